@@ -1,0 +1,61 @@
+"""The realised pure-DP level of a mechanism."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from dpkernels.exact.forms import ExactForm, ExactMultivariate
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed import Windowed
+
+_GRID = 1 << 16
+
+
+@singledispatch
+def epsilon(mechanism: Any) -> float:
+    """The smallest eps for which the mechanism is eps-DP; neighbouring: any two inputs of its interval.
+
+    Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of 65,537
+    reports and the edges of the window's reach (exact where both parts are constant). Mixtures: an upper bound, that
+    of the choice revealed. Exact forms: from the integers. Covers one report of a float mechanism in exact
+    arithmetic; floating-point sampling is not covered.
+
+    Raises:
+        TypeError: an unknown mechanism.
+    """
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known privacy level")
+
+
+@epsilon.register
+def _(mechanism: Windowed) -> float:
+    reach = 1 - mechanism.width / 2
+    v = np.union1d(np.linspace(0, 1, _GRID + 1), [reach])
+    high, low = mechanism.envelope(v)
+    return float(np.log(np.max(high / low)))
+
+
+@epsilon.register
+def _(mechanism: TwoPoint) -> float:
+    p = float(mechanism.probability_high(mechanism.upper))
+    return math.log(p / (1 - p))
+
+
+@epsilon.register
+def _(mechanism: Mixture) -> float:
+    return max(epsilon(mechanism.first), epsilon(mechanism.second))
+
+
+@epsilon.register
+def _(mechanism: Multivariate) -> float:
+    return mechanism.sampled * epsilon(mechanism.coordinate)
+
+
+@epsilon.register(ExactForm)
+@epsilon.register(ExactMultivariate)
+def _(mechanism: Any) -> float:
+    return float(mechanism.certificate.realised_epsilon)

@@ -1,0 +1,75 @@
+"""Bounded, unbiased differential-privacy noise in JAX, released by exact integer samplers.
+
+The public names are imported when first used, so that the command line answers without starting JAX.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Constant": "mechanisms.bases",
+    "Quartic": "mechanisms.bases",
+    "Sine": "mechanisms.windowed",
+    "Triangle": "mechanisms.windowed",
+    "Uniform": "mechanisms.windowed",
+    "Windowed": "mechanisms.windowed",
+    "Mixture": "mechanisms.two_point",
+    "TwoPoint": "mechanisms.two_point",
+    "Multivariate": "mechanisms.multivariate",
+    "base_from": "mechanisms.tabulated",
+    "window_from": "mechanisms.tabulated",
+    "MECHANISMS": "mechanisms.named",
+    "composite": "mechanisms.named",
+    "duchi": "mechanisms.named",
+    "hybrid": "mechanisms.named",
+    "multivariate": "mechanisms.named",
+    "piecewise": "mechanisms.named",
+    "piecewise_triangle": "mechanisms.named",
+    "piecewise_wang2019": "mechanisms.named",
+    "CertificateError": "exact.certificate",
+    "Certificate": "exact.certificate",
+    "certify": "exact.forms",
+    "perturb": "perturbation",
+    "estimate_mean": "estimate",
+    "key_from_bytes": "random.keys",
+    "os_key": "random.keys",
+    "simulation_key": "random.keys",
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from dpkernels.estimate import estimate_mean
+    from dpkernels.exact.certificate import Certificate, CertificateError
+    from dpkernels.exact.forms import certify
+    from dpkernels.mechanisms.bases import Constant, Quartic
+    from dpkernels.mechanisms.multivariate import Multivariate
+    from dpkernels.mechanisms.named import (
+        MECHANISMS,
+        composite,
+        duchi,
+        hybrid,
+        multivariate,
+        piecewise,
+        piecewise_triangle,
+        piecewise_wang2019,
+    )
+    from dpkernels.mechanisms.tabulated import base_from, window_from
+    from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+    from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Windowed
+    from dpkernels.perturbation import perturb
+    from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,280 @@
+"""Certificates: what a table guarantees, computed from its integers with Python integers and Fractions only."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from dpkernels.exact.tables import WindowTable, rational
+
+VECTOR_COVERS = (
+    "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector)."
+)
+COVERS = (
+    "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
+    "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
+    "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
+)
+
+
+class CertificateError(ValueError):
+    """A table does not have the guarantee it was made for; it is never sampled."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Verified facts about one table.
+
+    Attributes:
+        epsilon: the budget, as printed.
+        ratio: the largest ratio of any report's probability between any two inputs.
+        total: the sum of every row's weights, 2^bits.
+        codes: how many reports are possible, the same for every input.
+        rows: how many input rows there are.
+        lowest: smallest possible report.
+        highest: largest possible report.
+        mean_error: largest difference of a row's mean from its nominal input; 0 is required.
+        table: the integers, so that anyone can verify again.
+    """
+
+    epsilon: float
+    ratio: Fraction
+    total: int
+    codes: int
+    rows: int
+    lowest: Fraction
+    highest: Fraction
+    mean_error: Fraction
+    table: WindowTable
+
+    @property
+    def realised_epsilon(self) -> float:
+        """ln(ratio), at most epsilon."""
+        return math.log(self.ratio)
+
+    @property
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance at any input, input rounding included."""
+        return _worst(self.table.variance_terms, self.table)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form with exact fractions as text and the table itself."""
+        exact = {
+            name: str(getattr(self, name))
+            for name in ("ratio", "lowest", "highest", "mean_error", "worst_variance")
+        }
+        plain = {name: getattr(self, name) for name in ("epsilon", "total", "codes", "rows", "realised_epsilon")}
+        return {**plain, **exact, "covers": COVERS, "table": self.table.to_dict()}
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> Certificate:
+        """Verify the table in a JSON form again; what the form says of itself must agree.
+
+        Raises:
+            CertificateError: the table fails, or the form claims something else.
+        """
+        certificate = certify_table(WindowTable.from_dict(form["table"]), form["epsilon"])
+        again = certificate.to_dict()
+        for name in again.keys() - {"covers", "table", "realised_epsilon"}:
+            if again[name] != form.get(name):
+                raise CertificateError(f"{name}: the form says {form.get(name)}, the table gives {again[name]}")
+        return certificate
+
+    def to_json(self) -> str:
+        """``to_dict`` as text."""
+        return json.dumps(self.to_dict())
+
+    def __str__(self) -> str:
+        lines = [
+            f"epsilon             {self.epsilon:g}, realised {self.realised_epsilon:.9g} (exact ratio below e^epsilon)",
+            f"reports             {self.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}",
+            f"inputs              {self.rows} rows from {self.table.lower:g} to {self.table.upper:g}",
+            f"total weight        2^{self.total.bit_length() - 1}, for every row",
+            f"row means           equal to the input, as fractions (error {self.mean_error})",
+            f"variance            at most {float(self.worst_variance):.9g} at any input",
+            f"covers              {COVERS}",
+        ]
+        return "\n".join(lines)
+
+
+def exp_lower_bound(epsilon: float) -> Fraction:
+    """A rational at most e^epsilon, within 2^-120 of it relatively, epsilon read as the decimal it prints as.
+
+    Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
+    """
+    eps, unit = rational(epsilon), 1 << 160
+    value = unit
+    for n in range(int(4 * eps) + 80, 0, -1):
+        value = unit + value * eps.numerator // (eps.denominator * n)
+    return Fraction(value, unit)
+
+
+def certify_table(table: WindowTable, epsilon: float) -> Certificate:
+    """Verify everything a release relies on.
+
+    Raises:
+        CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
+            or a row's mean is not the input; says by how much.
+    """
+    if table.shifts < 1 or table.window_total == 0:
+        raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
+    if table.total != 1 << table.bits:
+        raise CertificateError(f"total: weights sum to 2^{table.bits} {table.total - (1 << table.bits):+d}")
+    ratio = _largest_ratio(table)
+    bound = exp_lower_bound(epsilon)
+    if ratio > bound:
+        excess = math.log(ratio) - float(rational(epsilon))
+        raise CertificateError(f"epsilon: a ratio is {float(ratio):.9g}, {excess:.3g} above epsilon {epsilon:g}")
+    mean_error = _mean_error(table)
+    if mean_error:
+        raise CertificateError(f"mean: a row is off its input by {float(mean_error):.3g} data units")
+    return Certificate(
+        epsilon=epsilon,
+        ratio=ratio,
+        total=table.total,
+        codes=table.codes,
+        rows=table.shifts + 1,
+        lowest=table.value(0),
+        highest=table.value(table.codes - 1),
+        mean_error=mean_error,
+        table=table,
+    )
+
+
+def _largest_ratio(table: WindowTable) -> Fraction:
+    high, low = (weights.tolist() for weights in table.extremes())
+    if min(low) == 0:
+        raise CertificateError(f"support: report {low.index(0)} is impossible for some inputs and not for others")
+    best = Fraction(1)
+    for pair in set(zip(high, low, strict=True)):
+        if pair[0] * best.denominator > pair[1] * best.numerator:
+            best = Fraction(*pair)
+    return best
+
+
+def _mean_error(table: WindowTable) -> Fraction:
+    """Row means and nominal inputs are both affine in s, so the ends decide."""
+    ends = ((0, rational(table.lower)), (table.shifts, rational(table.upper)))
+    return max(abs(table.row_mean(s) - nominal) for s, nominal in ends)
+
+
+@dataclass(frozen=True)
+class MixtureCertificate:
+    """Two certified tables, one of which reports, chosen independently of the input.
+
+    Attributes:
+        first: certificate of the table used where the choice word is below the threshold.
+        second: certificate of the other.
+        threshold: out of 2^32.
+    """
+
+    first: Certificate
+    second: Certificate
+    threshold: int
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold < 1 << 32:
+            raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
+
+    @property
+    def weight(self) -> Fraction:
+        """The probability of the first table."""
+        return Fraction(self.threshold, 1 << 32)
+
+    @property
+    def epsilon(self) -> float:
+        """The larger of the parts' budgets: the choice is independent of the input and may be revealed."""
+        return max(self.first.epsilon, self.second.epsilon)
+
+    @property
+    def realised_epsilon(self) -> float:
+        """The larger of the parts' realised budgets."""
+        return max(self.first.realised_epsilon, self.second.realised_epsilon)
+
+    @property
+    def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
+        """The parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
+        parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
+        A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
+        return A, c, rho
+
+    @property
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance at any input."""
+        return _worst(self.variance_terms, self.first.table)
+
+    @property
+    def lowest(self) -> Fraction:
+        """Smallest possible report."""
+        return min(self.first.lowest, self.second.lowest)
+
+    @property
+    def highest(self) -> Fraction:
+        """Largest possible report."""
+        return max(self.first.highest, self.second.highest)
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        parts = {"first": self.first.to_dict(), "second": self.second.to_dict()}
+        return {"epsilon": self.epsilon, "threshold": self.threshold, "covers": COVERS, **parts}
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"epsilon             {self.epsilon:g}, of either table and of their mixture",
+                f"mixture             the first table with probability {self.threshold}/2^32, else the second",
+                f"variance            at most {float(self.worst_variance):.9g} at any input",
+                *(f"-- table {n}\n{part}" for n, part in ((1, self.first), (2, self.second))),
+            ]
+        )
+
+
+@dataclass(frozen=True)
+class MultivariateCertificate:
+    """s of d coordinates, each by a certified table; which ones is independent of the data.
+
+    Attributes:
+        coordinate: certificate of a coordinate's report, on [-1, 1].
+        dimensions: d.
+        sampled: s.
+    """
+
+    coordinate: Certificate | MixtureCertificate
+    dimensions: int
+    sampled: int
+
+    @property
+    def epsilon(self) -> float:
+        """Basic composition of s reports."""
+        return float(self.sampled * rational(self.coordinate.epsilon))
+
+    @property
+    def realised_epsilon(self) -> float:
+        """s times the coordinate's."""
+        return self.sampled * self.coordinate.realised_epsilon
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        own = {"epsilon": self.epsilon, "dimensions": self.dimensions, "sampled": self.sampled}
+        return {**own, "covers": VECTOR_COVERS, "coordinate": self.coordinate.to_dict()}
+
+    def __str__(self) -> str:
+        return "\n".join(
+            [
+                f"epsilon             {self.epsilon:g} a vector: {self.sampled} of {self.dimensions} coordinates, "
+                f"{self.coordinate.epsilon:g} each",
+                "coordinates         a cyclic run from a uniform start, each within a relative "
+                f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}",
+                f"covers              {VECTOR_COVERS}",
+                f"-- each coordinate, on [-1, 1]\n{self.coordinate}",
+            ]
+        )
+
+
+def _worst(terms: tuple[Fraction, Fraction, Fraction], table: WindowTable) -> Fraction:
+    A, c, rho = terms
+    half = (rational(table.upper) - rational(table.lower)) / 2
+    return A + max(Fraction(0), c * half**2) + rho

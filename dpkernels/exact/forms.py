@@ -1,0 +1,212 @@
+"""Exact forms of mechanisms: verified tables and the compiled map from an input and random words to a report."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, singledispatch
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.exact.certificate import Certificate, MixtureCertificate, MultivariateCertificate, certify_table
+from dpkernels.exact.kernels import code_kernel
+from dpkernels.exact.lattice import two_point_table, windowed_table
+from dpkernels.exact.tables import WindowTable
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed import Windowed
+
+# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
+NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
+
+
+@dataclass(frozen=True)
+class Words:
+    """Random words a form needs, one a value: word i of the stream belongs to value i."""
+
+    stream: int
+    bits: int
+
+
+class ExactForm(abc.ABC):
+    """A mechanism as a release samples it. Made by ``certify``."""
+
+    mechanism: Any
+    certificate: Any
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> tuple[Words, ...]:
+        """What ``reports`` takes, in order."""
+
+    @abc.abstractmethod
+    def reports(self, x: Array, *words: Array) -> Array:
+        """Reports for inputs in the interval; pure, for use inside jit with JAX's 64-bit types on."""
+
+    @cached_property
+    def compiled(self) -> Any:
+        """``reports``, jitted; keeps the type of x."""
+        return jax.jit(self.reports)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactWindow(ExactForm):
+    """A mechanism that is one window table: windowed or two-point."""
+
+    mechanism: Any
+    certificate: Certificate
+
+    @property
+    def table(self) -> WindowTable:
+        """The verified integers."""
+        return self.certificate.table
+
+    @property
+    def fraction_bits(self) -> int:
+        """Bits that round an input between rows: 16, or with fewer than 256 rows enough for 30 in all."""
+        return 16 if self.table.shifts >= 256 else 30 - self.table.shifts.bit_length()
+
+    @property
+    def words(self) -> tuple[Words, ...]:
+        rounding = 16 if self.fraction_bits <= 16 else 32
+        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, rounding)
+
+    def reports(self, x: Array, *words: Array) -> Array:
+        noise, rounding = words
+        codes = code_kernel(self.table)(noise, self.rows(x, rounding))
+        return self.values(codes, x.dtype)
+
+    def rows(self, x: Array, rounding: Array) -> Array:
+        """Round an input to one of the two rows around it, with its own random bits.
+
+        The input is first put on the nearest of S 2^fraction_bits equal steps. Neither this nor the float
+        arithmetic touches the guarantee: any mixture of rows has it.
+        """
+        table, bits = self.table, self.fraction_bits
+        steps = table.shifts << bits
+        integer = jnp.int32 if steps < 1 << 30 else jnp.int64
+        fraction = (x.astype(jnp.float64) - table.lower) / (table.upper - table.lower)
+        position = jnp.round(jnp.clip(fraction, 0.0, 1.0) * steps).astype(integer)
+        low_bits = rounding.astype(integer) & ((1 << bits) - 1)
+        return ((position + low_bits) >> bits).astype(jnp.int32)
+
+    def values(self, codes: Array, dtype: Any) -> Array:
+        """middle + step (code - (N - 1)/2), a function of the code alone."""
+        table = self.table
+        doubled = 2 * codes - (table.codes - 1)
+        value = float(table.middle) + float(table.step / 2) * doubled.astype(jnp.float64)
+        return value.astype(dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactMixture(ExactForm):
+    """One of two exact forms, chosen by a word of its own below a threshold out of 2^32.
+
+    Only one of the two is reported, so both may read the same noise and rounding words.
+    """
+
+    mechanism: Mixture
+    first: ExactWindow
+    second: ExactWindow
+    certificate: MixtureCertificate
+
+    @property
+    def words(self) -> tuple[Words, ...]:
+        pairs = zip(self.first.words, self.second.words, strict=True)
+        shared = tuple(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs)
+        return (*shared, Words(CHOICE_STREAM, 32))
+
+    def reports(self, x: Array, *words: Array) -> Array:
+        *shared, choice = words
+        reports = [
+            form.reports(x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, form.words, strict=True)))
+            for form in (self.first, self.second)
+        ]
+        return jnp.where(choice < np.uint32(self.certificate.threshold), *reports)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactMultivariate:
+    """s of d coordinates, each released by the exact form of the coordinate mechanism."""
+
+    mechanism: Multivariate
+    coordinate: ExactForm
+    certificate: MultivariateCertificate
+
+
+@singledispatch
+def certify(mechanism: Any) -> Any:
+    """The exact form of a mechanism, verified; its ``certificate`` prints and serialises.
+
+    Args:
+        mechanism: any mechanism of this package, with concrete parameters, or an exact form (returned as it is).
+
+    Returns:
+        An ``ExactForm``, or ``ExactMultivariate`` for mechanisms on vectors.
+
+    Raises:
+        CertificateError: the integers do not have the guarantee; says by how much.
+        TypeError: a kind of mechanism that has no exact form, or a traced one.
+    """
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact form")
+
+
+@certify.register
+def _(mechanism: ExactForm) -> ExactForm:
+    return mechanism
+
+
+@certify.register
+def _(mechanism: ExactMultivariate) -> ExactMultivariate:
+    return mechanism
+
+
+@certify.register
+def _(mechanism: Mechanism) -> ExactForm:
+    return _exact_once(jax.tree.map(_concrete, mechanism))
+
+
+@certify.register
+def _(mechanism: Multivariate) -> ExactMultivariate:
+    coordinate = certify(mechanism.coordinate)
+    certificate = MultivariateCertificate(coordinate.certificate, mechanism.dimensions, mechanism.sampled)
+    return ExactMultivariate(mechanism, coordinate, certificate)
+
+
+def _concrete(leaf: Any) -> float:
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError("mechanism: a traced mechanism cannot be certified; certify it outside jit, vmap and grad")
+    return float(leaf)
+
+
+@lru_cache(maxsize=256)
+def _exact_once(mechanism: Mechanism) -> ExactForm:
+    return _exact(mechanism)
+
+
+@singledispatch
+def _exact(mechanism: Mechanism) -> ExactForm:
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact form")
+
+
+@_exact.register
+def _(mechanism: Windowed) -> ExactForm:
+    return ExactWindow(mechanism, certify_table(windowed_table(mechanism), mechanism.epsilon))
+
+
+@_exact.register
+def _(mechanism: TwoPoint) -> ExactForm:
+    return ExactWindow(mechanism, certify_table(two_point_table(mechanism), mechanism.epsilon))
+
+
+@_exact.register
+def _(mechanism: Mixture) -> ExactForm:
+    first, second = (certify(part) for part in (mechanism.first, mechanism.second))
+    threshold = round(mechanism.weight * (1 << 32))
+    certificate = MixtureCertificate(first.certificate, second.certificate, threshold)
+    return ExactMixture(mechanism, first, second, certificate)

@@ -1,0 +1,93 @@
+"""Integer samplers: random words in, output codes out. JAX functions of arrays; every constant is compiled in.
+
+Traced divisors and table sizes would be several times slower, so each table has its own compiled kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.exact.tables import WindowTable
+
+CodeKernel = Callable[[Array, Array], Array]
+
+
+def code_kernel(table: WindowTable) -> CodeKernel:
+    """The sampler of a table: (random word, row) -> code, both of one shape; the word has ``table.bits`` bits."""
+    return _division_kernel(table) if table.is_flat else _alias_kernel(alias_columns(table), table)
+
+
+def _division_kernel(table: WindowTable) -> CodeKernel:
+    """Constant base weight a, constant window weight kappa: r < N a -> r // a, else row + (r - N a) // kappa."""
+    word = np.dtype(f"uint{table.bits}").type
+    a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
+
+    def codes(r: Array, row: Array) -> Array:
+        in_base = (r // a).astype(jnp.int32)
+        in_window = row + ((r - base_total) // kappa).astype(jnp.int32)
+        return jnp.where(r < base_total, in_base, in_window)
+
+    return codes
+
+
+@dataclass(frozen=True, eq=False)
+class AliasColumns:
+    """Walker's alias table in integers: column c yields c where the word's low bits are below threshold[c].
+
+    Attributes:
+        threshold: one integer a column, 0 to 2^(bits - log_columns).
+        alias: the outcome above the threshold.
+        log_columns: log2 of the number of columns.
+    """
+
+    threshold: np.ndarray
+    alias: np.ndarray
+    log_columns: int
+
+
+def alias_columns(table: WindowTable) -> AliasColumns:
+    """Exact alias columns of the outcomes 0..N-1 (base codes) and N..N+w-1 (window positions).
+
+    All columns hold 2^bits / columns weight; outcomes past the last have none. Vose's construction, in integers:
+    a light column is filled up from a heavy one, which loses as much.
+    """
+    weights = table.base.tolist() + table.window.tolist()
+    log_columns = (len(weights) - 1).bit_length()
+    capacity = 1 << (table.bits - log_columns)
+    left = weights + [0] * ((1 << log_columns) - len(weights))
+    threshold, alias = list(left), list(range(1 << log_columns))
+    light = [c for c, weight in enumerate(left) if weight < capacity]
+    heavy = [c for c, weight in enumerate(left) if weight > capacity]
+    while light:
+        small, large = light.pop(), heavy[-1]
+        threshold[small], alias[small] = left[small], large
+        left[large] -= capacity - left[small]
+        if left[large] <= capacity:
+            heavy.pop()
+            threshold[large] = left[large]
+            if left[large] < capacity:
+                light.append(large)
+    return AliasColumns(
+        np.array(threshold, np.uint64).astype(f"uint{table.bits}"), np.array(alias, np.int32), log_columns
+    )
+
+
+def _alias_kernel(columns: AliasColumns, table: WindowTable) -> CodeKernel:
+    word = columns.threshold.dtype.type
+    shift = word(table.bits - columns.log_columns)
+    mask = word((1 << int(shift)) - 1)
+    n = np.int32(table.codes)
+
+    def codes(r: Array, row: Array) -> Array:
+        column = (r >> shift).astype(jnp.int32)
+        threshold = jnp.asarray(columns.threshold).at[column].get(mode="promise_in_bounds")
+        other = jnp.asarray(columns.alias).at[column].get(mode="promise_in_bounds")
+        outcome = jnp.where((r & mask) < threshold, column, other)
+        return jnp.where(outcome < n, outcome, row + outcome - n)
+
+    return codes

@@ -1,0 +1,176 @@
+"""The output distribution of a release, as integers.
+
+A ``WindowTable`` has N output codes and S + 1 rows. Row s gives code j the weight
+
+    base[j] + window[j - s],    0 <= j - s < w,    S = N - w,    total 2^bits for every s,
+
+and code j stands for the value  middle + step (j - (N - 1)/2). An input between two rows' means is rounded to one of
+them at random, so what holds for rows (mean, pure DP) holds for inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+
+def rational(number: float) -> Fraction:
+    """The shortest decimal that stands for a float, as printed: 0.1 is 1/10."""
+    return Fraction(repr(float(number)))
+
+
+@dataclass(frozen=True, eq=False)
+class WindowTable:
+    """Integer weights of a windowed mechanism.
+
+    Attributes:
+        base: N weights, uint64, the same for every row.
+        window: w weights, uint64, placed at code s by row s.
+        bits: log2 of the total, 32 or 64 (16 in tests).
+        lower: smallest valid input, the mean of row 0.
+        upper: largest valid input, the mean of row S.
+    """
+
+    base: np.ndarray
+    window: np.ndarray
+    bits: int
+    lower: float
+    upper: float
+
+    @property
+    def codes(self) -> int:
+        """N, how many outputs there are."""
+        return len(self.base)
+
+    @property
+    def shifts(self) -> int:
+        """S, the last row."""
+        return len(self.base) - len(self.window)
+
+    @cached_property
+    def window_total(self) -> int:
+        """Sum of the window's weights."""
+        return sum(self.window.tolist())
+
+    @cached_property
+    def total(self) -> int:
+        """Sum of a row's weights."""
+        return sum(self.base.tolist()) + self.window_total
+
+    @cached_property
+    def step(self) -> Fraction:
+        """Data units between neighbouring codes: R total / (S window_total), so that row means are S + 1 equal steps
+        from lower to upper."""
+        width = rational(self.upper) - rational(self.lower)
+        return width * self.total / (self.shifts * self.window_total)
+
+    @cached_property
+    def middle(self) -> Fraction:
+        """The middle of the input and of the output interval."""
+        return (rational(self.lower) + rational(self.upper)) / 2
+
+    def value(self, code: int) -> Fraction:
+        """The report that a code stands for."""
+        return self.middle + self.step * (code - Fraction(self.codes - 1, 2))
+
+    def row(self, s: int) -> np.ndarray:
+        """The weights of row s."""
+        weights = self.base.copy()
+        weights[s : s + len(self.window)] += self.window
+        return weights
+
+    def _moment(self, power: int) -> tuple[int, int]:
+        """Integer sums of weight (2 j + 1 - n)^power over base codes and over window positions."""
+        return (
+            sum(int(weight) * (2 * j + 1 - n) ** power for j, weight in enumerate(weights.tolist()))
+            for weights, n in ((self.base, self.codes), (self.window, len(self.window)))
+        )  # type: ignore[return-value]
+
+    @cached_property
+    def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        return tuple(self._moment(1)), tuple(self._moment(2))  # type: ignore[return-value]
+
+    def row_mean(self, s: int) -> Fraction:
+        """The exact mean of row s, from the integers alone."""
+        (base1, window1), _ = self._moments
+        # Doubled codes about the middle; the window's middle is 2 s - S away.
+        doubled = Fraction(base1 + window1 + (2 * s - self.shifts) * self.window_total, self.total)
+        return self.middle + self.step * doubled / 2
+
+    def row_variance(self, s: int) -> Fraction:
+        """The exact variance of row s."""
+        (_, window1), (base2, window2) = self._moments
+        away = 2 * s - self.shifts
+        second = Fraction(base2 + window2 + 2 * away * window1 + away**2 * self.window_total, self.total)
+        mean = (self.row_mean(s) - self.middle) * 2 / self.step
+        return (second - mean**2) * self.step**2 / 4
+
+    @cached_property
+    def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
+        """(A, c, rho) with Var(x) = A + c (x - middle)^2 + r and 0 <= r <= rho, r the rounding between rows.
+
+        Row variances have c = total/window_total - 1, and rounding at a fraction f of the gap between two rows adds
+        f (1 - f) (1 + c) gap^2. With two rows this rounding is itself a parabola, and there is no other term.
+        """
+        half = (rational(self.upper) - rational(self.lower)) / 2
+        end = max(self.row_variance(0), self.row_variance(self.shifts))
+        if self.shifts == 1:
+            return end + half**2, Fraction(-1), Fraction(0)
+        c = Fraction(self.total, self.window_total) - 1
+        return end - c * half**2, c, (1 + c) * (2 * half / self.shifts) ** 2 / 4
+
+    def extremes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Largest and smallest weight of every code over all rows, as uint64."""
+        pad = np.zeros(self.shifts, np.uint64)
+        # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
+        padded = np.concatenate([pad, self.window, pad])
+        return (
+            self.base + _sliding(np.maximum, padded, self.shifts + 1),
+            self.base + _sliding(np.minimum, padded, self.shifts + 1),
+        )
+
+    @cached_property
+    def is_flat(self) -> bool:
+        """Whether both parts are constant: then two divisions sample it, without a table."""
+        return bool((self.base == self.base[0]).all() and (self.window == self.window[0]).all())
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form; weights as runs [value, count]."""
+        return {
+            "base": _runs(self.base),
+            "window": _runs(self.window),
+            "bits": self.bits,
+            "lower": self.lower,
+            "upper": self.upper,
+        }
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> WindowTable:
+        """The table of ``to_dict``."""
+        return cls(
+            _from_runs(form["base"]), _from_runs(form["window"]), form["bits"], form["lower"], form["upper"]
+        )
+
+
+def _sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
+    """``extreme`` over every ``width`` neighbours, by doubling."""
+    span = 1
+    while 2 * span <= width:
+        values = extreme(values[:-span], values[span:])
+        span *= 2
+    rest = width - span
+    return extreme(values[: len(values) - rest], values[rest:])
+
+
+def _runs(weights: np.ndarray) -> list[list[int]]:
+    starts = np.flatnonzero(np.concatenate([[True], weights[1:] != weights[:-1]]))
+    counts = np.diff(np.append(starts, len(weights)))
+    return [[int(value), int(count)] for value, count in zip(weights[starts], counts, strict=True)]
+
+
+def _from_runs(runs: list[list[int]]) -> np.ndarray:
+    return np.repeat(np.array([value for value, _ in runs], np.uint64), [count for _, count in runs])

@@ -1,0 +1,168 @@
+"""The interface of a mechanism, and what follows from it once: sampling, inverse cdf, worst-case variance."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from functools import partial
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.numerics import bisect, floating, namespace
+from dpkernels.random.keys import check_key
+from dpkernels.random.uniforms import uniforms
+
+T = TypeVar("T")
+
+
+def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
+    """Register a frozen dataclass as a pytree whose leaves are its fields, but for the ``static`` ones.
+
+    Unlike ``jax.tree_util.register_dataclass``, rebuilding one skips the constructor's checks: a gradient with
+    respect to a mechanism, or an optax update, is a pytree of its type but no valid mechanism.
+    """
+    names = [field.name for field in dataclasses.fields(cls) if field.name not in static]  # type: ignore[arg-type]
+
+    def flatten(item: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(item, name)) for name in names]
+        return leaves, tuple(getattr(item, name) for name in static)
+
+    def unflatten(shape: tuple[Any, ...], leaves: Any) -> T:
+        item = object.__new__(cls)
+        for name, value in zip((*names, *static), (*leaves, *shape), strict=True):
+            object.__setattr__(item, name, value)
+        return item
+
+    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
+    return cls
+
+
+class Mechanism(abc.ABC):
+    """An unbiased randomised map from a value in ``[lower, upper]`` to a bounded report.
+
+    Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
+    their type) of any shape, and broadcast. Units are the data's. Outside ``input_interval`` no method but
+    ``sample`` checks its input; ``sample`` returns NaN there.
+    """
+
+    lower: Any
+    upper: Any
+    epsilon: Any
+
+    @abc.abstractmethod
+    def pdf(self, y: Any, x: Any) -> Any:
+        """Density at report ``y`` given input ``x`` of the part that has one; see ``atoms`` for the other."""
+
+    @abc.abstractmethod
+    def cdf(self, y: Any, x: Any) -> Any:
+        """P(report <= y | x)."""
+
+    @abc.abstractmethod
+    def draw(self, u: Any, x: Any) -> Any:
+        """A report made of one uniform number ``u`` in (0, 1): any map with the right law, the fastest one."""
+
+    @abc.abstractmethod
+    def variance(self, x: Any) -> Any:
+        """Var(report | x), in squared data units."""
+
+    @abc.abstractmethod
+    def absolute_error(self, x: Any) -> Any:
+        """E|report - x| given x, in data units."""
+
+    @abc.abstractmethod
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        """Reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
+
+    @property
+    @abc.abstractmethod
+    def output_interval(self) -> tuple[Any, Any]:
+        """Smallest and largest possible report."""
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
+        """Smallest and largest valid input."""
+        return self.lower, self.upper
+
+    @property
+    def middle(self) -> Any:
+        """The middle of the input interval."""
+        return self.lower + (self.upper - self.lower) / 2
+
+    def mean(self, x: Any) -> Any:
+        """E(report | x) = x: the mechanism is unbiased by construction."""
+        return floating(x)
+
+    @property
+    def central_variance(self) -> Any:
+        """Variance at the middle of the input interval."""
+        return self.variance(self.middle)
+
+    @property
+    def worst_variance(self) -> Any:
+        """Largest variance over valid inputs: Var is affine in (x - middle)^2, so it is at the middle or an end."""
+        xp = namespace(self.lower, self.upper)
+        return xp.maximum(self.central_variance, self.variance(self.upper))
+
+    def icdf(self, u: Any, x: Any) -> Any:
+        """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
+        if namespace(u, x, *jax.tree.leaves(self)) is np:
+            return _invert(self, floating(u), x)
+        return _reparameterised("icdf", self, u, x)
+
+    def sample(self, key: Array, x: Any) -> Array:
+        """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
+
+        Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
+
+        Args:
+            key: a typed key, Threefry (fast) or ChaCha20.
+            x: inputs; float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
+
+        Returns:
+            Reports of the shape of x; NaN where x is NaN or outside ``input_interval``.
+
+        Raises:
+            TypeError: key is not one typed key.
+        """
+        check_key(key)
+        return _sample(self, key, (0, 0), jnp.asarray(x))
+
+
+@partial(jax.jit, inline=True)
+def _sample(mechanism: Mechanism, key: Array, start: tuple[Any, Any], x: Array) -> Array:
+    x = floating(x)
+    u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
+    y = _reparameterised("draw", mechanism, u, x)
+    low, high = mechanism.input_interval
+    return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
+
+
+def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array:
+    """``mechanism.sample`` of a piece that begins at flat index ``start``: the values of the whole."""
+    return _sample(mechanism, key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
+
+
+def _invert(mechanism: Mechanism, u: Any, x: Any) -> Any:
+    low, high = mechanism.output_interval
+    return bisect(lambda y: mechanism.cdf(y, x), u, low, high)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _reparameterised(how: str, mechanism: Mechanism, u: Any, x: Any) -> Any:
+    return mechanism.draw(u, x) if how == "draw" else _invert(mechanism, u, x)
+
+
+@_reparameterised.defjvp
+def _implicit_derivative(how: str, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
+    mechanism, u, x = primals
+    d_mechanism, d_u, d_x = tangents
+    y = _reparameterised(how, mechanism, u, x)
+    _, d_cdf = jax.jvp(lambda mech, at: mech.cdf(y, at), (mechanism, x), (d_mechanism, d_x))
+    density = mechanism.pdf(y, x)
+    smooth = density > 0
+    return y, jnp.where(smooth, (d_u - d_cdf) / jnp.where(smooth, density, 1.0), jnp.nan)

@@ -1,0 +1,127 @@
+"""Bases of windowed mechanisms: the part of the density that does not depend on the input (math.md section 1)."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import pytree
+from dpkernels.numerics import namespace, root_or_zero
+
+_NEWTON_STEPS = 6  # Reaches float64 resolution from the quadratic start below for every edge in (0, 1].
+
+
+class Base(abc.ABC):
+    """An even shape on [-1, 1] with peak 1."""
+
+    @property
+    @abc.abstractmethod
+    def area(self) -> Any:
+        """Mean of the density over [-1, 1]: half its integral."""
+
+    @property
+    @abc.abstractmethod
+    def spread(self) -> Any:
+        """Variance of the base normalised to mass 1 (vB)."""
+
+    @property
+    @abc.abstractmethod
+    def lowest(self) -> Any:
+        """Infimum of the density over [-1, 1]."""
+
+    @abc.abstractmethod
+    def density(self, v: Any) -> Any:
+        """Height at v; 0 outside [-1, 1]."""
+
+    @abc.abstractmethod
+    def cdf(self, v: Any) -> Any:
+        """Normalised mass of [-1, v]."""
+
+    @abc.abstractmethod
+    def cdf_integral(self, v: Any) -> Any:
+        """Integral of ``cdf`` from -1 to v, for v in [-1, 1]."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any) -> Any:
+        """The inverse of ``cdf``."""
+
+
+@pytree
+@dataclass(frozen=True)
+class Constant(Base):
+    """B1: g(v) = 1."""
+
+    area = 1.0
+    spread = 1 / 3
+    lowest = 1.0
+
+    def density(self, v: Any) -> Any:
+        return namespace(v).where((v >= -1) & (v <= 1), 1.0, 0.0)
+
+    def cdf(self, v: Any) -> Any:
+        return (namespace(v).clip(v, -1.0, 1.0) + 1) / 2
+
+    def cdf_integral(self, v: Any) -> Any:
+        return (v + 1) ** 2 / 4
+
+    def icdf(self, u: Any) -> Any:
+        return 2 * u - 1
+
+
+@pytree
+@dataclass(frozen=True)
+class Quartic(Base):
+    """B2: g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
+
+    Attributes:
+        edge: r.
+
+    Raises:
+        ValueError: edge out of range.
+    """
+
+    edge: Any
+
+    def __post_init__(self) -> None:
+        checks.within("edge", self.edge, 1e-9, 1.0)
+
+    @property
+    def area(self) -> Any:
+        return (self.edge + 4) / 5
+
+    @property
+    def spread(self) -> Any:
+        return (self.edge / 7 + 4 / 21) / self.area
+
+    @property
+    def lowest(self) -> Any:
+        return self.edge
+
+    def density(self, v: Any) -> Any:
+        xp = namespace(v, self.edge)
+        return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * v**4, 0.0)
+
+    def cdf(self, v: Any) -> Any:
+        v = namespace(v, self.edge).clip(v, -1.0, 1.0)
+        return (v + 1 - (1 - self.edge) * (v**5 + 1) / 5) / (2 * self.area)
+
+    def cdf_integral(self, v: Any) -> Any:
+        bend = (v**6 - 1) / 30 + (v + 1) / 5
+        return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
+
+    def icdf(self, u: Any) -> Any:
+        """Root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
+
+        The start keeps the first two terms; it and every step stay on one side, where the mass is convex.
+        """
+        r, bend = self.edge, 1 - self.edge
+        xp = namespace(u, r)
+        mass = 2 * self.area * xp.minimum(u, 1 - u)
+        d = 2 * mass / (r + root_or_zero(r**2 + 8 * bend * mass))
+        for _ in range(_NEWTON_STEPS):
+            value = d * (r + 2 * bend * d * (1 - d + d**2 / 2 - d**3 / 10))
+            slope = 1 - bend * (1 - d) ** 4
+            d = d + (mass - value) / slope
+        return xp.where(u < 0.5, d - 1, 1 - d)

@@ -1,0 +1,143 @@
+"""Reports on vectors: s of d coordinates, each with its share of the budget (Wang 2019; Ma 2021, Algorithm 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import Mechanism, pytree, sample_from
+from dpkernels.numerics import floating, namespace
+from dpkernels.random.keys import check_key
+
+# fold_in labels of a simulation key.
+_START, _REPORTS = 0, 1
+
+
+@partial(pytree, static=("dimensions", "sampled"))
+@dataclass(frozen=True)
+class Multivariate:
+    """Report s of d coordinates, scaled by d/s about the middle; the others report the middle.
+
+    The reported coordinates are a cyclic run of s from a uniform start: each is reported with probability s/d,
+    and which ones never depends on the data. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
+
+    Attributes:
+        coordinate: a mechanism with input interval [-1, 1] and budget eps/s.
+        lower: smallest valid input, a number or one a coordinate.
+        upper: largest valid input.
+        dimensions: d.
+        sampled: s, 1 to d.
+
+    Raises:
+        ValueError: s is not in 1..d, an interval is bad, or the coordinate mechanism is not on [-1, 1].
+    """
+
+    coordinate: Mechanism
+    lower: Any
+    upper: Any
+    dimensions: int
+    sampled: int
+
+    def __post_init__(self) -> None:
+        checks.interval(self.lower, self.upper)
+        if self.dimensions < 1 or not 1 <= self.sampled <= self.dimensions:
+            raise ValueError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
+        for name in ("lower", "upper"):
+            shape = np.shape(getattr(self, name))
+            if shape not in ((), (self.dimensions,)):
+                raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")
+        ends = [checks.concrete(end) for end in self.coordinate.input_interval]
+        if all(end is not None for end in ends) and [float(end) for end in ends] != [-1.0, 1.0]:
+            raise ValueError(f"coordinate: its interval is {ends}; it must be [-1, 1]")
+
+    @property
+    def epsilon(self) -> Any:
+        """The budget of a whole vector, s times the coordinate's; any two vectors are neighbours."""
+        return self.coordinate.epsilon * self.sampled
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
+        """Smallest and largest valid inputs."""
+        return self.lower, self.upper
+
+    @property
+    def _middle(self) -> Any:
+        return self.lower + (self.upper - self.lower) / 2
+
+    @property
+    def _half(self) -> Any:
+        return (self.upper - self.lower) / 2
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        """Smallest and largest possible reports of each coordinate."""
+        low, high = self.coordinate.output_interval
+        factor = self._half * self.dimensions / self.sampled
+        return self._middle + factor * low, self._middle + factor * high
+
+    def unit(self, x: Any) -> Any:
+        """Inputs on [-1, 1]."""
+        return (x - self._middle) / self._half
+
+    def mean(self, x: Any) -> Any:
+        """E(report | x) = x."""
+        return floating(x)
+
+    def variance(self, x: Any) -> Any:
+        """(d/s)(Var(z) + z^2) - z^2 a coordinate, z the input on [-1, 1], times the squared half-width."""
+        z, rate = self.unit(floating(x)), self.dimensions / self.sampled
+        return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half**2
+
+    @property
+    def central_variance(self) -> Any:
+        """Variance of a coordinate at the middle."""
+        return self.variance(self._middle)
+
+    @property
+    def worst_variance(self) -> Any:
+        """Largest variance of a coordinate; affine in (x - middle)^2, so at the middle or an end."""
+        middle, end = self.central_variance, self.variance(self.upper)
+        return namespace(middle, end).maximum(middle, end)
+
+    def sample(self, key: Array, x: Any) -> Array:
+        """Float reports for vectors ``x`` of shape (..., d): for simulation, not for release.
+
+        Raises:
+            ValueError: the last axis of x does not have d entries.
+            TypeError: key is not one typed key.
+        """
+        check_key(key)
+        x = jnp.asarray(x)
+        check_shape(self, x.shape)
+        return _sample(self, key, x)
+
+
+def check_shape(mechanism: Multivariate, shape: tuple[int, ...]) -> None:
+    """Refuse inputs whose last axis is not the coordinates."""
+    if not shape or shape[-1] != mechanism.dimensions:
+        raise ValueError(f"x: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
+
+
+def chosen_coordinates(start: Any, dimensions: int, sampled: int) -> Any:
+    """The cyclic run of s coordinates from each start, shape (rows, s)."""
+    return (start[:, None] + namespace(start).arange(sampled)) % dimensions
+
+
+@jax.jit
+def _sample(mechanism: Multivariate, key: Array, x: Array) -> Array:
+    d, s = mechanism.dimensions, mechanism.sampled
+    x = floating(x)
+    rows = jnp.broadcast_to(mechanism.unit(x), x.shape).reshape(-1, d)
+    start = jax.random.randint(jax.random.fold_in(key, _START), rows.shape[:1], 0, d)
+    chosen = chosen_coordinates(start, d, s)
+    z = jnp.take_along_axis(rows, chosen, axis=1)
+    reports = sample_from(mechanism.coordinate, jax.random.fold_in(key, _REPORTS), 0, z) * (d / s)
+    units = jnp.zeros_like(rows).at[jnp.arange(len(rows))[:, None], chosen].set(reports)
+    return (mechanism._middle + mechanism._half * units.reshape(x.shape)).astype(x.dtype)

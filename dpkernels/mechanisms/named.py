@@ -1,0 +1,229 @@
+"""Named mechanisms: short constructors over few types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.mechanisms import heights
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.bases import Base, Constant
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.tabulated import base_from, window_from
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Window, Windowed
+
+WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
+BASES = ("constant", "quartic")
+
+# Wang 2019, equation (7): below this budget Duchi alone is better in the worst case.
+HYBRID_EPSILON = math.log(
+    (-5 + 2 * (6353 - 405 * math.sqrt(241)) ** (1 / 3) + 2 * (6353 + 405 * math.sqrt(241)) ** (1 / 3)) / 27
+)
+
+
+def composite(
+    window: Any = "uniform",
+    base: Any = "constant",
+    *,
+    epsilon: float,
+    lower: float,
+    upper: float,
+    width: float | None = None,
+    condition: str = "pointwise",
+    objective: str = "worst",
+) -> Windowed:
+    """A window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
+
+    The height k is the largest that is eps-DP. What is not given is chosen for least variance.
+
+    Args:
+        window: "uniform" (A1), "sine" (A2), "triangle" (A3), a ``Window``, a function on [0, 1] or a table.
+        base: "constant" (B1), "quartic" (B2), a ``Base``, a function on [-1, 1] or a table.
+        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP).
+        lower: smallest valid input, fixed before the data are seen.
+        upper: largest valid input.
+        width: m in (0, 2); by default the best.
+        condition: "pointwise" (exact) or "sup_inf" (sufficient, the source's).
+        objective: what the default parameters minimise, "worst" or "central" variance.
+
+    Raises:
+        ValueError: an argument out of range; a shape that is not symmetric and positive; no height is private.
+
+    Example:
+        >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
+        >>> round(float(m.central_variance / 120**2), 2)
+        1.12
+    """
+    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    checks.one_of("condition", condition, heights.CONDITIONS)
+    checks.one_of("objective", objective, heights.OBJECTIVES)
+    h = _window(window)
+    g = _base(base, h, epsilon, condition, objective)
+    if width is None:
+        width = heights.best_width(h, g, epsilon, condition, objective)[0]
+    checks.within("width", width, 0.0, 2.0, open_ends=True)
+    relative = heights.relative_height(h, g, float(width), epsilon, condition)
+    return Windowed(h, g, float(width), heights.height_at(relative, h, g, float(width)), lower, upper, epsilon)
+
+
+def piecewise(
+    *, epsilon: float, lower: float, upper: float, eta: float | None = None, objective: str = "worst"
+) -> Windowed:
+    """Type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
+
+    Args:
+        epsilon: pure-DP budget; any two inputs are neighbours.
+        lower: smallest valid input.
+        upper: largest valid input.
+        eta: output half-width over window half-width, above 1; by default the best.
+        objective: what the default eta minimises, "worst" or "central" variance.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example:
+        >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
+        5.0657
+    """
+    return composite(
+        "uniform", epsilon=epsilon, lower=lower, upper=upper, width=_width(eta), objective=objective
+    )
+
+
+def piecewise_triangle(
+    *, epsilon: float, lower: float, upper: float, eta: float | None = None, objective: str = "worst"
+) -> Windowed:
+    """Type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
+
+    Its height is the source's, k = y (e^eps - 1). ``composite("triangle")`` may go higher: where the window is
+    so wide (m > 4/3) that every placement covers the middle, the pointwise condition allows more.
+    Arguments and errors as for ``piecewise``.
+    """
+    return composite(
+        "triangle",
+        epsilon=epsilon,
+        lower=lower,
+        upper=upper,
+        width=_width(eta),
+        condition="sup_inf",
+        objective=objective,
+    )
+
+
+def piecewise_wang2019(*, epsilon: float, lower: float, upper: float) -> Windowed:
+    """The Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    checks.epsilon(epsilon)
+    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + math.exp(epsilon / 2))
+
+
+def duchi(*, epsilon: float, lower: float, upper: float) -> TwoPoint:
+    """Duchi's two-point mechanism; see ``TwoPoint``.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    return TwoPoint(lower, upper, epsilon)
+
+
+def hybrid(*, epsilon: float, lower: float, upper: float) -> Mixture | TwoPoint:
+    """The hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
+
+    Below eps = 0.61 it is Duchi alone.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    points = duchi(epsilon=epsilon, lower=lower, upper=upper)
+    if epsilon <= HYBRID_EPSILON:
+        return points
+    spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
+    return Mixture(spread, points, -math.expm1(-epsilon / 2))
+
+
+def _budget(epsilon: float, lower: float, upper: float) -> tuple[float, float, float]:
+    checks.epsilon(epsilon)
+    checks.interval(lower, upper)
+    return float(epsilon), float(lower), float(upper)
+
+
+def _width(eta: float | None) -> float | None:
+    if eta is None:
+        return None
+    checks.within("eta", eta, 1.0, math.inf, open_ends=True)
+    return 2 / float(eta)
+
+
+def _window(window: Any) -> Window:
+    if isinstance(window, Window):
+        return window
+    if isinstance(window, str):
+        checks.one_of("window", window, WINDOWS)
+        return WINDOWS[window]
+    return window_from(window)
+
+
+def _base(base: Any, window: Window, epsilon: float, condition: str, objective: str) -> Base:
+    if isinstance(base, Base):
+        return base
+    if isinstance(base, str):
+        checks.one_of("base", base, BASES)
+        return Constant() if base == "constant" else heights.best_quartic(window, epsilon, condition, objective)
+    return base_from(base)
+
+
+def multivariate(
+    *,
+    dimensions: int,
+    epsilon: float,
+    lower: Any,
+    upper: Any,
+    sampled: int | None = None,
+    coordinate: str = "hybrid",
+) -> Multivariate:
+    """Reports on vectors of d coordinates: s of them, each with eps/s (Wang 2019, Algorithm 4; Ma 2021 with s = 1).
+
+    Args:
+        dimensions: d.
+        epsilon: pure-DP budget of a whole vector; any two vectors are neighbours.
+        lower: smallest valid input, a number or one a coordinate.
+        upper: largest valid input.
+        sampled: s; by default Wang 2019's max(1, min(d, floor(eps / 2.5))).
+        coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    checks.epsilon(epsilon)
+    checks.one_of("coordinate", coordinate, MECHANISMS)
+    s = max(1, min(dimensions, int(epsilon / 2.5))) if sampled is None else sampled
+    if not 1 <= s <= dimensions:
+        raise ValueError(f"sampled: {s} is not in 1..{dimensions}")
+    inner = MECHANISMS[coordinate](epsilon=epsilon / s, lower=-1.0, upper=1.0)
+    bounds = [np.asarray(end, np.float64) for end in (lower, upper)]
+    return Multivariate(inner, *(end if end.ndim else float(end) for end in bounds), dimensions, s)
+
+
+MECHANISMS: dict[str, Callable[..., Mechanism]] = {
+    "piecewise": piecewise,
+    "piecewise-triangle": piecewise_triangle,
+    "piecewise-wang2019": piecewise_wang2019,
+    "duchi": duchi,
+    "hybrid": hybrid,
+    **{
+        f"{window}-{base}": partial(composite, window, base)
+        for window in WINDOWS
+        for base in BASES
+        if (window, base) not in {("uniform", "constant"), ("uniform", "quartic")}
+    },
+}

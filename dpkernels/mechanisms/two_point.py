@@ -1,0 +1,148 @@
+"""Mechanisms with reports of positive probability: Duchi's two points, and mixtures such as the hybrid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import Mechanism, pytree
+from dpkernels.numerics import floating, namespace
+
+
+@pytree
+@dataclass(frozen=True)
+class TwoPoint(Mechanism):
+    """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
+
+    Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
+
+    Attributes:
+        lower: smallest valid input.
+        upper: largest valid input.
+        epsilon: the pure-DP budget.
+
+    Raises:
+        ValueError: interval or epsilon out of range.
+    """
+
+    lower: Any
+    upper: Any
+    epsilon: Any
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.interval(self.lower, self.upper)
+
+    @property
+    def magnitude(self) -> Any:
+        """B, the distance of either report from the middle."""
+        return (self.upper - self.lower) / 2 / namespace(self.epsilon).tanh(self.epsilon / 2)
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        return self.middle - self.magnitude, self.middle + self.magnitude
+
+    def probability_high(self, x: Any) -> Any:
+        """P(report = middle + B | x)."""
+        return 0.5 + (floating(x) - self.middle) / (2 * self.magnitude)
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        return 0.0 * (floating(y) + floating(x))
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        low, high = self.output_interval
+        y, p = floating(y), self.probability_high(x)
+        xp = namespace(y, p)
+        return xp.where(y < low, 0.0, xp.where(y < high, 1 - p, 1.0))
+
+    def draw(self, u: Any, x: Any) -> Any:
+        low, high = self.output_interval
+        p = self.probability_high(x)
+        return namespace(u, p).where(u < p, high, low)
+
+    def variance(self, x: Any) -> Any:
+        """B^2 - (x - middle)^2."""
+        return self.magnitude**2 - (floating(x) - self.middle) ** 2
+
+    def absolute_error(self, x: Any) -> Any:
+        """(B^2 - (x - middle)^2) / B."""
+        return self.variance(x) / self.magnitude
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        p = self.probability_high(x)
+        xp, (low, high) = namespace(p), self.output_interval
+        return xp.stack([low + 0 * p, high + 0 * p]), xp.stack([1 - p, p])
+
+
+@pytree
+@dataclass(frozen=True)
+class Mixture(Mechanism):
+    """Report by ``first`` with probability ``weight``, else by ``second``, chosen independently of the input.
+
+    Both are unbiased and eps-DP on one input interval, hence so is the mixture, even with the choice revealed.
+
+    Attributes:
+        first: a mechanism.
+        second: a mechanism on the same interval.
+        weight: probability of ``first``, in (0, 1).
+
+    Raises:
+        ValueError: the intervals differ, or weight is out of range.
+    """
+
+    first: Mechanism
+    second: Mechanism
+    weight: Any
+
+    def __post_init__(self) -> None:
+        checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
+        ends = [checks.concrete(end) for part in (self.first, self.second) for end in part.input_interval]
+        if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
+            raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")
+
+    @property
+    def lower(self) -> Any:  # type: ignore[override]
+        return self.first.lower
+
+    @property
+    def upper(self) -> Any:  # type: ignore[override]
+        return self.first.upper
+
+    @property
+    def epsilon(self) -> Any:  # type: ignore[override]
+        return namespace(self.first.epsilon).maximum(self.first.epsilon, self.second.epsilon)
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
+        xp = namespace(low, low2)
+        return xp.minimum(low, low2), xp.maximum(high, high2)
+
+    def _mix(self, first: Any, second: Any) -> Any:
+        return self.weight * first + (1 - self.weight) * second
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        return self._mix(self.first.pdf(y, x), self.second.pdf(y, x))
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
+
+    def draw(self, u: Any, x: Any) -> Any:
+        w = self.weight
+        xp = namespace(u, w)
+        first = self.first.draw(xp.minimum(u / w, 1.0), x)
+        second = self.second.draw(xp.maximum(u - w, 0.0) / (1 - w), x)
+        return xp.where(u < w, first, second)
+
+    def variance(self, x: Any) -> Any:
+        """The mean of the parts' variances: both parts have mean x."""
+        return self._mix(self.first.variance(x), self.second.variance(x))
+
+    def absolute_error(self, x: Any) -> Any:
+        return self._mix(self.first.absolute_error(x), self.second.absolute_error(x))
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        (at, p), (at2, p2) = self.first.atoms(x), self.second.atoms(x)
+        xp = namespace(p, p2, self.weight)
+        return xp.concatenate([at, at2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])

@@ -1,0 +1,178 @@
+"""``perturb``: arrays, columns and tables in, the same kind out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from dpkernels import containers
+from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
+from dpkernels.mechanisms.base import Mechanism, sample_from
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.random import host
+from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
+from dpkernels.release import DeviceRelease, HostRelease, Simulation, in_chunks
+from dpkernels.validation import Bounds
+from dpkernels.vectors import release_vectors
+
+Advance = Callable[[int], Any]
+
+_LONG_WORK = 1 << 26
+
+
+def perturb(
+    x: Any,
+    mechanism: Any,
+    *,
+    key: Array | None = None,
+    exact: bool = True,
+    clip: bool = False,
+    progress: bool | None = None,
+) -> Any:
+    """Reports for every value of ``x``, each with noise of its own.
+
+    With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
+    of 256 bits from the operating system. Guarantee: epsilon-DP of each report, any two inputs of the interval being
+    neighbours (local DP). Not covered: timing and other side channels, the generator's assumption, rows that
+    concern one person several times. With ``exact=False`` they come from float kernels: for simulation only.
+
+    The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
+
+    Args:
+        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these. The last
+            axis of x holds the coordinates if the mechanism is on vectors.
+        mechanism: a mechanism or its exact form; for a table a dict from column name to one.
+        key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
+            key for other data.
+        exact: release (True) or simulate (False).
+        clip: clip inputs to the interval instead of refusing those outside.
+        progress: show a progress bar; by default for long work on a terminal.
+
+    Returns:
+        Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
+
+    Raises:
+        ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval: names
+            the first such row.
+        TypeError: x is not numeric, or the key is not fit for the purpose.
+        CertificateError: the mechanism's exact form fails its certificate.
+
+    Example:
+        >>> import numpy as np, dpkernels as dpk
+        >>> ages = np.array([23.0, 35.0, 61.0])
+        >>> dpk.perturb(ages, dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)).shape
+        (3,)
+    """
+    if containers.is_table(x):
+        return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress)
+    if isinstance(mechanism, Mapping):
+        raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    array, rewrap = containers.unwrap(x)
+    if array.size == 0:
+        raise ValueError("x: is empty; there is nothing to perturb")
+    sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
+    secret = _release_secret(key) if exact else _simulation_key(key)
+    with _progress(array.size, progress) as advance:
+        return rewrap(_reports(sampler, secret, array, clip, advance))
+
+
+def _release_secret(key: Array | None) -> bytes:
+    return os.urandom(32) if key is None else release_key_bytes(key)
+
+
+def _simulation_key(key: Array | None) -> Array:
+    if key is None:
+        return simulation_key(int.from_bytes(os.urandom(4), "little"))
+    check_key(key)
+    return key
+
+
+@singledispatch
+def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance) -> Any:
+    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices."""
+    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact form")
+
+
+@_reports.register
+def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
+    bounds = Bounds.of(sampler.mechanism, clip)
+    if isinstance(x, jax.Array):
+        devices = tuple(sorted(x.devices(), key=lambda device: device.id))
+        reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), 0)
+        advance(x.size)
+        return reports.reshape(x.shape)
+    devices = tuple(jax.local_devices())
+    on_cpu = len(devices) == 1 and devices[0].platform == "cpu"
+    engine = HostRelease(sampler, secret) if on_cpu else DeviceRelease(sampler, secret, devices)
+    return in_chunks(engine, bounds, x, advance=advance)
+
+
+@_reports.register
+def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
+    return release_vectors(sampler, secret, np.asarray(x), clip, advance)
+
+
+@_reports.register
+def _(sampler: Mechanism, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    bounds = Bounds.of(sampler, clip)
+    if isinstance(x, jax.Array):
+        return sample_from(sampler, secret, 0, bounds.check_on_device(x))
+    return in_chunks(Simulation(sampler, secret), bounds, x, advance=advance)
+
+
+@_reports.register
+def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
+    with jax.enable_x64(values.dtype == np.float64):
+        return np.asarray(sampler.sample(secret, values))
+
+
+def _perturb_table(
+    table: Any, mechanisms: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None
+) -> Any:
+    """Every named column with a key of its own; the other columns are left as they are."""
+    if not isinstance(mechanisms, Mapping) or not mechanisms:
+        raise TypeError("mechanism: a table needs a dict from column name to mechanism")
+    missing = [name for name in mechanisms if name not in containers.columns_of(table)]
+    if missing:
+        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {', '.join(containers.columns_of(table))}")
+    secret = _release_secret(key) if exact else _simulation_key(key)
+    columns = {}
+    for number, (name, mechanism) in enumerate(mechanisms.items()):
+        own = column_key(secret, number) if isinstance(secret, bytes) else jax.random.fold_in(secret, number)
+        try:
+            columns[name] = perturb(
+                table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress
+            )
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"column {name!r}: {error}") from error
+    return containers.replace_columns(table, columns)
+
+
+def column_key(secret: bytes, number: int) -> Array:
+    """The key of a table's column: two columns never share noise."""
+    return key_from_bytes(host.fold_in(secret, number))
+
+
+@contextmanager
+def _progress(values: int, wanted: bool | None) -> Iterator[Advance]:
+    """A bar on stderr: on request, or for long work on a terminal where rich is installed."""
+    if wanted is None:
+        wanted = values >= _LONG_WORK and sys.stderr.isatty()
+    if not wanted:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("perturbing", total=values)
+        yield lambda count: bar.advance(task, count)

@@ -1,0 +1,10 @@
+"""Keys and counter-based random words.
+
+Word ``i`` of a stream depends on the key, the stream and ``i`` alone, so noise does not depend on chunking,
+sharding or retries. ``keys`` makes and checks keys, ``chacha`` is the strong generator inside JAX, ``host`` the
+same stream from OpenSSL, ``threefry`` the fast generator for simulation, ``uniforms`` what samplers draw from.
+"""
+
+from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
+
+__all__ = ["key_from_bytes", "os_key", "simulation_key"]

@@ -1,0 +1,176 @@
+"""The engines behind ``perturb``: chunks of a vector to reports, on the CPU by threads, on devices by sharding.
+
+Every engine is a function of (values, index of the first one), and value i of the vector gets the same random words
+whatever the engine, the chunks or the number of devices.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpkernels.exact.forms import ExactForm, Words
+from dpkernels.mechanisms.base import Mechanism, sample_from
+from dpkernels.random import chacha, host
+from dpkernels.validation import Bounds, report_type
+
+Engine = Callable[[np.ndarray, int], np.ndarray]
+
+# Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
+BLOCK_VALUES = 32
+
+_WORKERS = max(1, min(os.cpu_count() or 1, 8))
+CHUNK = max((1 << 20) // _WORKERS, 1 << 16)
+_SMALLEST_SHAPE = 1 << 10
+_DEVICE_CHUNK = 1 << 24
+
+
+class HostRelease:
+    """Exact reports on the CPU: OpenSSL's ChaCha20 words into the form's compiled integer kernel.
+
+    Attributes:
+        form: the exact form.
+        key: 32 bytes.
+    """
+
+    def __init__(self, form: ExactForm, key: bytes) -> None:
+        self.form = form
+        self.key = key
+        self._local = threading.local()
+
+    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
+        values = _padded(x)
+        words = [self._words(need, start, len(values)) for need in self.form.words]
+        with jax.enable_x64(True):
+            return np.asarray(self.form.compiled(values, *words))[: len(x)]
+
+    def _words(self, need: Words, start: int, count: int) -> np.ndarray:
+        skip = start % BLOCK_VALUES
+        buffer = self._buffer(need, count + skip)
+        host.fill(buffer, self.key, need.stream, (start - skip) * need.bits // 512)
+        return buffer[skip:]
+
+    def _buffer(self, need: Words, count: int) -> np.ndarray:
+        """A buffer of the calling thread's, reused, and 64-byte aligned so that JAX reads it without a copy."""
+        buffers: dict[int, np.ndarray] = self._local.__dict__.setdefault("buffers", {})
+        size = count * need.bits // 8
+        raw = buffers.get(need.stream)
+        if raw is None or raw.nbytes < size + 64:
+            raw = buffers[need.stream] = np.empty(size + 64, np.uint8)
+        first = -raw.ctypes.data % 64
+        return raw[first : first + size].view(f"<u{need.bits // 8}")
+
+
+def _padded(x: np.ndarray) -> np.ndarray:
+    """x, lengthened to a power of two by its first value, so that few shapes are ever compiled."""
+    length = max(_SMALLEST_SHAPE, 1 << (len(x) - 1).bit_length())
+    return x if length == len(x) else np.concatenate([x, np.full(length - len(x), x[0])])
+
+
+class DeviceRelease:
+    """Exact reports on accelerators, or on several CPU devices: ChaCha20 and kernel in one sharded computation."""
+
+    def __init__(self, form: ExactForm, key: bytes, devices: tuple[Any, ...]) -> None:
+        self.devices = devices
+        self._compute = _sharded(form, devices)
+        self._key = np.frombuffer(key, "<u4")
+
+    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
+        return np.asarray(self.on_device(x, start))
+
+    def on_device(self, x: Any, start: int) -> Array:
+        """Reports that stay on the devices; ``start`` is a multiple of ``BLOCK_VALUES``."""
+        piece = len(self.devices) * BLOCK_VALUES
+        spare = -len(x) % piece
+        xp = np if isinstance(x, np.ndarray) else jnp
+        with jax.enable_x64(True):
+            padded = xp.concatenate([x, xp.full(spare, x[0], x.dtype)]) if spare else x
+            return self._compute(self._key, padded, np.uint64(start))[: len(x)]
+
+
+@lru_cache(maxsize=64)
+def _sharded(form: ExactForm, devices: tuple[Any, ...]) -> Callable[..., Array]:
+    mesh = Mesh(np.array(devices), ("values",))
+    split, everywhere = PartitionSpec("values"), PartitionSpec()
+
+    def local(key: Array, x: Array, start: Array) -> Array:
+        first = start + jax.lax.axis_index("values").astype(jnp.uint64) * np.uint64(len(x))
+        words = [_device_words(key, need, first, len(x)) for need in form.words]
+        return form.reports(x, *words)
+
+    mapped = jax.shard_map(
+        local, mesh=mesh, in_specs=(everywhere, split, everywhere), out_specs=split, check_vma=False
+    )
+    return jax.jit(mapped, in_shardings=(None, NamedSharding(mesh, split), None))
+
+
+def _device_words(key: Array, need: Words, first: Array, count: int) -> Array:
+    block = first // np.uint64(512 // need.bits)
+    low_high = (block & np.uint64(0xFFFFFFFF)).astype(jnp.uint32), (block >> np.uint64(32)).astype(jnp.uint32)
+    return chacha.stream_words(key, need.stream, low_high, count, need.bits)
+
+
+class Simulation:
+    """Float reports by a mechanism's own sampler: reproducible from a key, not for release."""
+
+    def __init__(self, mechanism: Mechanism, key: Array) -> None:
+        self.mechanism = mechanism
+        self.key = key
+
+    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
+        values = _padded(x)
+        with jax.enable_x64(x.dtype == np.float64):
+            return np.asarray(sample_from(self.mechanism, self.key, start, jnp.asarray(values)))[: len(x)]
+
+
+def in_chunks(
+    engine: Engine, bounds: Bounds, x: np.ndarray, *, start: int = 0, advance: Callable[[int], Any] | None = None
+) -> np.ndarray:
+    """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
+
+    Args:
+        engine: the reports of a chunk, given the index of its first value.
+        bounds: checks a chunk before anything random happens to it.
+        x: the values, of any shape.
+        start: index of the first value in the whole release.
+        advance: told the length of every chunk done.
+    """
+    flat = x.reshape(-1)
+    out = np.empty(x.size, report_type(x.dtype))
+    parallel = not isinstance(engine, DeviceRelease)
+    size = CHUNK if parallel else _DEVICE_CHUNK
+
+    def work(at: int) -> int:
+        chunk = bounds.check(flat[at : at + size], start + at)
+        out[at : at + size] = engine(chunk, start + at)
+        return len(chunk)
+
+    workers = min(_WORKERS, math.ceil(x.size / size)) if parallel else 1
+    with closing(_in_order(work, range(0, x.size, size), workers)) as lengths:
+        for length in lengths:
+            if advance is not None:
+                advance(length)
+    return out.reshape(x.shape)
+
+
+def _in_order(work: Callable[[int], int], items: range, workers: int) -> Iterator[int]:
+    if workers <= 1:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="dpkernels")
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
