@@ -26,14 +26,16 @@ from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.random import chacha, host
 from dpkernels.validation import Bounds, report_type
 
-Engine = Callable[[np.ndarray, int], np.ndarray]
+# Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
+Engine = Callable[[np.ndarray, int, np.ndarray], None]
 
 # Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
 BLOCK_VALUES = 32
 
-_WORKERS = max(1, min(os.cpu_count() or 1, 8))
-CHUNK = max((1 << 20) // _WORKERS, 1 << 16)
-_SMALLEST_SHAPE = 1 << 10
+# One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
+_WORKERS = max(1, min((os.cpu_count() or 1) + 1, 9))
+CHUNK = 1 << 18
+_SMALLEST_CHUNK = 1 << 10
 _DEVICE_CHUNK = 1 << 24
 
 
@@ -50,33 +52,45 @@ class HostRelease:
         self.key = key
         self._local = threading.local()
 
-    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
-        values = _padded(x)
-        words = [self._words(need, start, len(values)) for need in self.form.words]
-        with jax.enable_x64(True):
-            return np.asarray(self.form.compiled(values, *words))[: len(x)]
-
-    def _words(self, need: Words, start: int, count: int) -> np.ndarray:
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        space = self._workspace(_padded_length(len(x)), x.dtype)
+        space.x[: len(x)] = x
+        space.x[len(x) :] = x[0]
         skip = start % BLOCK_VALUES
-        buffer = self._buffer(need, count + skip)
-        host.fill(buffer, self.key, need.stream, (start - skip) * need.bits // 512)
-        return buffer[skip:]
+        for need, buffer in zip(self.form.words, space.words, strict=True):
+            host.fill(buffer, self.key, need.stream, (start - skip) * need.bits // 512)
+        words = [buffer[skip : skip + len(space.x)] for buffer in space.words]
+        with jax.enable_x64(True):
+            space.reports = self.form.compiled(space.reports, space.x, *words)
+        out[:] = np.asarray(space.reports)[: len(x)]
 
-    def _buffer(self, need: Words, count: int) -> np.ndarray:
-        """A buffer of the calling thread's, reused, and 64-byte aligned so that JAX reads it without a copy."""
-        buffers: dict[int, np.ndarray] = self._local.__dict__.setdefault("buffers", {})
-        size = count * need.bits // 8
-        raw = buffers.get(need.stream)
-        if raw is None or raw.nbytes < size + 64:
-            raw = buffers[need.stream] = np.empty(size + 64, np.uint8)
-        first = -raw.ctypes.data % 64
-        return raw[first : first + size].view(f"<u{need.bits // 8}")
+    def _workspace(self, length: int, dtype: np.dtype) -> _Workspace:
+        space = getattr(self._local, "space", None)
+        if space is None or len(space.x) != length or space.x.dtype != dtype:
+            space = self._local.space = _Workspace(self.form, length, dtype)
+        return space
 
 
-def _padded(x: np.ndarray) -> np.ndarray:
-    """x, lengthened to a power of two by its first value, so that few shapes are ever compiled."""
-    length = max(_SMALLEST_SHAPE, 1 << (len(x) - 1).bit_length())
-    return x if length == len(x) else np.concatenate([x, np.full(length - len(x), x[0])])
+class _Workspace:
+    """One thread's buffers, reused from chunk to chunk: fresh memory would cost as much as the arithmetic."""
+
+    def __init__(self, form: ExactForm, length: int, dtype: np.dtype) -> None:
+        self.x = _aligned(length, dtype)
+        self.words = [_aligned(length + BLOCK_VALUES, np.dtype(f"<u{need.bits // 8}")) for need in form.words]
+        with jax.enable_x64(True):
+            self.reports = jnp.zeros(length, dtype)
+
+
+def _aligned(length: int, dtype: np.dtype) -> np.ndarray:
+    """Uninitialised memory at a multiple of 64 bytes, which JAX reads without a copy."""
+    raw = np.empty(length * dtype.itemsize + 64, np.uint8)
+    first = -raw.ctypes.data % 64
+    return raw[first : first + length * dtype.itemsize].view(dtype)
+
+
+def _padded_length(length: int) -> int:
+    """A power of two, so that few shapes are ever compiled."""
+    return max(_SMALLEST_CHUNK, 1 << (length - 1).bit_length())
 
 
 class DeviceRelease:
@@ -87,8 +101,8 @@ class DeviceRelease:
         self._compute = _sharded(form, devices)
         self._key = np.frombuffer(key, "<u4")
 
-    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
-        return np.asarray(self.on_device(x, start))
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        out[:] = np.asarray(self.on_device(x, start))
 
     def on_device(self, x: Any, start: int) -> Array:
         """Reports that stay on the devices; ``start`` is a multiple of ``BLOCK_VALUES``."""
@@ -129,10 +143,10 @@ class Simulation:
         self.mechanism = mechanism
         self.key = key
 
-    def __call__(self, x: np.ndarray, start: int) -> np.ndarray:
-        values = _padded(x)
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        values = np.pad(x, (0, _padded_length(len(x)) - len(x)), mode="edge")
         with jax.enable_x64(x.dtype == np.float64):
-            return np.asarray(sample_from(self.mechanism, self.key, start, jnp.asarray(values)))[: len(x)]
+            out[:] = np.asarray(sample_from(self.mechanism, self.key, start, jnp.asarray(values)))[: len(x)]
 
 
 def in_chunks(
@@ -154,7 +168,7 @@ def in_chunks(
 
     def work(at: int) -> int:
         chunk = bounds.check(flat[at : at + size], start + at)
-        out[at : at + size] = engine(chunk, start + at)
+        engine(chunk, start + at, out[at : at + size])
         return len(chunk)
 
     workers = min(_WORKERS, math.ceil(x.size / size)) if parallel else 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, singledispatch
 from typing import Any
@@ -49,9 +50,13 @@ class ExactForm(abc.ABC):
         """Reports for inputs in the interval; pure, for use inside jit with JAX's 64-bit types on."""
 
     @cached_property
-    def compiled(self) -> Any:
-        """``reports``, jitted; keeps the type of x."""
-        return jax.jit(self.reports)
+    def compiled(self) -> Callable[..., Array]:
+        """``reports``, jitted, after an argument whose memory (of x's shape and type) the result takes over."""
+
+        def into(_: Array, x: Array, *words: Array) -> Array:
+            return self.reports(x, *words)
+
+        return jax.jit(into, donate_argnums=0, keep_unused=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,8 +95,8 @@ class ExactWindow(ExactForm):
         table, bits = self.table, self.fraction_bits
         steps = table.shifts << bits
         integer = jnp.int32 if steps < 1 << 30 else jnp.int64
-        fraction = (x.astype(jnp.float64) - table.lower) / (table.upper - table.lower)
-        position = jnp.round(jnp.clip(fraction, 0.0, 1.0) * steps).astype(integer)
+        offset = (x.astype(jnp.float64) - table.lower) * (steps / (table.upper - table.lower))
+        position = jnp.clip(offset + 0.5, 0.0, float(steps)).astype(integer)
         low_bits = rounding.astype(integer) & ((1 << bits) - 1)
         return ((position + low_bits) >> bits).astype(jnp.int32)
 
