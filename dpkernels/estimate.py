@@ -1,0 +1,121 @@
+"""The mean of perturbed values, with its confidence intervals."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from dpkernels import checks, containers
+from dpkernels.exact.forms import ExactForm, ExactMultivariate
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+
+
+@dataclass(frozen=True)
+class MeanEstimate:
+    """An unbiased mean and two intervals for it; floats, or arrays of one entry a coordinate.
+
+    Attributes:
+        value: the mean of the reports.
+        interval: normal interval from the reports' own variance, for the mean of the inputs or of the population
+            they were drawn from; right for large n.
+        bernstein: interval for the mean of the inputs that holds at every n, from the reports' bounds and their
+            worst-case variance; wider.
+        count: n, how many reports.
+        confidence: of either interval; for vectors, of all coordinates together (Bonferroni).
+    """
+
+    value: Any
+    interval: tuple[Any, Any]
+    bernstein: tuple[Any, Any]
+    count: int
+    confidence: float
+
+
+def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
+    """The mean of the values behind reports of one mechanism.
+
+    It is post-processing: it costs no privacy.
+
+    Args:
+        reports: what ``perturb`` returned, without rows left out; for vectors, coordinates on the last axis.
+        mechanism: the mechanism (or exact form) that made them.
+        confidence: in (0, 1).
+
+    Returns:
+        A ``MeanEstimate``, in the data's units.
+
+    Raises:
+        ValueError: no reports, a report that the mechanism cannot have made, or confidence out of range.
+        TypeError: not numbers, or not a mechanism.
+
+    Source: the deviation of n unbiased bounded reports is Bernstein's, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
+    with V the worst-case variance and M the largest |report - input| (Ma 2021, section V).
+    """
+    checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+    mechanism = mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism
+    values, _ = containers.unwrap(reports)
+    rows = _rows(mechanism, np.asarray(values))
+    if len(rows) == 0:
+        raise ValueError("reports: is empty; there is no mean")
+    _check_possible(rows, mechanism)
+    n, d = rows.shape
+    tail = (1 - confidence) / d
+    mean = rows.mean(axis=0, dtype=np.float64)
+    deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
+    normal = -ndtri(tail / 2) * deviation / math.sqrt(n)
+    bernstein = _bernstein(n, math.log(2 / tail), mechanism.worst_variance, _largest_error(mechanism))
+    shape = (lambda v: v) if isinstance(mechanism, Multivariate) else (lambda v: float(np.broadcast_to(v, (1,))[0]))
+    return MeanEstimate(
+        value=shape(mean),
+        interval=(shape(mean - normal), shape(mean + normal)),
+        bernstein=(shape(mean - bernstein), shape(mean + bernstein)),
+        count=n,
+        confidence=confidence,
+    )
+
+
+@singledispatch
+def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
+    """Reports as (n, d)."""
+    raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact form")
+
+
+@_rows.register
+def _(mechanism: Mechanism, reports: np.ndarray) -> np.ndarray:
+    return reports.reshape(-1, 1)
+
+
+@_rows.register
+def _(mechanism: Multivariate, reports: np.ndarray) -> np.ndarray:
+    check_shape(mechanism, reports.shape)
+    return reports.reshape(-1, mechanism.dimensions)
+
+
+def _check_possible(rows: np.ndarray, mechanism: Any) -> None:
+    low, high = (np.asarray(end, float) for end in mechanism.output_interval)
+    # A table's step may differ from the density's by its lattice, and float32 rounds.
+    slack = 0.05 * (high - low)
+    bad = ~((rows >= low - slack) & (rows <= high + slack))
+    if bad.any():
+        row = int(np.argwhere(bad)[0][0])
+        raise ValueError(
+            f"reports: row {row} is {rows[row]}, outside the mechanism's output interval [{low}, {high}]; "
+            "these are not its reports"
+        )
+
+
+def _bernstein(n: int, log_odds: float, variance: Any, largest: Any) -> Any:
+    """The t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
+    third = largest * log_odds / 3
+    return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
+
+
+def _largest_error(mechanism: Any) -> Any:
+    (low_in, high_in), (low_out, high_out) = mechanism.input_interval, mechanism.output_interval
+    return np.maximum(high_out - low_in, high_in - low_out)
