@@ -38,7 +38,7 @@ _HOMES = {
     "simulation_key": "random.keys",
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604
+__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
     from dpkernels.estimate import estimate_mean

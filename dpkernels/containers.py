@@ -16,7 +16,7 @@ Rewrap = Callable[[Any], Any]
 
 
 def kind(x: Any) -> str:
-    """ "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
+    """Which library x belongs to: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     if isinstance(x, jax.Array):
         return "jax"
     top = type(x).__module__.partition(".")[0]

@@ -19,7 +19,7 @@ from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
-from dpkernels.release import DeviceRelease, HostRelease, Simulation, in_chunks
+from dpkernels.release import DeviceRelease, Simulation, exact_engine, in_chunks
 from dpkernels.validation import Bounds
 from dpkernels.vectors import release_vectors
 
@@ -109,10 +109,7 @@ def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance) -
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), 0)
         advance(x.size)
         return reports.reshape(x.shape)
-    devices = tuple(jax.local_devices())
-    on_cpu = len(devices) == 1 and devices[0].platform == "cpu"
-    engine = HostRelease(sampler, secret) if on_cpu else DeviceRelease(sampler, secret, devices)
-    return in_chunks(engine, bounds, x, advance=advance)
+    return in_chunks(exact_engine(sampler, secret), bounds, x, advance=advance)
 
 
 @_reports.register
@@ -143,15 +140,15 @@ def _perturb_table(
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
     missing = [name for name in mechanisms if name not in containers.columns_of(table)]
     if missing:
-        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {', '.join(containers.columns_of(table))}")
+        raise ValueError(
+            f"mechanism: no column {missing[0]!r}; the table has {', '.join(containers.columns_of(table))}"
+        )
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
     for number, (name, mechanism) in enumerate(mechanisms.items()):
         own = column_key(secret, number) if isinstance(secret, bytes) else jax.random.fold_in(secret, number)
         try:
-            columns[name] = perturb(
-                table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress
-            )
+            columns[name] = perturb(table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress)
         except (TypeError, ValueError) as error:
             raise type(error)(f"column {name!r}: {error}") from error
     return containers.replace_columns(table, columns)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import lru_cache
@@ -37,6 +37,14 @@ _WORKERS = max(1, min((os.cpu_count() or 1) + 1, 9))
 CHUNK = 1 << 18
 _SMALLEST_CHUNK = 1 << 10
 _DEVICE_CHUNK = 1 << 24
+
+
+def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
+    """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU."""
+    devices = tuple(jax.local_devices())
+    if len(devices) == 1 and devices[0].platform == "cpu":
+        return HostRelease(form, key)
+    return DeviceRelease(form, key, devices)
 
 
 class HostRelease:
@@ -124,9 +132,7 @@ def _sharded(form: ExactForm, devices: tuple[Any, ...]) -> Callable[..., Array]:
         words = [_device_words(key, need, first, len(x)) for need in form.words]
         return form.reports(x, *words)
 
-    mapped = jax.shard_map(
-        local, mesh=mesh, in_specs=(everywhere, split, everywhere), out_specs=split, check_vma=False
-    )
+    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, split, everywhere), out_specs=split, check_vma=False)
     return jax.jit(mapped, in_shardings=(None, NamedSharding(mesh, split), None))
 
 
@@ -150,7 +156,12 @@ class Simulation:
 
 
 def in_chunks(
-    engine: Engine, bounds: Bounds, x: np.ndarray, *, start: int = 0, advance: Callable[[int], Any] | None = None
+    engine: Engine,
+    bounds: Bounds,
+    x: np.ndarray,
+    *,
+    start: int = 0,
+    advance: Callable[[int], Any] | None = None,
 ) -> np.ndarray:
     """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
 
@@ -179,7 +190,7 @@ def in_chunks(
     return out.reshape(x.shape)
 
 
-def _in_order(work: Callable[[int], int], items: range, workers: int) -> Iterator[int]:
+def _in_order(work: Callable[[int], int], items: range, workers: int) -> Generator[int, None, None]:
     if workers <= 1:
         yield from map(work, items)
         return

@@ -63,8 +63,7 @@ class Certificate:
     def to_dict(self) -> dict[str, Any]:
         """A JSON form with exact fractions as text and the table itself."""
         exact = {
-            name: str(getattr(self, name))
-            for name in ("ratio", "lowest", "highest", "mean_error", "worst_variance")
+            name: str(getattr(self, name)) for name in ("ratio", "lowest", "highest", "mean_error", "worst_variance")
         }
         plain = {name: getattr(self, name) for name in ("epsilon", "total", "codes", "rows", "realised_epsilon")}
         return {**plain, **exact, "covers": COVERS, "table": self.table.to_dict()}
@@ -253,7 +252,7 @@ class MultivariateCertificate:
 
     @property
     def realised_epsilon(self) -> float:
-        """s times the coordinate's."""
+        """S times the coordinate's."""
         return self.sampled * self.coordinate.realised_epsilon
 
     def to_dict(self) -> dict[str, Any]:

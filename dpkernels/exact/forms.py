@@ -13,7 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.certificate import Certificate, MixtureCertificate, MultivariateCertificate, certify_table
+from dpkernels.exact.certificate import (
+    Certificate,
+    MixtureCertificate,
+    MultivariateCertificate,
+    certify_table,
+)
 from dpkernels.exact.kernels import code_kernel
 from dpkernels.exact.lattice import two_point_table, windowed_table
 from dpkernels.exact.tables import WindowTable
@@ -101,7 +106,7 @@ class ExactWindow(ExactForm):
         return ((position + low_bits) >> bits).astype(jnp.int32)
 
     def values(self, codes: Array, dtype: Any) -> Array:
-        """middle + step (code - (N - 1)/2), a function of the code alone."""
+        """Middle + step (code - (N - 1)/2), a function of the code alone."""
         table = self.table
         doubled = 2 * codes - (table.codes - 1)
         value = float(table.middle) + float(table.step / 2) * doubled.astype(jnp.float64)
@@ -132,7 +137,7 @@ class ExactMixture(ExactForm):
             form.reports(x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, form.words, strict=True)))
             for form in (self.first, self.second)
         ]
-        return jnp.where(choice < np.uint32(self.certificate.threshold), *reports)
+        return jnp.where(choice < np.uint32(self.certificate.threshold), reports[0], reports[1])
 
 
 @dataclass(frozen=True, eq=False)

@@ -157,8 +157,12 @@ def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: i
         return None
     base_weights += np.uint64(spare // half)
     base_weights[half - spare % half :] += np.uint64(1)
-    mirror = [np.concatenate([part, part[::-1]]) for part in (base_weights, window_weights)]
-    return WindowTable(*mirror, bits, mechanism.lower, mechanism.upper)
+    base_weights, window_weights = _mirrored(base_weights), _mirrored(window_weights)
+    return WindowTable(base_weights, window_weights, bits, mechanism.lower, mechanism.upper)
+
+
+def _mirrored(half: np.ndarray) -> np.ndarray:
+    return np.concatenate([half, half[::-1]])
 
 
 def _float_variances(table: WindowTable) -> tuple[float, float]:

@@ -63,8 +63,7 @@ class WindowTable:
 
     @cached_property
     def step(self) -> Fraction:
-        """Data units between neighbouring codes: R total / (S window_total), so that row means are S + 1 equal steps
-        from lower to upper."""
+        """Data units between neighbouring codes, R total / (S window_total): row means then step evenly over R."""
         width = rational(self.upper) - rational(self.lower)
         return width * self.total / (self.shifts * self.window_total)
 
@@ -151,9 +150,7 @@ class WindowTable:
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> WindowTable:
         """The table of ``to_dict``."""
-        return cls(
-            _from_runs(form["base"]), _from_runs(form["window"]), form["bits"], form["lower"], form["upper"]
-        )
+        return cls(_from_runs(form["base"]), _from_runs(form["window"]), form["bits"], form["lower"], form["upper"])
 
 
 def _sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:

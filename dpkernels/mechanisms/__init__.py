@@ -1,0 +1,1 @@
+"""Randomised maps from a value to a report."""

@@ -63,7 +63,7 @@ def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float
 
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:
-    """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
+    """K from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
 
@@ -111,9 +111,7 @@ def best_quartic(window: Window, epsilon: float, condition: str, objective: str)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
 
-def _minimise(
-    function: Callable[[float], float], low: float, high: float, *, points: int
-) -> tuple[float, float]:
+def _minimise(function: Callable[[float], float], low: float, high: float, *, points: int) -> tuple[float, float]:
     """Least value on [low, high]: a coarse scan for the basin, then Brent's method inside it."""
     grid = np.linspace(low, high, points)
     at = int(np.argmin([function(float(point)) for point in grid]))

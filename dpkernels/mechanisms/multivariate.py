@@ -53,9 +53,9 @@ class Multivariate:
             shape = np.shape(getattr(self, name))
             if shape not in ((), (self.dimensions,)):
                 raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")
-        ends = [checks.concrete(end) for end in self.coordinate.input_interval]
-        if all(end is not None for end in ends) and [float(end) for end in ends] != [-1.0, 1.0]:
-            raise ValueError(f"coordinate: its interval is {ends}; it must be [-1, 1]")
+        low, high = (checks.concrete(end) for end in self.coordinate.input_interval)
+        if low is not None and high is not None and not (low == -1 and high == 1):
+            raise ValueError(f"coordinate: its interval is [{low:g}, {high:g}]; it must be [-1, 1]")
 
     @property
     def epsilon(self) -> Any:

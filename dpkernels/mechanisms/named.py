@@ -91,9 +91,7 @@ def piecewise(
         >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
         5.0657
     """
-    return composite(
-        "uniform", epsilon=epsilon, lower=lower, upper=upper, width=_width(eta), objective=objective
-    )
+    return composite("uniform", epsilon=epsilon, lower=lower, upper=upper, width=_width(eta), objective=objective)
 
 
 def piecewise_triangle(
@@ -210,8 +208,12 @@ def multivariate(
     if not 1 <= s <= dimensions:
         raise ValueError(f"sampled: {s} is not in 1..{dimensions}")
     inner = MECHANISMS[coordinate](epsilon=epsilon / s, lower=-1.0, upper=1.0)
-    bounds = [np.asarray(end, np.float64) for end in (lower, upper)]
-    return Multivariate(inner, *(end if end.ndim else float(end) for end in bounds), dimensions, s)
+    return Multivariate(inner, _number_or_array(lower), _number_or_array(upper), dimensions, s)
+
+
+def _number_or_array(bound: Any) -> Any:
+    array = np.asarray(bound, np.float64)
+    return array if array.ndim else float(array)
 
 
 MECHANISMS: dict[str, Callable[..., Mechanism]] = {

@@ -186,7 +186,7 @@ class Windowed(Mechanism):
 
     @property
     def level(self) -> Any:
-        """y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
+        """Y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
         return self.base_mass / (2 * self.base.area)
 
     @property

@@ -122,7 +122,7 @@ def _split(key: Array, shape: tuple[int, ...]) -> Array:
     return words.reshape(*shape, 8)
 
 
-def _fold_in(key: Array, data: Array) -> Array:
+def _fold_in(key: Array, data: Any) -> Array:
     return stream_words(key, FOLD_STREAM, (jnp.asarray(data).astype(jnp.uint32), 0), 8, 32)
 
 

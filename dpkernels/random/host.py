@@ -25,7 +25,7 @@ def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
 
     nonce = struct.pack("<QII", first_block, stream, 0)
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    view = memoryview(out).cast("B")
+    view = out.data.cast("B")
     for at in range(0, len(view), len(_ZEROS)):
         piece = view[at : at + len(_ZEROS)]
         encryptor.update_into(memoryview(_ZEROS)[: len(piece)], piece)
