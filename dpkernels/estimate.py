@@ -54,8 +54,8 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         ValueError: no reports, a report that the mechanism cannot have made, or confidence out of range.
         TypeError: not numbers, or not a mechanism.
 
-    Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)), with
-    V the worst-case variance and M the largest |report - input| (Ma 2021, section V).
+    Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
+    with V the worst-case variance and M the largest |report - input| (Ma 2021, section V).
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
     mechanism = mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism

@@ -1,0 +1,239 @@
+"""Nanoseconds a value of our samplers and of the peers, in one run.
+
+    python -m benchmarks.sampling                     # 10^4 to 10^8 values, about 8 minutes
+    python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
+    python -m benchmarks.sampling --sizes 7 --only exact,numpy
+
+Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import dpkernels as dpk
+
+EPSILON, LOWER, UPPER = 1.0, 0.0, 120.0
+_KEY_SEED = 7
+
+Task = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """One way to draw noise for a vector.
+
+    Attributes:
+        name: row of the table.
+        prepare: from a number of values to the task that is timed.
+        largest: the most values it is timed on.
+    """
+
+    name: str
+    prepare: Callable[[int], Task]
+    largest: int = 10**9
+
+
+def _inputs(count: int, dtype: Any = np.float64) -> np.ndarray:
+    return np.random.default_rng(1).uniform(LOWER, UPPER, count).astype(dtype)
+
+
+def _device(task: Callable[[], jax.Array]) -> Task:
+    return lambda: task().block_until_ready()
+
+
+def _mechanism(name: str) -> Any:
+    return dpk.MECHANISMS[name](epsilon=EPSILON, lower=LOWER, upper=UPPER)
+
+
+def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
+    """``perturb`` from a NumPy array to a NumPy array, with a fresh key of the operating system."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = _inputs(count, dtype), _mechanism(name)
+        return lambda: dpk.perturb(x, mechanism, progress=False)
+
+    return prepare
+
+
+def exact_device(name: str) -> Callable[[int], Task]:
+    """``perturb`` of a float32 JAX array that stays on its device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
+        return _device(lambda: dpk.perturb(x, mechanism, progress=False))
+
+    return prepare
+
+
+def float_kernel(name: str) -> Callable[[int], Task]:
+    """``sample`` with a simulation key, float32 on the default device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
+        key = dpk.simulation_key(_KEY_SEED)
+        return _device(lambda: mechanism.sample(key, x))
+
+    return prepare
+
+
+def _textbook(u: Any, x: Any, xp: Any) -> Any:
+    """Wang 2019, Algorithm 2, on [-1, 1], as its readers write it."""
+    e = np.exp(EPSILON / 2)
+    C = (e + 1) / (e - 1)
+    left = (C + 1) / 2 * x - (C - 1) / 2
+    right = left + C - 1
+    inside = left + (right - left) * u[1]
+    low_side, high_side = left + C, C - right
+    v = u[1] * (low_side + high_side)
+    outside = xp.where(v < low_side, v - C, v - low_side + right)
+    return xp.where(u[0] < e / (e + 1), inside, outside)
+
+
+def textbook_numpy(count: int) -> Task:
+    """The textbook piecewise mechanism in NumPy."""
+    x, rng = _inputs(count) / 60 - 1, np.random.default_rng(2)
+    return lambda: _textbook(rng.random((2, count)), x, np)
+
+
+def textbook_jax(count: int) -> Task:
+    """The textbook piecewise mechanism on ``jax.random.uniform``, jitted, float32."""
+    x, key = jnp.asarray(_inputs(count, np.float32)) / 60 - 1, jax.random.key(_KEY_SEED)
+    run = jax.jit(lambda key, x: _textbook(jax.random.uniform(key, (2, count)), x, jnp))
+    return _device(lambda: run(key, x))
+
+
+def numpy_noise(kind: str) -> Callable[[int], Task]:
+    """Inputs plus NumPy's noise, float64."""
+
+    def prepare(count: int) -> Task:
+        x, rng = _inputs(count), np.random.default_rng(3)
+        return lambda: x + getattr(rng, kind)(0.0, (UPPER - LOWER) / EPSILON, count)
+
+    return prepare
+
+
+def jax_laplace(count: int) -> Task:
+    """Inputs plus ``jax.random.laplace``, jitted, float32."""
+    x, key = jnp.asarray(_inputs(count, np.float32)), jax.random.key(_KEY_SEED)
+    run = jax.jit(lambda key, x: x + (UPPER - LOWER) / EPSILON * jax.random.laplace(key, x.shape))
+    return _device(lambda: run(key, x))
+
+
+def opendp_laplace(count: int) -> Task:
+    """OpenDP's Laplace measurement on a vector of floats."""
+    import opendp.prelude as dp
+
+    dp.enable_features("contrib")
+    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
+    measure, x = dp.m.make_laplace(*space, scale=(UPPER - LOWER) / EPSILON), _inputs(count).tolist()
+    return lambda: measure(x)
+
+
+def diffprivlib_laplace(count: int) -> Task:
+    """The Laplace mechanism of diffprivlib, value by value as it offers."""
+    from diffprivlib.mechanisms import Laplace
+
+    mechanism, x = Laplace(epsilon=EPSILON, sensitivity=UPPER - LOWER), _inputs(count).tolist()
+    return lambda: [mechanism.randomise(value) for value in x]
+
+
+def memory_copy(count: int) -> Task:
+    """Read 8 bytes and write 8 bytes a value into fresh memory: the floor for an array to an array."""
+    x = _inputs(count)
+    return lambda: x.copy()
+
+
+BASELINES = ("numpy laplace", "textbook piecewise, jax.random.uniform", "opendp laplace")
+
+CONTESTANTS = (
+    Contestant("float kernel, piecewise", float_kernel("piecewise")),
+    Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
+    Contestant("exact perturb float64, piecewise", exact_numpy("piecewise", np.float64)),
+    Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
+    Contestant("exact perturb float64, sine-quartic", exact_numpy("sine-quartic", np.float64)),
+    Contestant("exact perturb float64, hybrid", exact_numpy("hybrid", np.float64)),
+    Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
+    Contestant("textbook piecewise, numpy", textbook_numpy),
+    Contestant("textbook piecewise, jax.random.uniform", textbook_jax),
+    Contestant("numpy laplace", numpy_noise("laplace")),
+    Contestant("numpy normal", numpy_noise("normal")),
+    Contestant("jax.random.laplace", jax_laplace),
+    Contestant("opendp laplace", opendp_laplace, largest=10**4),
+    Contestant("diffprivlib laplace", diffprivlib_laplace, largest=10**4),
+    Contestant("memory copy float64", memory_copy),
+)
+
+
+def nanoseconds(contestant: Contestant, count: int, seconds: float) -> float:
+    """Median time a value over warm runs that last about ``seconds`` in all, at least 3."""
+    count = min(count, contestant.largest)
+    task = contestant.prepare(count)
+    task()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < 3 or (time.perf_counter() < end and len(times) < 200):
+        start = time.perf_counter()
+        task()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) / count * 1e9
+
+
+def table(results: dict[str, float], count: int) -> str:
+    """The results at one size as Markdown: ns and 10^6 values a second, and how many times faster than a baseline."""
+    present = [name for name in BASELINES if name in results]
+    head = ["sampler", "ns a value", "10^6 values/s", *(f"x {name}" for name in present)]
+    rows = [
+        [name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", *(f"{results[base] / ns:,.1f}" for base in present)]
+        for name, ns in results.items()
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return f"### {count:,} values\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    packages = ("jax", "jaxlib", "numpy", "opendp", "diffprivlib", "cryptography")
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
+    device = jax.devices()[0]
+    where = f"{_processor()}, {os.cpu_count()} cores, JAX on {device.device_kind}"
+    return f"{where}; Python {platform.python_version()}, {versions}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__.partition("\n")[0])
+    parser.add_argument("--sizes", default="4,5,6,7,8", help="decimal exponents, comma-separated (default %(default)s)")
+    parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
+    parser.add_argument("--quick", action="store_true", help="sizes 4,5 and short runs")
+    options = parser.parse_args()
+    sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
+    wanted = [c for c in CONTESTANTS if any(part in c.name for part in options.only.split(","))]
+    print(machine(), flush=True)
+    for size in sizes:
+        results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
+        print("\n" + table(results, 10**size), flush=True)
+
+
+if __name__ == "__main__":
+    main()
