@@ -41,6 +41,11 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")
 
 
+def positive(name: str, value: Any) -> None:
+    """Refuse what is not positive and finite."""
+    within(name, value, 0.0, np.inf, open_ends=True)
+
+
 def epsilon(value: Any) -> None:
     """Refuse a budget outside [0.01, 20]: below there is no signal left, above no privacy."""
     within("epsilon", value, *EPSILON_RANGE)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import abc
-import dataclasses
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,41 +15,15 @@ from dpkernels.numerics import bisect, floating, namespace
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 
-T = TypeVar("T")
-
-
-def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
-    """Register a frozen dataclass as a pytree whose leaves are its fields, but for the ``static`` ones.
-
-    Unlike ``jax.tree_util.register_dataclass``, rebuilding one skips the constructor's checks: a gradient with
-    respect to a mechanism, or an optax update, is a pytree of its type but no valid mechanism.
-    """
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in static]  # type: ignore[arg-type]
-
-    def flatten(item: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        leaves = [(jax.tree_util.GetAttrKey(name), getattr(item, name)) for name in names]
-        return leaves, tuple(getattr(item, name) for name in static)
-
-    def unflatten(shape: tuple[Any, ...], leaves: Any) -> T:
-        item = object.__new__(cls)
-        for name, value in zip((*names, *static), (*leaves, *shape), strict=True):
-            object.__setattr__(item, name, value)
-        return item
-
-    jax.tree_util.register_pytree_with_keys(cls, flatten, unflatten)
-    return cls
-
 
 class Mechanism(abc.ABC):
-    """An unbiased randomised map from a value in ``[lower, upper]`` to a bounded report.
+    """A randomised map from a number to a report.
 
     Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
     their type) of any shape, and broadcast. Units are the data's. Outside ``input_interval`` no method but
     ``sample`` checks its input; ``sample`` returns NaN there.
     """
 
-    lower: Any
-    upper: Any
     epsilon: Any
 
     @abc.abstractmethod
@@ -83,8 +56,51 @@ class Mechanism(abc.ABC):
         """Smallest and largest possible report."""
 
     @property
+    @abc.abstractmethod
     def input_interval(self) -> tuple[Any, Any]:
         """Smallest and largest valid input."""
+
+    @abc.abstractmethod
+    def mean(self, x: Any) -> Any:
+        """E(report | x)."""
+
+    @property
+    @abc.abstractmethod
+    def worst_variance(self) -> Any:
+        """Largest variance over valid inputs."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any, x: Any) -> Any:
+        """The smallest report y with cdf(y, x) >= u."""
+
+    def sample(self, key: Array, x: Any) -> Array:
+        """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
+
+        Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
+
+        Args:
+            key: a typed key, Threefry (fast) or ChaCha20.
+            x: inputs; float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
+
+        Returns:
+            Reports of the shape of x; NaN where x is NaN or outside ``input_interval``.
+
+        Raises:
+            TypeError: key is not one typed key.
+        """
+        check_key(key)
+        return _sample(self, key, (0, 0), jnp.asarray(x))
+
+
+class Bounded(Mechanism):
+    """An unbiased map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP for any two inputs."""
+
+    lower: Any
+    upper: Any
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
         return self.lower, self.upper
 
     @property
@@ -112,25 +128,6 @@ class Mechanism(abc.ABC):
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
         return _reparameterised("icdf", self, u, x)
-
-    def sample(self, key: Array, x: Any) -> Array:
-        """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
-
-        Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
-        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
-
-        Args:
-            key: a typed key, Threefry (fast) or ChaCha20.
-            x: inputs; float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
-
-        Returns:
-            Reports of the shape of x; NaN where x is NaN or outside ``input_interval``.
-
-        Raises:
-            TypeError: key is not one typed key.
-        """
-        check_key(key)
-        return _sample(self, key, (0, 0), jnp.asarray(x))
 
 
 @partial(jax.jit, inline=True)

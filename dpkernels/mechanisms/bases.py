@@ -1,4 +1,4 @@
-"""Bases of windowed mechanisms: the part of the density that does not depend on the input (math.md section 1)."""
+"""Bases of windowed mechanisms: the part of the density that does not depend on the input."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import pytree
 from dpkernels.numerics import namespace, root_or_zero
+from dpkernels.pytrees import pytree
 
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
 

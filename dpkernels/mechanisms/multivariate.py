@@ -12,8 +12,9 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Mechanism, pytree, sample_from
+from dpkernels.mechanisms.base import Bounded, sample_from
 from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
 from dpkernels.random.keys import check_key
 
 # fold_in labels of a simulation key.
@@ -39,7 +40,7 @@ class Multivariate:
         ValueError: s is not in 1..d, an interval is bad, or the coordinate mechanism is not on [-1, 1].
     """
 
-    coordinate: Mechanism
+    coordinate: Bounded
     lower: Any
     upper: Any
     dimensions: int

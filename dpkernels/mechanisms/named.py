@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.mechanisms import heights
-from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.bases import Base, Constant
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.tabulated import base_from, window_from
@@ -216,7 +216,7 @@ def _number_or_array(bound: Any) -> Any:
     return array if array.ndim else float(array)
 
 
-MECHANISMS: dict[str, Callable[..., Mechanism]] = {
+MECHANISMS: dict[str, Callable[..., Bounded]] = {
     "piecewise": piecewise,
     "piecewise-triangle": piecewise_triangle,
     "piecewise-wang2019": piecewise_wang2019,

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.mechanisms.base import pytree
 from dpkernels.mechanisms.bases import Base
 from dpkernels.mechanisms.windowed import Window
 from dpkernels.numerics import namespace, root_or_zero
+from dpkernels.pytrees import pytree
 
 _KNOTS = 1025
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Mechanism, pytree
+from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class TwoPoint(Mechanism):
+class TwoPoint(Bounded):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
     Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
@@ -77,7 +78,7 @@ class TwoPoint(Mechanism):
 
 @pytree
 @dataclass(frozen=True)
-class Mixture(Mechanism):
+class Mixture(Bounded):
     """Report by ``first`` with probability ``weight``, else by ``second``, chosen independently of the input.
 
     Both are unbiased and eps-DP on one input interval, hence so is the mixture, even with the choice revealed.
@@ -91,8 +92,8 @@ class Mixture(Mechanism):
         ValueError: the intervals differ, or weight is out of range.
     """
 
-    first: Mechanism
-    second: Mechanism
+    first: Bounded
+    second: Bounded
     weight: Any
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Windowed mechanisms: a window that follows the input, on a base that does not (math.md section 1).
+"""Windowed mechanisms: a window that follows the input, on a base that does not.
 
 On the scaled output interval [-1, 1] the density at v, given the scaled input c, is
 
@@ -18,9 +18,10 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Mechanism, pytree
+from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.bases import Base
 from dpkernels.numerics import floating, namespace, root_or_zero
+from dpkernels.pytrees import pytree
 
 
 class Window(abc.ABC):
@@ -141,7 +142,7 @@ class Triangle(_Unimodal):
 
 @pytree
 @dataclass(frozen=True)
-class Windowed(Mechanism):
+class Windowed(Bounded):
     """A window on a base; see the module's formula.
 
     Attributes:

@@ -1,0 +1,117 @@
+"""``dpkernels certify``: one mechanism's certificate, or a finished release verified again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dpkernels.cli.choose import exact_form
+from dpkernels.cli.sidecar import FORMAT, parameters, total_epsilon
+from dpkernels.cli.text import shown
+from dpkernels.exact.certificate import Certificate, CertificateError, MixtureCertificate
+from dpkernels.exact.forms import ExactForm
+
+
+@dataclass(frozen=True)
+class Report:
+    """A mechanism's certificate, and what the certificate costs.
+
+    Attributes:
+        name: the mechanism's name.
+        form: its certified form.
+    """
+
+    name: str
+    form: ExactForm
+
+    @classmethod
+    def of(cls, name: str, epsilon: float, lower: float, upper: float) -> Report:
+        """Certify.
+
+        Raises:
+            click.UsageError: no such mechanism, or an argument out of range.
+            CertificateError: its integers do not have the guarantee.
+        """
+        return cls(name, exact_form(name, lower, upper, epsilon))
+
+    @property
+    def variance_cost(self) -> float:
+        """Certified bound on the worst-case variance over that of the ideal density, minus 1."""
+        return float(self.form.certificate.worst_variance) / float(self.form.mechanism.worst_variance) - 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {
+            "mechanism": self.name,
+            "parameters": parameters(self.form.mechanism),
+            "variance_cost": self.variance_cost,
+            "certificate": self.form.certificate.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        cost = f"{100 * self.variance_cost:+.4g} % in worst-case variance, against the ideal density"
+        return f"mechanism           {self.name}\n{self.form.certificate}\ncost                {cost}"
+
+
+def verify(path: Path) -> list[str]:
+    """Verify every certificate of a sidecar from its integers.
+
+    Returns:
+        A line a column.
+
+    Raises:
+        CertificateError: a table does not have its guarantee, or the file claims another.
+        ValueError: not a sidecar.
+    """
+    try:
+        form = json.loads(path.read_text(encoding="utf-8"))
+        if form["format"] != FORMAT:
+            raise ValueError(f"{path}: format {form['format']!r}; this version reads {FORMAT}")
+        lines = [_verified(column) for column in form["columns"]]
+        _check_total(form)
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: is not the sidecar of a release") from error
+    return [*lines, f"ok: total epsilon a row {form['epsilon']:g}, {form['rows']} rows"]
+
+
+def _verified(column: dict[str, Any]) -> str:
+    name = "(array)" if column["column"] is None else shown(column["column"])
+    try:
+        certificate = _certificate(column["certificate"])
+        _check_claims(column["parameters"], certificate)
+    except CertificateError as error:
+        raise CertificateError(f"column {name}: {error}") from error
+    return f"ok: {name}, {column['mechanism']}, epsilon {certificate.epsilon:g}"
+
+
+def _certificate(form: dict[str, Any]) -> Certificate | MixtureCertificate:
+    if "first" not in form:
+        return Certificate.from_dict(form)
+    first, second = (Certificate.from_dict(form[part]) for part in ("first", "second"))
+    mixture = MixtureCertificate(first, second, form["threshold"])
+    if mixture.epsilon != form["epsilon"]:
+        raise CertificateError(f"epsilon: the form says {form['epsilon']}, the tables give {mixture.epsilon}")
+    return mixture
+
+
+def _check_claims(claims: dict[str, Any], certificate: Certificate | MixtureCertificate) -> None:
+    """The interval and budget written beside a certificate are those of its tables."""
+    tables = (
+        (certificate.first.table, certificate.second.table)
+        if isinstance(certificate, MixtureCertificate)
+        else (certificate.table,)
+    )
+    for word in ("lower", "upper", "epsilon"):
+        claimed = {value for name, value in claims.items() if name.split(".")[-1] == word}
+        found = {getattr(part, word) for part in (tables if word != "epsilon" else [certificate])}
+        if len(found) != 1 or claimed != found:
+            raise CertificateError(f"{word}: the parameters say {claimed}, the tables {found}")
+
+
+def _check_total(form: dict[str, Any]) -> None:
+    budgets = [column["certificate"]["epsilon"] for column in form["columns"]]
+    total = total_epsilon(budgets, form["values_per_row"])
+    if total != form["epsilon"]:
+        raise CertificateError(f"epsilon: the file says {form['epsilon']}, its columns sum to {total}")

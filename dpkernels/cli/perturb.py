@@ -1,0 +1,197 @@
+"""``dpkernels perturb``: a file in pieces through the exact engine into a file of the same format."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dpkernels.cli import sidecar
+from dpkernels.cli.choose import exact_form
+from dpkernels.cli.files import Source, known_suffix, open_source
+from dpkernels.cli.output import Output, check_target, sidecar_path
+from dpkernels.cli.sidecar import Column, Release
+from dpkernels.cli.text import aligned, listed, shown
+from dpkernels.perturbation import column_key
+from dpkernels.random.keys import release_key_bytes
+from dpkernels.release import Engine, exact_engine, in_chunks
+from dpkernels.validation import Bounds
+
+_LONG_BYTES = 1 << 26
+_OPTIONS = ("--mechanism", "--lower", "--upper", "--epsilon")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A release whose options have been checked.
+
+    Attributes:
+        source: the input.
+        target: the output.
+        columns: what is perturbed, and how.
+        clip: clip values outside the interval.
+    """
+
+    source: Source
+    target: Path
+    columns: tuple[Column, ...]
+    clip: bool
+
+
+def plan(
+    path: Path,
+    target: Path,
+    names: Sequence[str],
+    options: tuple[Sequence[Any], ...],
+    *,
+    clip: bool,
+    force: bool,
+) -> Plan:
+    """Check everything that can be checked before a value is read.
+
+    Args:
+        path: the input.
+        target: the output.
+        names: columns to perturb; none for an array.
+        options: mechanism names, lower ends, upper ends and budgets, one each or one a column.
+        clip: clip values outside the interval.
+        force: replace an existing output.
+
+    Raises:
+        click.UsageError: a wrong option or argument.
+        ValueError: the input is not a readable file of its format.
+    """
+    if known_suffix(path) != known_suffix(target):
+        raise click.UsageError(f"OUT: {target} must have the suffix of IN, {path.suffix}")
+    check_target(path, target, force)
+    source = open_source(path)
+    chosen = _chosen(source, names)
+    settings = (_each(*pair, len(chosen)) for pair in zip(_OPTIONS, options, strict=True))
+    columns = tuple(_column(*setting) for setting in zip(chosen, *settings, strict=True))
+    return Plan(source, target, columns, clip)
+
+
+def _column(name: str | None, mechanism: str, lower: float, upper: float, epsilon: float) -> Column:
+    return Column(name, mechanism, exact_form(mechanism, lower, upper, epsilon, _label(name)))
+
+
+def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
+    if not source.names:
+        if names:
+            raise click.UsageError(f"--column: {names[0]!r}; {source.path} is one array, without columns")
+        return [None]
+    if not names:
+        raise click.UsageError(f"--column: missing; {source.path} has {listed(source.names)}")
+    for name in names:
+        if (found := list(source.names).count(name)) != 1:
+            problem = f"{found} columns of this name" if found else f"no such column; it has {listed(source.names)}"
+            raise click.UsageError(f"--column: {name!r}; {source.path} has {problem}")
+        if names.count(name) > 1:
+            raise click.UsageError(f"--column: {name!r} is given twice")
+    return names
+
+
+def _each(option: str, values: Sequence[Any], count: int) -> Sequence[Any]:
+    if len(values) not in (1, count):
+        allowed = "once" if count == 1 else f"once, or once for each of the {count} columns"
+        raise click.UsageError(f"{option}: given {len(values)} times; give it {allowed}")
+    return list(values) * (count if len(values) == 1 else 1)
+
+
+def _label(name: str | None) -> str:
+    return "" if name is None else f"column {name!r}: "
+
+
+def perturb_file(plan: Plan, progress: bool | None) -> list[str]:
+    """Write the output and its sidecar.
+
+    Returns:
+        Lines for the user: what was done to which column, and what it guarantees.
+
+    Raises:
+        ValueError: an input value is unfit, or the input is empty or damaged; nothing is written.
+        OSError: reading or writing failed; nothing is written.
+    """
+    with Output(plan.target) as output:
+        with _bar(plan.source, progress) as show:
+            rows = _write(plan, output.temporary, show)
+        release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip)
+        output.commit(sidecar.to_json(release))
+    return _summary(plan, release)
+
+
+def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
+    secret = os.urandom(32)
+    keys = [release_key_bytes(column_key(secret, number)) for number in range(len(plan.columns))]
+    engines = [exact_engine(column.form, key) for column, key in zip(plan.columns, keys, strict=True)]
+    start = 0
+    with plan.source.sink(path) as sink:
+        for piece in plan.source.pieces():
+            sink.write(_perturbed(plan, engines, piece, start))
+            start += len(piece)
+            show()
+    if start == 0:
+        raise ValueError(f"{plan.source.path}: is empty; there is nothing to perturb")
+    return start // plan.source.values_per_row
+
+
+def _perturbed(plan: Plan, engines: Sequence[Engine], piece: Any, start: int) -> Any:
+    reports: dict[str | None, np.ndarray] = {}
+    for column, engine in zip(plan.columns, engines, strict=True):
+        bounds = Bounds.of(column.form.mechanism, plan.clip)
+        try:
+            values = plan.source.numbers(piece, column.name, start)
+            reports[column.name] = in_chunks(engine, bounds, values, start=start)
+        except ValueError as error:
+            raise ValueError(_label(column.name) + _as_option(str(error), plan.source)) from error
+    return plan.source.replaced(piece, reports)
+
+
+def _as_option(message: str, source: Source) -> str:
+    """The library's message in the words of the command line."""
+    message = message.removeprefix("x: ").replace("clip=True clips", "--clip clips")
+    return re.sub(r"\Arow (\d+)", lambda match: source.place(int(match[1])), message)
+
+
+def _summary(plan: Plan, release: Release) -> list[str]:
+    heading = ["column", "mechanism", "interval", "epsilon", "realised"]
+    copied = [name for name in plan.source.names if name not in {column.name for column in plan.columns}]
+    lines = aligned([heading, *map(_summary_row, plan.columns)])
+    lines.append(
+        f"total epsilon a row: {release.epsilon:g} (realised {release.realised_epsilon:.6g}); "
+        f"neighbouring: {sidecar.NEIGHBOURING}"
+    )
+    if copied:
+        lines.append(f"copied as they are, NOT protected: {listed(copied)}")
+    lines.append(f"{release.rows} rows: {plan.target}, certificates: {sidecar_path(plan.target)}")
+    return lines
+
+
+def _summary_row(column: Column) -> list[str]:
+    certificate, (low, high) = column.form.certificate, column.form.mechanism.input_interval
+    name = "(array)" if column.name is None else shown(column.name)
+    interval = f"[{low:g}, {high:g}]"
+    return [name, column.mechanism, interval, f"{certificate.epsilon:g}", f"{certificate.realised_epsilon:.6g}"]
+
+
+@contextmanager
+def _bar(source: Source, wanted: bool | None) -> Iterator[Callable[[], Any]]:
+    if wanted is None:
+        wanted = source.path.stat().st_size >= _LONG_BYTES and sys.stderr.isatty()
+    if not wanted:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("perturbing", total=1.0)
+        yield lambda: bar.update(task, completed=source.fraction)

@@ -1,0 +1,22 @@
+"""Plain text for terminals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines with every column as wide as its widest cell."""
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def shown(name: str) -> str:
+    """A column's name, quoted if it would disturb a terminal."""
+    return name if name.isprintable() and name else repr(name)
+
+
+def listed(names: Sequence[str], most: int = 12) -> str:
+    """The first few names, and how many more there are."""
+    rest = len(names) - most
+    return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,114 @@
+"""The interface of a law, and what is derived from it once."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from dpkernels.numerics import floating, namespace, vanishing
+
+
+class Distribution(abc.ABC):
+    """A law on the real line with a piecewise smooth density, unimodal about 0.
+
+    Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
+    """
+
+    @abc.abstractmethod
+    def log_prob(self, z: Any) -> Any:
+        """Log density at z; -inf outside the support."""
+
+    @abc.abstractmethod
+    def cdf(self, z: Any) -> Any:
+        """P(Z <= z), accurate in the lower tail."""
+
+    @abc.abstractmethod
+    def sf(self, z: Any) -> Any:
+        """P(Z > z), accurate in the upper tail."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any) -> Any:
+        """The inverse of ``cdf``, accurate for u near 0."""
+
+    @abc.abstractmethod
+    def isf(self, u: Any) -> Any:
+        """The inverse of ``sf``, accurate for u near 0."""
+
+    @abc.abstractmethod
+    def first_moment(self, a: Any, b: Any) -> Any:
+        """Integral of z times the density over [a, b]."""
+
+    @abc.abstractmethod
+    def second_moment(self, a: Any, b: Any) -> Any:
+        """Integral of z^2 times the density over [a, b]."""
+
+    @property
+    @abc.abstractmethod
+    def support(self) -> tuple[Any, Any]:
+        """The ends of the support."""
+
+    @property
+    @abc.abstractmethod
+    def knots(self) -> Any:
+        """Where the density's formula changes, increasing; a 1-D array."""
+
+    def prob(self, z: Any) -> Any:
+        """Density at z."""
+        log_density = self.log_prob(z)
+        return namespace(log_density).exp(log_density)
+
+    def mass(self, a: Any, b: Any) -> Any:
+        """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
+        a, b = floating(a), floating(b)
+        return namespace(a, b).where(a > 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
+
+    @property
+    def mean(self) -> Any:
+        """E Z."""
+        return self.first_moment(*self.support)
+
+    @property
+    def variance(self) -> Any:
+        """Var Z."""
+        return self.second_moment(*self.support) - self.mean**2
+
+    @property
+    def absolute_moment(self) -> Any:
+        """E|Z|."""
+        low, high = self.support
+        return self.first_moment(0.0, high) - self.first_moment(low, 0.0)
+
+
+class Symmetric(Distribution):
+    """A law with an even density on the whole line; the lower tail gives the upper one."""
+
+    @abc.abstractmethod
+    def first_tail(self, z: Any) -> Any:
+        """Integral of t f(t) from z to infinity, for z >= 0."""
+
+    @abc.abstractmethod
+    def second_tail(self, z: Any) -> Any:
+        """Integral of t^2 f(t) from z to infinity, for z >= 0."""
+
+    def sf(self, z: Any) -> Any:
+        return self.cdf(-z)
+
+    def isf(self, u: Any) -> Any:
+        return -self.icdf(u)
+
+    def first_moment(self, a: Any, b: Any) -> Any:
+        """The integrand is odd, so its antiderivative -first_tail(|z|) is even."""
+        xp = namespace(a, b)
+        return vanishing(self.first_tail, xp.abs(a)) - vanishing(self.first_tail, xp.abs(b))
+
+    def second_moment(self, a: Any, b: Any) -> Any:
+        """The integrand is even, so its antiderivative is odd."""
+        return self._second_to(b) - self._second_to(a)
+
+    def _second_to(self, z: Any) -> Any:
+        xp = namespace(z)
+        return xp.sign(z) * (self.second_tail(xp.zeros_like(z)) - vanishing(self.second_tail, xp.abs(z)))
+
+    @property
+    def support(self) -> tuple[Any, Any]:
+        return -float("inf"), float("inf")

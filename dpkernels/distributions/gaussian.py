@@ -1,0 +1,57 @@
+"""The Gaussian law."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Symmetric
+from dpkernels.numerics import namespace, ndtr, ndtri
+from dpkernels.pytrees import pytree
+
+_ROOT = math.sqrt(2 * math.pi)
+
+
+@pytree
+@dataclass(frozen=True)
+class Gaussian(Symmetric):
+    """f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
+
+    Attributes:
+        sigma: s > 0.
+
+    Raises:
+        ValueError: sigma is not positive and finite.
+    """
+
+    sigma: Any
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+
+    def log_prob(self, z: Any) -> Any:
+        s = self.sigma
+        return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
+
+    def cdf(self, z: Any) -> Any:
+        return ndtr(z / self.sigma)
+
+    def icdf(self, u: Any) -> Any:
+        return self.sigma * ndtri(u)
+
+    def first_tail(self, z: Any) -> Any:
+        """S phi(z/s)."""
+        s = self.sigma
+        return s / _ROOT * namespace(z, s).exp(-((z / s) ** 2) / 2)
+
+    def second_tail(self, z: Any) -> Any:
+        """s^2 (z/s phi(z/s) + Phi(-z/s))."""
+        return z * self.first_tail(z) + self.sigma**2 * ndtr(-z / self.sigma)
+
+    @property
+    def knots(self) -> Any:
+        return np.zeros(0)

@@ -1,0 +1,61 @@
+"""The Laplace law."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Symmetric
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Laplace(Symmetric):
+    """f(z) = exp(-|z| / b) / (2 b).
+
+    Attributes:
+        scale: b > 0.
+
+    Raises:
+        ValueError: scale is not positive and finite.
+    """
+
+    scale: Any
+
+    def __post_init__(self) -> None:
+        checks.positive("scale", self.scale)
+
+    def log_prob(self, z: Any) -> Any:
+        b, xp = self.scale, namespace(z, self.scale)
+        return -xp.abs(z) / b - xp.log(2 * b)
+
+    def cdf(self, z: Any) -> Any:
+        z = floating(z)
+        xp = namespace(z, self.scale)
+        tail = xp.exp(-xp.abs(z) / self.scale) / 2
+        return xp.where(z < 0, tail, 1 - tail)
+
+    def icdf(self, u: Any) -> Any:
+        xp = namespace(u, self.scale)
+        below = u < 0.5
+        tail = xp.log(2 * xp.where(below, u, 1 - u))
+        return self.scale * xp.where(below, tail, -tail)
+
+    def first_tail(self, z: Any) -> Any:
+        """exp(-z/b) (z + b) / 2."""
+        b = self.scale
+        return namespace(z, b).exp(-z / b) * (z + b) / 2
+
+    def second_tail(self, z: Any) -> Any:
+        """exp(-z/b) (z^2 + 2 b z + 2 b^2) / 2."""
+        b = self.scale
+        return namespace(z, b).exp(-z / b) * (z**2 + 2 * b * z + 2 * b**2) / 2
+
+    @property
+    def knots(self) -> Any:
+        return np.zeros(1)

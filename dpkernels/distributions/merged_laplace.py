@@ -1,0 +1,114 @@
+"""The merged (piecewise) Laplace law of Mugunthan 2020."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Symmetric
+from dpkernels.numerics import exponential_moments, floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class MergedLaplace(Symmetric):
+    """Log-density continuous and piecewise linear in |z|: slope -r_i on [c_(i-1), c_i), c_0 = 0, c_n = infinity.
+
+    F_1 = 1, F_(i+1) = F_i exp(-r_i w_i);  f(z) = F_i/Z exp(-r_i (|z| - c_(i-1)));  w_i = c_i - c_(i-1),
+    Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The source's appendix has a sign slip in the third column of its table C.
+
+    Attributes:
+        rates: r_1..r_n, not negative, the last positive.
+        breaks: c_1..c_(n-1), positive and increasing.
+
+    Raises:
+        ValueError: one rate too many or too few, or a rate or break out of range.
+    """
+
+    rates: tuple[Any, ...]
+    breaks: tuple[Any, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.rates) != len(self.breaks) + 1:
+            raise ValueError(f"rates: {len(self.rates)} for {len(self.breaks)} breaks; one more than breaks is needed")
+        for rate in self.rates[:-1]:
+            checks.within("rates", rate, 0.0, 1e300)
+        checks.positive("rates", self.rates[-1])
+        ends = [0.0, *self.breaks]
+        for low, high in pairwise(ends):
+            checks.positive("breaks", high)
+            if checks.concrete(low) is not None and checks.concrete(high) is not None and not low < high:
+                raise ValueError(f"breaks: {self.breaks}; they must increase")
+
+    def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
+        """(start, end, rate, F) of every segment."""
+        segments, level = [], 1.0
+        for start, end, rate in zip((0.0, *self.breaks), (*self.breaks, np.inf), self.rates, strict=True):
+            segments.append((start, end, rate, level))
+            if end is not np.inf:
+                level = level * namespace(rate, start, end).exp(-rate * (end - start))
+        return segments
+
+    def _tail(self, z: Any, power: int) -> Any:
+        """Unnormalised integral of t^power f(t) from z >= 0 to infinity, segment by segment."""
+        total = 0.0
+        for start, end, rate, level in self._segments():
+            xp = namespace(z, start, end, rate)
+            t = xp.clip(z, start, end)
+            m0, m1, m2 = exponential_moments(rate, end - t)
+            moment = (m0, t * m0 + m1, t**2 * m0 + 2 * t * m1 + m2)[power]
+            inside = level * xp.exp(-rate * (t - start)) * moment
+            total = total + xp.where(z < end, inside, 0.0)
+        return total
+
+    @property
+    def _norm(self) -> Any:
+        return 2 * self._tail(np.float64(0.0), 0)
+
+    def log_prob(self, z: Any) -> Any:
+        z = namespace(z, *self.rates).abs(floating(z))
+        xp = namespace(z, *self.rates, *self.breaks)
+        drop = 0.0
+        for start, end, rate, _ in self._segments():
+            drop = drop + rate * (xp.clip(z, start, end) - start)
+        return -drop - xp.log(self._norm)
+
+    def cdf(self, z: Any) -> Any:
+        z = floating(z)
+        xp = namespace(z, *self.rates, *self.breaks)
+        tail = self._tail(xp.abs(z), 0) / self._norm
+        return xp.where(z < 0, tail, 1 - tail)
+
+    def icdf(self, u: Any) -> Any:
+        """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
+        xp = namespace(u, *self.rates, *self.breaks)
+        below = u < 0.5
+        tail = xp.where(below, u, 1 - u) * self._norm
+        *inner, (start, _, rate, level) = self._segments()
+        beyond = level / rate  # Unnormalised tail where the last segment starts.
+        z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
+        for start, end, rate, level in reversed(inner):
+            decay = xp.exp(-rate * (end - start))
+            q = xp.maximum(tail - beyond, 0.0) / (level * decay)
+            still = rate * q > 0
+            step = xp.where(still, xp.log1p(rate * q) / xp.where(still, rate, 1.0), q)
+            z = xp.where(tail > beyond, end - step, z)
+            beyond = beyond + level * exponential_moments(rate, end - start)[0]
+        return xp.where(below, -z, z)
+
+    def first_tail(self, z: Any) -> Any:
+        return self._tail(z, 1) / self._norm
+
+    def second_tail(self, z: Any) -> Any:
+        return self._tail(z, 2) / self._norm
+
+    @property
+    def knots(self) -> Any:
+        xp = namespace(*self.breaks)
+        ends = xp.stack([xp.asarray(end) for end in (0.0, *self.breaks)])
+        return xp.concatenate([-ends[:0:-1], ends])

@@ -1,0 +1,127 @@
+"""A step reweighting of another law: truncation and budget recycling are this one thing.
+
+    f(z) = K(z) w(z) / Z,   w = inside on [low, high], outside elsewhere,   Z = the weighted mass
+
+Truncation has weights (1, 0). Budget recycling (Jiang 2024) redraws a kernel's value outside [-theta, theta] with
+probability q: weights (1, 1 - q).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Reweighted(Distribution):
+    """The law above.
+
+    Attributes:
+        kernel: the law K.
+        low: lower end of the inside, below 0.
+        high: upper end of the inside, above 0.
+        outside: weight w of the outside, in [0, 1]; 0 truncates. The inside has weight 1.
+
+    Raises:
+        ValueError: low or high on the wrong side of 0, or outside out of range.
+    """
+
+    kernel: Distribution
+    low: Any
+    high: Any
+    outside: Any
+
+    def __post_init__(self) -> None:
+        checks.within("low", self.low, -np.inf, 0.0, open_ends=True)
+        checks.within("high", self.high, 0.0, np.inf, open_ends=True)
+        checks.within("outside", self.outside, 0.0, 1.0)
+
+    @property
+    def inside_mass(self) -> Any:
+        """Kernel mass of [low, high]."""
+        return self.kernel.mass(self.low, self.high)
+
+    @property
+    def total(self) -> Any:
+        """Z, the probability that a kernel's draw is accepted at once."""
+        return self.inside_mass + self.outside * (self.kernel.cdf(self.low) + self.kernel.sf(self.high))
+
+    @property
+    def acceptance(self) -> Any:
+        """P(low <= Z <= high)."""
+        return self.inside_mass / self.total
+
+    def log_prob(self, z: Any) -> Any:
+        z = floating(z)
+        xp = namespace(z, self.outside)
+        truncated = self.outside <= 0
+        log_outside = xp.where(truncated, -xp.inf, xp.log(xp.where(truncated, 1.0, self.outside)))
+        log_weight = xp.where((z >= self.low) & (z <= self.high), 0.0, log_outside)
+        return self.kernel.log_prob(z) + log_weight - xp.log(self.total)
+
+    def cdf(self, z: Any) -> Any:
+        """Outside mass up to min(z, low), inside mass up to min(z, high), outside mass beyond, over Z."""
+        z, xp = floating(z), namespace(z, self.low)
+        inner = xp.clip(z, self.low, self.high)
+        inside = self.kernel.mass(self.low, inner)
+        outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
+        return (inside + self.outside * outside) / self.total
+
+    def sf(self, z: Any) -> Any:
+        z, xp = floating(z), namespace(z, self.low)
+        inner = xp.clip(z, self.low, self.high)
+        inside = self.kernel.mass(inner, self.high)
+        outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
+        return (inside + self.outside * outside) / self.total
+
+    def icdf(self, u: Any) -> Any:
+        """The kernel's inverse at a piecewise linear map of u."""
+        return _inverse(self, u, self.kernel.icdf, self.kernel.cdf(self.low), self.low, self.high)
+
+    def isf(self, u: Any) -> Any:
+        return _inverse(self, u, self.kernel.isf, self.kernel.sf(self.high), self.high, self.low)
+
+    def first_moment(self, a: Any, b: Any) -> Any:
+        return self._moment(self.kernel.first_moment, a, b)
+
+    def second_moment(self, a: Any, b: Any) -> Any:
+        return self._moment(self.kernel.second_moment, a, b)
+
+    def _moment(self, moment: Any, a: Any, b: Any) -> Any:
+        xp = namespace(a, b, self.low)
+        inside = moment(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
+        below = moment(xp.minimum(a, self.low), xp.minimum(b, self.low))
+        above = moment(xp.maximum(a, self.high), xp.maximum(b, self.high))
+        return (inside + self.outside * (below + above)) / self.total
+
+    @property
+    def support(self) -> tuple[Any, Any]:
+        low, high = self.kernel.support
+        xp, truncated = namespace(self.outside, self.low), self.outside <= 0
+        return xp.where(truncated, self.low, low), xp.where(truncated, self.high, high)
+
+    @property
+    def knots(self) -> Any:
+        xp = namespace(self.low, self.high, *([self.kernel.knots] if len(self.kernel.knots) else []))
+        return xp.sort(xp.concatenate([xp.asarray(self.kernel.knots), xp.stack([self.low, self.high])]))
+
+
+def _inverse(law: Reweighted, u: Any, kernel_inverse: Any, first: Any, near: Any, far: Any) -> Any:
+    """Invert from one tail: a share ``outside * first`` of Z lies before ``near``, then the inside, then the rest."""
+    xp = namespace(u, law.low, law.outside)
+    weighted = u * law.total
+    before, inside = law.outside * first, law.inside_mass
+    safe = xp.where(law.outside > 0, law.outside, 1.0)
+    in_middle = (weighted >= before) & (weighted <= before + inside)
+    after = weighted + (safe - 1) * inside
+    outer = xp.where(weighted < before, weighted, after) / safe
+    value = kernel_inverse(xp.where(in_middle, weighted - before + first, outer))
+    return xp.where(in_middle, xp.clip(value, xp.minimum(near, far), xp.maximum(near, far)), value)

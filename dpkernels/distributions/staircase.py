@@ -1,0 +1,117 @@
+"""The staircase law (Geng and Viswanath 2014)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Symmetric
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Staircase(Symmetric):
+    """Steps of height a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), q = e^-eps.
+
+    a = (1 - q) / (2 D (gamma + q (1 - gamma))). eps-DP for shifts up to D.
+
+    Attributes:
+        epsilon: eps.
+        period: D, the sensitivity it was made for.
+        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) has the least E|Z|.
+
+    Raises:
+        ValueError: a parameter out of range.
+    """
+
+    epsilon: Any
+    period: Any
+    gamma: Any
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.positive("period", self.period)
+        checks.within("gamma", self.gamma, 0.0, 1.0)
+
+    @property
+    def _ratio(self) -> Any:
+        return namespace(self.epsilon).exp(-self.epsilon)
+
+    @property
+    def _peak(self) -> Any:
+        q = self._ratio
+        return (1 - q) / (2 * self.period * (self.gamma + q * (1 - self.gamma)))
+
+    def _position(self, z: Any) -> tuple[Any, Any]:
+        """Period number k and position in it, in periods, of z >= 0."""
+        xp, t = namespace(z, self.period), z / self.period
+        k = xp.floor(t)
+        return k, t - k
+
+    def log_prob(self, z: Any) -> Any:
+        z = floating(z)
+        xp = namespace(z, self.period, self.epsilon)
+        k, part = self._position(xp.abs(z))
+        return xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
+
+    def cdf(self, z: Any) -> Any:
+        z = floating(z)
+        xp = namespace(z, self.period, self.epsilon)
+        tail = self._tail(xp.abs(z), 0)
+        return xp.where(z < 0, tail, 1 - tail)
+
+    def _tail(self, z: Any, power: int) -> Any:
+        """Integral of t^power f(t) from z >= 0 to infinity: the rest of z's period, and a geometric sum."""
+        D, g, q, a = self.period, self.gamma, self._ratio, self._peak
+        k, part = self._position(z)
+        xp = namespace(k, g)
+        n = power + 1
+
+        def piece(low: Any, high: Any) -> Any:
+            return ((k + high) ** n - (k + low) ** n) / n
+
+        rest = piece(xp.minimum(part, g), g) + q * piece(xp.maximum(part, g), 1.0)
+        return a * D**n * xp.exp(-self.epsilon * k) * (rest + q * self._periods(k + 1, power))
+
+    def _periods(self, k: Any, power: int) -> Any:
+        """Sum over j >= 0 of q^j times the integral of (high or q) t^power over period k + j, in periods."""
+        g, q = self.gamma, self._ratio
+        s0, s1, s2 = 1 / (1 - q), q / (1 - q) ** 2, q * (1 + q) / (1 - q) ** 3
+        p1, p2, p3 = g + q * (1 - g), (g**2 + q * (1 - g**2)) / 2, (g**3 + q * (1 - g**3)) / 3
+        if power == 0:
+            return p1 * s0
+        if power == 1:
+            return p1 * (k * s0 + s1) + p2 * s0
+        return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
+
+    def icdf(self, u: Any) -> Any:
+        """The period from the geometric tail q^k / 2, then the part of it."""
+        D, g, q = self.period, self.gamma, self._ratio
+        xp = namespace(u, D, q)
+        below = u < 0.5
+        tail = 2 * xp.where(below, u, 1 - u)
+        k = xp.floor(-xp.log(tail) / self.epsilon)
+        used = (1 - tail * xp.exp(self.epsilon * k)) / (1 - q) * (g + q * (1 - g))
+        used = xp.maximum(used, 0.0)
+        safe = xp.where(q > 0, q, 1.0)
+        part = xp.where(used < g, used, g + (used - g) / safe)
+        z = D * (k + xp.minimum(part, 1.0))
+        return xp.where(below, -z, z)
+
+    def first_tail(self, z: Any) -> Any:
+        return self._tail(z, 1)
+
+    def second_tail(self, z: Any) -> Any:
+        return self._tail(z, 2)
+
+    @property
+    def knots(self) -> Any:
+        """All steps with a tail above 1e-300."""
+        count = int(700 / float(self.epsilon)) + 2
+        ends = np.sort(np.concatenate([np.arange(count), np.arange(count) + float(self.gamma)])) * float(self.period)
+        return np.concatenate([-ends[:0:-1], ends])
