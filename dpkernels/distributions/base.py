@@ -27,12 +27,8 @@ class Distribution(abc.ABC):
         """P(Z > z), accurate in the upper tail."""
 
     @abc.abstractmethod
-    def icdf(self, u: Any) -> Any:
-        """The inverse of ``cdf``, accurate for u near 0."""
-
-    @abc.abstractmethod
-    def isf(self, u: Any) -> Any:
-        """The inverse of ``sf``, accurate for u near 0."""
+    def inverse(self, u: Any, lower: Any) -> Any:
+        """Where the lower tail (where ``lower`` is true), else the upper one, has mass u; accurate for u near 0."""
 
     @abc.abstractmethod
     def first_moment(self, a: Any, b: Any) -> Any:
@@ -51,6 +47,16 @@ class Distribution(abc.ABC):
     @abc.abstractmethod
     def knots(self) -> Any:
         """Where the density's formula changes, increasing; a 1-D array."""
+
+    def icdf(self, u: Any) -> Any:
+        """The inverse of ``cdf``, from the nearer tail."""
+        xp = namespace(u)
+        return self.inverse(xp.minimum(u, 1 - u), u < 0.5)
+
+    def isf(self, u: Any) -> Any:
+        """The inverse of ``sf``, from the nearer tail."""
+        xp = namespace(u)
+        return self.inverse(xp.minimum(u, 1 - u), u > 0.5)
 
     def prob(self, z: Any) -> Any:
         """Density at z."""
@@ -83,6 +89,10 @@ class Symmetric(Distribution):
     """A law with an even density on the whole line; the lower tail gives the upper one."""
 
     @abc.abstractmethod
+    def lower_inverse(self, u: Any) -> Any:
+        """The inverse of ``cdf`` for u in (0, 1), accurate near 0."""
+
+    @abc.abstractmethod
     def first_tail(self, z: Any) -> Any:
         """Integral of t f(t) from z to infinity, for z >= 0."""
 
@@ -93,8 +103,9 @@ class Symmetric(Distribution):
     def sf(self, z: Any) -> Any:
         return self.cdf(-z)
 
-    def isf(self, u: Any) -> Any:
-        return -self.icdf(u)
+    def inverse(self, u: Any, lower: Any) -> Any:
+        z = self.lower_inverse(u)
+        return namespace(z, lower).where(lower, z, -z)
 
     def first_moment(self, a: Any, b: Any) -> Any:
         """The integrand is odd, so its antiderivative -first_tail(|z|) is even."""

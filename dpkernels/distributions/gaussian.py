@@ -40,7 +40,7 @@ class Gaussian(Symmetric):
     def cdf(self, z: Any) -> Any:
         return ndtr(z / self.sigma)
 
-    def icdf(self, u: Any) -> Any:
+    def lower_inverse(self, u: Any) -> Any:
         return self.sigma * ndtri(u)
 
     def first_tail(self, z: Any) -> Any:

@@ -40,7 +40,7 @@ class Laplace(Symmetric):
         tail = xp.exp(-xp.abs(z) / self.scale) / 2
         return xp.where(z < 0, tail, 1 - tail)
 
-    def icdf(self, u: Any) -> Any:
+    def lower_inverse(self, u: Any) -> Any:
         xp = namespace(u, self.scale)
         below = u < 0.5
         tail = xp.log(2 * xp.where(below, u, 1 - u))

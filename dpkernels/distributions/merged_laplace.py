@@ -84,7 +84,7 @@ class MergedLaplace(Symmetric):
         tail = self._tail(xp.abs(z), 0) / self._norm
         return xp.where(z < 0, tail, 1 - tail)
 
-    def icdf(self, u: Any) -> Any:
+    def lower_inverse(self, u: Any) -> Any:
         """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
         xp = namespace(u, *self.rates, *self.breaks)
         below = u < 0.5

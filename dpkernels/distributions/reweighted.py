@@ -82,12 +82,19 @@ class Reweighted(Distribution):
         outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
         return (inside + self.outside * outside) / self.total
 
-    def icdf(self, u: Any) -> Any:
-        """The kernel's inverse at a piecewise linear map of u."""
-        return _inverse(self, u, self.kernel.icdf, self.kernel.cdf(self.low), self.low, self.high)
+    def inverse(self, u: Any, lower: Any) -> Any:
+        """The kernel's inverse at a piecewise linear map of u.
 
-    def isf(self, u: Any) -> Any:
-        return _inverse(self, u, self.kernel.isf, self.kernel.sf(self.high), self.high, self.low)
+        Seen from either tail, a weighted mass ``before`` lies beyond the near end, then the inside, then the rest.
+        """
+        xp = namespace(u, lower, self.low, self.outside)
+        beyond = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))
+        weighted, before, inside = u * self.total, self.outside * beyond, self.inside_mass
+        in_middle = (weighted >= before) & (weighted <= before + inside)
+        share = xp.where(self.outside > 0, self.outside, 1.0)
+        outer = xp.where(weighted < before, weighted, weighted + (share - 1) * inside) / share
+        z = self.kernel.inverse(xp.where(in_middle, weighted - before + beyond, outer), lower)
+        return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
 
     def first_moment(self, a: Any, b: Any) -> Any:
         return self._moment(self.kernel.first_moment, a, b)
@@ -113,15 +120,3 @@ class Reweighted(Distribution):
         xp = namespace(self.low, self.high, *([self.kernel.knots] if len(self.kernel.knots) else []))
         return xp.sort(xp.concatenate([xp.asarray(self.kernel.knots), xp.stack([self.low, self.high])]))
 
-
-def _inverse(law: Reweighted, u: Any, kernel_inverse: Any, first: Any, near: Any, far: Any) -> Any:
-    """Invert from one tail: a share ``outside * first`` of Z lies before ``near``, then the inside, then the rest."""
-    xp = namespace(u, law.low, law.outside)
-    weighted = u * law.total
-    before, inside = law.outside * first, law.inside_mass
-    safe = xp.where(law.outside > 0, law.outside, 1.0)
-    in_middle = (weighted >= before) & (weighted <= before + inside)
-    after = weighted + (safe - 1) * inside
-    outer = xp.where(weighted < before, weighted, after) / safe
-    value = kernel_inverse(xp.where(in_middle, weighted - before + first, outer))
-    return xp.where(in_middle, xp.clip(value, xp.minimum(near, far), xp.maximum(near, far)), value)

@@ -89,7 +89,7 @@ class Staircase(Symmetric):
             return p1 * (k * s0 + s1) + p2 * s0
         return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
 
-    def icdf(self, u: Any) -> Any:
+    def lower_inverse(self, u: Any) -> Any:
         """The period from the geometric tail q^k / 2, then the part of it."""
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)

@@ -1,0 +1,91 @@
+"""Additive mechanisms: a law of noise, shifted by the input."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import floating
+from dpkernels.pytrees import pytree
+
+# Inputs beyond this are refused: sums with noise stay finite in float32 too.
+_LARGEST = 1e30
+
+
+@pytree
+@dataclass(frozen=True)
+class Additive(Mechanism):
+    """report = x + Z with Z of a law that does not depend on x.
+
+    Attributes:
+        noise: the law of Z.
+        sensitivity: D, the largest change of x between neighbours that the claim is for; None if nothing is claimed.
+        epsilon: the claimed budget, with delta; ``accountants.delta`` computes the realised one.
+        delta: the claimed delta; a release needs it positive, since its tables are finite.
+
+    Raises:
+        ValueError: a claim out of range.
+    """
+
+    noise: Distribution
+    sensitivity: Any = None
+    epsilon: Any = None
+    delta: Any = None
+
+    def __post_init__(self) -> None:
+        if self.sensitivity is not None:
+            checks.positive("sensitivity", self.sensitivity)
+        if self.epsilon is not None:
+            checks.epsilon(self.epsilon)
+        if self.delta is not None:
+            checks.within("delta", self.delta, 0.0, 1.0)
+
+    def claim(self, *, sensitivity: float, epsilon: float, delta: float) -> Additive:
+        """The same noise with this claim, which ``certify`` and ``perturb`` verify on the integers they sample."""
+        return dataclasses.replace(self, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
+        return -_LARGEST, _LARGEST
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        """The whole line, whatever the noise's support: inputs are not bounded."""
+        return -np.inf, np.inf
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        return self.noise.prob(floating(y) - x)
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        return self.noise.cdf(floating(y) - x)
+
+    def icdf(self, u: Any, x: Any) -> Any:
+        return x + self.noise.icdf(floating(u))
+
+    def draw(self, u: Any, x: Any) -> Any:
+        return x + self.noise.icdf(u)
+
+    def mean(self, x: Any) -> Any:
+        """x + E Z; asymmetric noise is biased."""
+        return floating(x) + self.noise.mean
+
+    def variance(self, x: Any) -> Any:
+        return self.noise.variance + 0 * floating(x)
+
+    def absolute_error(self, x: Any) -> Any:
+        return self.noise.absolute_moment + 0 * floating(x)
+
+    @property
+    def worst_variance(self) -> Any:
+        """Var Z, at every input."""
+        return self.noise.variance
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        none = np.zeros((0, *np.shape(x)))
+        return none, none

@@ -1,0 +1,186 @@
+"""Named additive mechanisms. A claim is for neighbours whose x differ by at most the sensitivity D."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from scipy.optimize import brentq
+
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import ndtr
+
+# What a release of pure noise may spend on the ends of its finite table.
+TABLE_DELTA = 1e-15
+
+
+def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
+    """Laplace noise of scale b = D / eps.
+
+    The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, sensitivity)
+    return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+
+
+def gaussian(
+    *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
+) -> Additive:
+    """Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
+
+
+def truncated_laplace(
+    *, epsilon: float, delta: float, sensitivity: float = 1.0, upper: float | None = None
+) -> Additive:
+    """Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
+
+    With l = D/eps and |A| >= |B|,  A = l ln(2 + (1 - delta)/delta e^(-B/l) - e^(-(B - D)/l)/delta).
+
+    Args:
+        epsilon: eps.
+        delta: delta, in (0, 1).
+        sensitivity: D.
+        upper: B, in [B_min, B*] with B_min = l ln((e^eps - 1 + delta)/(2 delta)) and
+            B* = l ln(1 + (e^eps - 1)/(2 delta)); by default B*, the symmetric case. Below B* the noise is biased.
+
+    Raises:
+        ValueError: an argument out of range, or B outside the feasible interval, which the error gives.
+    """
+    _check(epsilon, sensitivity)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    scale = sensitivity / epsilon
+    highest = scale * math.log1p(math.expm1(epsilon) / (2 * delta))
+    if upper is None:
+        lower, upper = -highest, highest
+    else:
+        lowest = scale * math.log((math.expm1(epsilon) + delta) / (2 * delta))
+        lower = _left_end(upper, scale, delta, sensitivity)
+        if not lowest <= upper <= highest or lower is None:
+            raise ValueError(
+                f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where (epsilon, delta) is feasible"
+            )
+    return Additive(Reweighted(Laplace(scale), lower, upper, 0.0), sensitivity, epsilon, delta)
+
+
+def _left_end(upper: float, scale: float, delta: float, sensitivity: float) -> float | None:
+    inner = 2 + (1 - delta) / delta * math.exp(-upper / scale) - math.exp(-(upper - sensitivity) / scale) / delta
+    return scale * math.log(inner) if inner > 0 else None
+
+
+def merged_laplace(
+    *,
+    rates: tuple[float, ...],
+    breaks: tuple[float, ...],
+    sensitivity: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Additive:
+    """Merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
+
+    Its pure budget is the largest integral of the slope over a window of length D; ``accountants.epsilon`` has it.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return Additive(MergedLaplace(tuple(rates), tuple(breaks)), sensitivity, epsilon, delta)
+
+
+def truncated_gaussian(
+    *, sigma: float, delta: float, sensitivity: float = 1.0, epsilon: float | None = None, bound: float | None = None
+) -> Additive:
+    """Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
+
+    Args:
+        sigma: s.
+        delta: probability of a report that reveals its input, in (0, 1); sets T by
+            delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10).
+        sensitivity: D.
+        epsilon: a budget to claim, with delta as the total.
+        bound: T itself, instead.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    checks.positive("sigma", sigma)
+    checks.positive("sensitivity", sensitivity)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    T = truncation_bound(sigma, delta, sensitivity) if bound is None else bound
+    return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
+
+
+def truncation_bound(sigma: float, delta: float, sensitivity: float) -> float:
+    """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side."""
+    s, D = sigma, sensitivity
+
+    def excess(T: float) -> float:
+        return (ndtr((D - T) / s) - ndtr(-T / s)) / (1 - 2 * ndtr(-T / s)) - delta
+
+    low, high = D / 2 * 1e-6, D + 40 * s
+    root = brentq(excess, low, high, xtol=1e-13, rtol=1e-14)
+    while excess(root) > 0:
+        root *= 1 + 1e-13
+    return float(root)
+
+
+def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
+    """Staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
+
+    The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, sensitivity)
+    gamma = 1 / (1 + math.exp(epsilon / 2)) if gamma is None else gamma
+    return Additive(Staircase(epsilon, sensitivity, gamma), sensitivity, epsilon, TABLE_DELTA)
+
+
+def budget_recycled(
+    kernel: Distribution | Additive,
+    *,
+    theta: float,
+    q: float,
+    sensitivity: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+) -> Additive:
+    """Budget recycling (Jiang 2024): a kernel's noise beyond theta is redrawn with probability q.
+
+    f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. ``noise.acceptance`` is
+    P(|Z| <= theta). What it guarantees is not the kernel's budget: ``accountants.delta`` has the exact one.
+
+    Args:
+        kernel: the law of a draw, such as ``Gaussian(sigma=2.0)``.
+        theta: tolerated error, positive.
+        q: probability of a redraw, in [0, 1).
+        sensitivity: D of a claim, with epsilon and delta.
+        epsilon: of the claim.
+        delta: of the claim.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    checks.positive("theta", theta)
+    checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
+    law = kernel.noise if isinstance(kernel, Additive) else kernel
+    return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
+
+
+def _check(epsilon: Any, sensitivity: Any) -> None:
+    checks.epsilon(epsilon)
+    checks.positive("sensitivity", sensitivity)
