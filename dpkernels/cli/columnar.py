@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from dpkernels.cli.files import PIECE_BYTES, Source, regrouped
+from dpkernels.cli.files import Source, regrouped
 
 _BATCH_ROWS = 1 << 16
+_PIECE_BYTES = 1 << 26  # of a row group written
 
 
 class ParquetFile(Source):
@@ -41,9 +42,9 @@ class ParquetFile(Source):
         return self._done / max(1, self._rows)
 
     def pieces(self) -> Iterator[pa.Table]:
-        rows = max(1, min(_BATCH_ROWS, PIECE_BYTES // self._width))
+        rows = max(1, min(_BATCH_ROWS, _PIECE_BYTES // self._width))
         with self._opened() as file:
-            for piece in regrouped(file.iter_batches(rows)):
+            for piece in regrouped(file.iter_batches(rows), _PIECE_BYTES):
                 self._done += len(piece)
                 yield piece
 
@@ -66,8 +67,11 @@ class ParquetFile(Source):
     def sink(self, path: Path) -> Iterator[_ParquetSink]:
         with pa.OSFile(str(path), "wb") as file:
             sink = _ParquetSink(file)
-            yield sink
-            sink.close()
+            try:
+                yield sink
+                sink.close()
+            finally:
+                sink.forget()
 
 
 class _ParquetSink:
@@ -84,6 +88,11 @@ class _ParquetSink:
         """Write the footer."""
         if self._writer is not None:
             self._writer.close()
+
+    def forget(self) -> None:
+        """Keep the writer's destructor from writing to a file that is closed by then."""
+        if self._writer is not None:
+            self._writer.is_open = False
 
 
 @contextmanager

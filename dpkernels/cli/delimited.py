@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from pyarrow import csv
 from dpkernels.cli.files import Source, regrouped
 
 _BLOCK_BYTES = 1 << 22
+_PIECE_BYTES = 1 << 24  # several copies of a piece exist while it is written
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
 
 
@@ -39,7 +41,7 @@ class CsvFile(Source):
     def pieces(self) -> Iterator[pa.Table]:
         with _reader(self.path, self.names) as (file, reader):
             self._position = file.tell
-            yield from regrouped(reader)
+            yield from regrouped(reader, _PIECE_BYTES)
             self._position = lambda: self._size
 
     def numbers(self, piece: pa.Table, name: str | None, start: int) -> np.ndarray:
@@ -92,7 +94,7 @@ def _quoted(cells: pa.Array) -> pa.Array:
 
 
 def _parsed(cells: Any) -> Any:
-    return pc.cast(pc.utf8_trim_whitespace(cells.cast(pa.string())), pa.float64())
+    return pc.cast(pc.ascii_trim_whitespace(cells.cast(pa.string())), pa.float64())
 
 
 def _is_number(cell: Any) -> bool:
@@ -109,19 +111,9 @@ def _first(mask: Any) -> int:
 @contextmanager
 def _reader(path: Path, names: Sequence[str] | None) -> Iterator[tuple[pa.NativeFile, csv.CSVStreamingReader]]:
     """A reader of every cell as bytes; without names, of the header alone."""
-    wrong: list[str] = []
-
-    def on_wrong_row(row: Any) -> str:
-        # Arrow's own message would show the whole row.
-        wrong.append(f"row {row.number - 2} has {row.actual_columns} cells; the header has {row.expected_columns}")
-        return "skip" if names is None else "error"
-
-    parse = csv.ParseOptions(
-        newlines_in_values=True,
-        invalid_row_handler=on_wrong_row,
-        # In a table of one column an empty line is an empty cell.
-        ignore_empty_lines=names is None or len(names) > 1,
-    )
+    # No invalid_row_handler: Arrow's threads would drop it while the interpreter shuts down, and abort the process.
+    # In a table of one column an empty line is an empty cell.
+    parse = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=names is None or len(names) > 1)
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(names or (), pa.binary()),
         null_values=[""],
@@ -131,17 +123,19 @@ def _reader(path: Path, names: Sequence[str] | None) -> Iterator[tuple[pa.Native
     # One thread: only then does Arrow number the rows.
     read = csv.ReadOptions(block_size=_BLOCK_BYTES, use_threads=False)
     try:
-        with pa.OSFile(str(path)) as file:
-            yield file, csv.open_csv(file, read, parse, convert)
+        with pa.OSFile(str(path)) as file, csv.open_csv(file, read, parse, convert) as reader:
+            yield file, reader
     except (pa.ArrowException, UnicodeDecodeError) as error:
-        why = wrong[0] if wrong and names is not None else _without_data(error)
-        raise ValueError(f"{path}: {why}") from None
+        raise ValueError(f"{path}: {_without_data(str(error))}") from None
 
 
-def _without_data(error: Exception) -> str:
-    text = str(error).lower()
-    if "empty csv" in text:
+def _without_data(message: str) -> str:
+    """Arrow's message; the original may show a whole row."""
+    if wrong := re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", message):
+        row, expected, got = map(int, wrong.groups())
+        return f"row {row - 2} has {got} cells; the header has {expected}"
+    if "Empty CSV" in message:
         return "is empty; a header is needed"
-    if "straddl" in text:
+    if "straddl" in message:
         return f"has a row of more than {_BLOCK_BYTES >> 20} MiB, or a quote that is never closed"
     return "is not a readable CSV file in UTF-8"

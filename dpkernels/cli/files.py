@@ -16,9 +16,8 @@ from dpkernels.release import BLOCK_VALUES
 
 _FORMATS = {".npy": "arrays.ArrayFile", ".csv": "delimited.CsvFile", ".parquet": "columnar.ParquetFile"}
 
-# Rows of a piece at most, and bytes about: large enough for speed, small enough for constant memory.
+# Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
-PIECE_BYTES = 1 << 26
 
 
 class Sink(Protocol):
@@ -94,14 +93,14 @@ def known_suffix(path: Path) -> str:
     return suffix
 
 
-def regrouped(batches: Iterator[Any]) -> Iterator[Any]:
-    """Arrow batches as tables of equally many rows, a power of two fit for the width of the first batch."""
+def regrouped(batches: Iterator[Any], piece_bytes: int) -> Iterator[Any]:
+    """Arrow batches as tables of equally many rows, a power of two that in the first batch takes ``piece_bytes``."""
     import pyarrow as pa
 
     held: list[Any] = []
     count = rows = 0
     for batch in batches:
-        rows = rows or _rows_for(batch)
+        rows = rows or _rows_for(batch, piece_bytes)
         held.append(batch)
         count += len(batch)
         while count >= rows > 0:
@@ -112,6 +111,6 @@ def regrouped(batches: Iterator[Any]) -> Iterator[Any]:
         yield pa.Table.from_batches(held)
 
 
-def _rows_for(batch: Any) -> int:
-    fitting = PIECE_BYTES * len(batch) // max(1, batch.nbytes)
+def _rows_for(batch: Any, piece_bytes: int) -> int:
+    fitting = piece_bytes * len(batch) // max(1, batch.nbytes)
     return max(BLOCK_VALUES, min(MOST_ROWS, 1 << max(fitting, 1).bit_length() - 1)) if len(batch) else 0

@@ -120,12 +120,23 @@ def perturb_file(plan: Plan, progress: bool | None) -> list[str]:
         ValueError: an input value is unfit, or the input is empty or damaged; nothing is written.
         OSError: reading or writing failed; nothing is written.
     """
-    with Output(plan.target) as output:
+    with Output(plan.target) as output, _naming(plan):
         with _bar(plan.source, progress) as show:
             rows = _write(plan, output.temporary, show)
         release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip)
         output.commit(sidecar.to_json(release))
     return _summary(plan, release)
+
+
+@contextmanager
+def _naming(plan: Plan) -> Iterator[None]:
+    """A full disk and the like, which do not say where."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename or not error.strerror:
+            raise
+        raise OSError(error.errno, error.strerror, f"{plan.source.path} to {plan.target}") from error
 
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:

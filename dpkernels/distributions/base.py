@@ -31,6 +31,10 @@ class Distribution(abc.ABC):
         """Where the lower tail (where ``lower`` is true), else the upper one, has mass u; accurate for u near 0."""
 
     @abc.abstractmethod
+    def mass(self, a: Any, b: Any) -> Any:
+        """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
+
+    @abc.abstractmethod
     def first_moment(self, a: Any, b: Any) -> Any:
         """Integral of z times the density over [a, b]."""
 
@@ -48,6 +52,15 @@ class Distribution(abc.ABC):
     def knots(self) -> Any:
         """Where the density's formula changes, increasing; a 1-D array."""
 
+    @property
+    @abc.abstractmethod
+    def law(self) -> Symmetric:
+        """The symmetric law underneath: the density is ``weight(z)`` times its density."""
+
+    @abc.abstractmethod
+    def weight(self, z: Any) -> Any:
+        """Density at z relative to that of ``law``; constant between knots."""
+
     def icdf(self, u: Any) -> Any:
         """The inverse of ``cdf``, from the nearer tail."""
         xp = namespace(u)
@@ -62,11 +75,6 @@ class Distribution(abc.ABC):
         """Density at z."""
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
-
-    def mass(self, a: Any, b: Any) -> Any:
-        """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
-        a, b = floating(a), floating(b)
-        return namespace(a, b).where(a > 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
 
     @property
     def mean(self) -> Any:
@@ -86,22 +94,39 @@ class Distribution(abc.ABC):
 
 
 class Symmetric(Distribution):
-    """A law with an even density on the whole line; the lower tail gives the upper one."""
+    """A law with an even density on the whole line, given by its tails."""
+
+    @abc.abstractmethod
+    def tail(self, z: Any) -> Any:
+        """P(Z > z), for finite z >= 0."""
+
+    @abc.abstractmethod
+    def first_tail(self, z: Any) -> Any:
+        """Integral of t f(t) from z to infinity, for finite z >= 0."""
+
+    @abc.abstractmethod
+    def second_tail(self, z: Any) -> Any:
+        """Integral of t^2 f(t) from z to infinity, for finite z >= 0."""
 
     @abc.abstractmethod
     def lower_inverse(self, u: Any) -> Any:
         """The inverse of ``cdf`` for u in (0, 1), accurate near 0."""
 
-    @abc.abstractmethod
-    def first_tail(self, z: Any) -> Any:
-        """Integral of t f(t) from z to infinity, for z >= 0."""
-
-    @abc.abstractmethod
-    def second_tail(self, z: Any) -> Any:
-        """Integral of t^2 f(t) from z to infinity, for z >= 0."""
+    def cdf(self, z: Any) -> Any:
+        z = floating(z)
+        beyond = vanishing(self.tail, namespace(z).abs(z))
+        return namespace(z, beyond).where(z < 0, beyond, 1 - beyond)
 
     def sf(self, z: Any) -> Any:
-        return self.cdf(-z)
+        return self.cdf(-floating(z))
+
+    def mass(self, a: Any, b: Any) -> Any:
+        a, b = floating(a), floating(b)
+        xp = namespace(a, b)
+        beyond_a, beyond_b = vanishing(self.tail, xp.abs(a)), vanishing(self.tail, xp.abs(b))
+        across = 1 - beyond_a - beyond_b
+        xp = namespace(across)
+        return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
 
     def inverse(self, u: Any, lower: Any) -> Any:
         z = self.lower_inverse(u)
@@ -123,3 +148,10 @@ class Symmetric(Distribution):
     @property
     def support(self) -> tuple[Any, Any]:
         return -float("inf"), float("inf")
+
+    @property
+    def law(self) -> Symmetric:
+        return self
+
+    def weight(self, z: Any) -> Any:
+        return 1.0 + 0.0 * floating(z)

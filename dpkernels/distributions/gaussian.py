@@ -37,8 +37,8 @@ class Gaussian(Symmetric):
         s = self.sigma
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
-    def cdf(self, z: Any) -> Any:
-        return ndtr(z / self.sigma)
+    def tail(self, z: Any) -> Any:
+        return ndtr(-z / self.sigma)
 
     def lower_inverse(self, u: Any) -> Any:
         return self.sigma * ndtri(u)
@@ -50,7 +50,7 @@ class Gaussian(Symmetric):
 
     def second_tail(self, z: Any) -> Any:
         """s^2 (z/s phi(z/s) + Phi(-z/s))."""
-        return z * self.first_tail(z) + self.sigma**2 * ndtr(-z / self.sigma)
+        return z * self.first_tail(z) + self.sigma**2 * self.tail(z)
 
     @property
     def knots(self) -> Any:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
 
@@ -34,11 +34,8 @@ class Laplace(Symmetric):
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
-    def cdf(self, z: Any) -> Any:
-        z = floating(z)
-        xp = namespace(z, self.scale)
-        tail = xp.exp(-xp.abs(z) / self.scale) / 2
-        return xp.where(z < 0, tail, 1 - tail)
+    def tail(self, z: Any) -> Any:
+        return namespace(z, self.scale).exp(-z / self.scale) / 2
 
     def lower_inverse(self, u: Any) -> Any:
         xp = namespace(u, self.scale)

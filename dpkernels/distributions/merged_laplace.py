@@ -78,11 +78,8 @@ class MergedLaplace(Symmetric):
             drop = drop + rate * (xp.clip(z, start, end) - start)
         return -drop - xp.log(self._norm)
 
-    def cdf(self, z: Any) -> Any:
-        z = floating(z)
-        xp = namespace(z, *self.rates, *self.breaks)
-        tail = self._tail(xp.abs(z), 0) / self._norm
-        return xp.where(z < 0, tail, 1 - tail)
+    def tail(self, z: Any) -> Any:
+        return self._tail(z, 0) / self._norm
 
     def lower_inverse(self, u: Any) -> Any:
         """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
@@ -60,27 +60,34 @@ class Reweighted(Distribution):
         return self.inside_mass / self.total
 
     def log_prob(self, z: Any) -> Any:
-        z = floating(z)
-        xp = namespace(z, self.outside)
-        truncated = self.outside <= 0
-        log_outside = xp.where(truncated, -xp.inf, xp.log(xp.where(truncated, 1.0, self.outside)))
-        log_weight = xp.where((z >= self.low) & (z <= self.high), 0.0, log_outside)
+        weight = self._step(floating(z))
+        xp = namespace(weight)
+        possible = weight > 0
+        log_weight = xp.where(possible, xp.log(xp.where(possible, weight, 1.0)), -xp.inf)
         return self.kernel.log_prob(z) + log_weight - xp.log(self.total)
 
+    def _step(self, z: Any) -> Any:
+        return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
+
+    @property
+    def law(self) -> Symmetric:
+        return self.kernel.law
+
+    def weight(self, z: Any) -> Any:
+        return self.kernel.weight(z) * self._step(floating(z)) / self.total
+
     def cdf(self, z: Any) -> Any:
-        """Outside mass up to min(z, low), inside mass up to min(z, high), outside mass beyond, over Z."""
         z, xp = floating(z), namespace(z, self.low)
-        inner = xp.clip(z, self.low, self.high)
-        inside = self.kernel.mass(self.low, inner)
         outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
-        return (inside + self.outside * outside) / self.total
+        return (self.kernel.mass(self.low, xp.clip(z, self.low, self.high)) + self.outside * outside) / self.total
 
     def sf(self, z: Any) -> Any:
         z, xp = floating(z), namespace(z, self.low)
-        inner = xp.clip(z, self.low, self.high)
-        inside = self.kernel.mass(inner, self.high)
         outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
-        return (inside + self.outside * outside) / self.total
+        return (self.kernel.mass(xp.clip(z, self.low, self.high), self.high) + self.outside * outside) / self.total
+
+    def mass(self, a: Any, b: Any) -> Any:
+        return self._in_parts(self.kernel.mass, a, b)
 
     def inverse(self, u: Any, lower: Any) -> Any:
         """The kernel's inverse at a piecewise linear map of u.
@@ -97,16 +104,17 @@ class Reweighted(Distribution):
         return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
 
     def first_moment(self, a: Any, b: Any) -> Any:
-        return self._moment(self.kernel.first_moment, a, b)
+        return self._in_parts(self.kernel.first_moment, a, b)
 
     def second_moment(self, a: Any, b: Any) -> Any:
-        return self._moment(self.kernel.second_moment, a, b)
+        return self._in_parts(self.kernel.second_moment, a, b)
 
-    def _moment(self, moment: Any, a: Any, b: Any) -> Any:
+    def _in_parts(self, integral: Any, a: Any, b: Any) -> Any:
+        """A kernel's integral over [a, b], weighted: below low, inside, above high."""
         xp = namespace(a, b, self.low)
-        inside = moment(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
-        below = moment(xp.minimum(a, self.low), xp.minimum(b, self.low))
-        above = moment(xp.maximum(a, self.high), xp.maximum(b, self.high))
+        inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
+        below = integral(xp.minimum(a, self.low), xp.minimum(b, self.low))
+        above = integral(xp.maximum(a, self.high), xp.maximum(b, self.high))
         return (inside + self.outside * (below + above)) / self.total
 
     @property
@@ -119,4 +127,3 @@ class Reweighted(Distribution):
     def knots(self) -> Any:
         xp = namespace(self.low, self.high, *([self.kernel.knots] if len(self.kernel.knots) else []))
         return xp.sort(xp.concatenate([xp.asarray(self.kernel.knots), xp.stack([self.low, self.high])]))
-

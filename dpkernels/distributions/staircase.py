@@ -59,11 +59,8 @@ class Staircase(Symmetric):
         k, part = self._position(xp.abs(z))
         return xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
 
-    def cdf(self, z: Any) -> Any:
-        z = floating(z)
-        xp = namespace(z, self.period, self.epsilon)
-        tail = self._tail(xp.abs(z), 0)
-        return xp.where(z < 0, tail, 1 - tail)
+    def tail(self, z: Any) -> Any:
+        return self._tail(z, 0)
 
     def _tail(self, z: Any, power: int) -> Any:
         """Integral of t^power f(t) from z >= 0 to infinity: the rest of z's period, and a geometric sum."""

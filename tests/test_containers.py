@@ -1,0 +1,317 @@
+"""Arrays, columns and tables: the same kind, shape, labels and type come out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+
+import dpkernels as dpk
+from dpkernels.perturbation import column_key
+
+SECRET = bytes(range(9, 41))
+KEY = dpk.key_from_bytes(SECRET)
+AGES = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
+PAY = dpk.duchi(epsilon=0.5, lower=0.0, upper=1e4)
+VALUES = np.array([23.0, 35.5, 61.0, 0.0, 120.0])
+
+
+def perturb(x, made=AGES, **how):
+    return dpk.perturb(x, made, key=KEY, **how)
+
+
+EXPECTED = perturb(VALUES)
+
+
+# NumPy.
+
+
+@pytest.mark.parametrize(
+    ("given", "returned"),
+    [
+        ("float16", "float32"),
+        ("float32", "float32"),
+        ("float64", "float64"),
+        ("longdouble", "float64"),
+        ("int8", "float64"),
+        ("uint8", "float64"),
+        ("int64", "float64"),
+        ("uint64", "float64"),
+        (">f8", "float64"),
+        (">i4", "float64"),
+    ],
+)
+@pytest.mark.parametrize("exactly", [True, False])
+def test_numpy_types(given, returned, exactly):
+    x = np.floor(VALUES).astype(given)
+    reports = dpk.perturb(x, AGES, key=KEY if exactly else jax.random.key(0), exact=exactly)
+    assert type(reports) is np.ndarray
+    assert reports.dtype == returned
+    if exactly:
+        np.testing.assert_array_equal(reports, perturb(x.astype(returned)))
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (24,), (4, 6), (2, 3, 4), (24, 1, 1)])
+@pytest.mark.parametrize("exactly", [True, False])
+def test_numpy_shapes(shape, exactly):
+    """Flat index i of the array has noise i, whatever the shape."""
+    x = np.linspace(0, 120, 24)[: int(np.prod(shape))].reshape(shape)
+    how = {"key": KEY} if exactly else {"key": jax.random.key(0), "exact": False}
+    reports = dpk.perturb(x, AGES, **how)
+    assert np.shape(reports) == shape
+    np.testing.assert_array_equal(np.ravel(reports), dpk.perturb(x.ravel(), AGES, **how))
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x[::2],
+        lambda x: x[::-1],
+        lambda x: x.T,
+        lambda x: np.asfortranarray(x),
+        lambda x: np.broadcast_to(x[:1], x.shape),
+        lambda x: x[:, 1],
+    ],
+    ids=["strided", "reversed", "transposed", "Fortran", "broadcast", "column"],
+)
+def test_numpy_layouts(view):
+    """Noise belongs to the logical position, not to the place in memory."""
+    x = view(np.linspace(0, 120, 40).reshape(8, 5))
+    np.testing.assert_array_equal(perturb(x), perturb(np.ascontiguousarray(x)))
+
+
+def test_inputs_are_left_as_they_are():
+    x = VALUES.copy()
+    x.flags.writeable = False
+    reports = perturb(x)
+    np.testing.assert_array_equal(x, VALUES)
+    assert not np.shares_memory(reports, x)
+
+
+def test_numpy_scalars_and_subclasses():
+    assert float(perturb(np.float64(23.0))) == EXPECTED[0]
+    masked = perturb(np.asarray(np.ma.masked_array(VALUES)))
+    np.testing.assert_array_equal(masked, EXPECTED)
+
+
+# JAX.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "uint8"])
+@pytest.mark.parametrize("exactly", [True, False])
+def test_jax_arrays(dtype, exactly):
+    x = jnp.asarray(np.floor(VALUES).astype(dtype))
+    reports = dpk.perturb(x, AGES, key=KEY if exactly else jax.random.key(0), exact=exactly)
+    assert isinstance(reports, jax.Array)
+    assert reports.dtype == jnp.float32
+    assert reports.sharding == x.sharding
+    if exactly:
+        np.testing.assert_allclose(reports, perturb(np.floor(VALUES)), rtol=1e-6)
+
+
+def test_jax_arrays_of_64_bits():
+    with jax.enable_x64(True):
+        reports = perturb(jnp.asarray(VALUES))
+        assert reports.dtype == jnp.float64
+        np.testing.assert_array_equal(reports, EXPECTED)
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1), (2, 3, 4)])
+def test_jax_shapes(shape):
+    assert perturb(jnp.full(shape, 30.0)).shape == shape
+
+
+# Columns.
+
+
+@pytest.mark.parametrize("dtype", ["float64", "Float64", "int64", "Int64", "float32", "Float32", "uint8"])
+def test_pandas_series(dtype):
+    series = pd.Series(np.floor(VALUES), index=list("vwxyz"), name="age").astype(dtype)
+    reports = perturb(series)
+    assert isinstance(reports, pd.Series)
+    assert reports.name == "age"
+    assert list(reports.index) == list("vwxyz")
+    narrow = dtype.lower() == "float32"
+    assert reports.dtype == ("float32" if narrow else "float64")
+    np.testing.assert_allclose(reports, perturb(np.floor(VALUES)), rtol=1e-6 if narrow else 0)
+
+
+def test_pandas_labels_may_repeat():
+    series = pd.Series(VALUES, index=[3, 3, 1, 1, 0])
+    np.testing.assert_array_equal(perturb(series).to_numpy(), EXPECTED)
+
+
+@pytest.mark.parametrize("dtype", [pl.Float64, pl.Float32, pl.Int32, pl.UInt8])
+def test_polars_series(dtype):
+    reports = perturb(pl.Series("age", np.floor(VALUES)).cast(dtype))
+    assert isinstance(reports, pl.Series)
+    assert reports.name == "age"
+    assert reports.dtype == (pl.Float32 if dtype == pl.Float32 else pl.Float64)
+    np.testing.assert_allclose(reports, perturb(np.floor(VALUES)), rtol=1e-6 if dtype == pl.Float32 else 0)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pa.array,
+        lambda values: pa.chunked_array([values[:2], values[2:]]),
+        lambda values: pa.array([0.0, *values])[1:],
+    ],
+    ids=["Array", "ChunkedArray", "slice"],
+)
+@pytest.mark.parametrize("dtype", [pa.float64(), pa.float32(), pa.int16()])
+def test_pyarrow_columns(make, dtype):
+    column = make(np.floor(VALUES)).cast(dtype)
+    reports = perturb(column)
+    assert type(reports).__name__ == type(column.cast(reports.type)).__name__
+    narrow = dtype == pa.float32()
+    assert reports.type == (pa.float32() if narrow else pa.float64())
+    np.testing.assert_allclose(reports.to_pylist(), perturb(np.floor(VALUES)), rtol=1e-6 if narrow else 0)
+
+
+# Tables.
+
+
+def frame():
+    return pd.DataFrame({"age": VALUES, "city": list("abcde"), "pay": VALUES * 10}, index=list("vwxyz"))
+
+
+TABLES = {
+    "pandas": (frame, lambda table, name: table[name].to_numpy()),
+    "polars": (lambda: pl.from_pandas(frame()), lambda table, name: table[name].to_numpy()),
+    "pyarrow": (
+        lambda: pa.Table.from_pandas(frame(), preserve_index=False),
+        lambda table, name: table[name].to_numpy(),
+    ),
+}
+every_table = pytest.mark.parametrize(("make", "column"), TABLES.values(), ids=TABLES)
+
+
+@every_table
+def test_tables_keep_their_columns_in_place(make, column):
+    table = make()
+    reports = perturb(table, {"pay": PAY, "age": AGES})
+    assert type(reports) is type(table)
+    assert list(getattr(reports, "column_names", reports.columns)) == ["age", "city", "pay"]
+    assert list(column(reports, "city")) == list("abcde")
+    assert not np.any(column(reports, "age") == VALUES)
+    np.testing.assert_allclose(abs(column(reports, "pay") - PAY.middle), PAY.magnitude, rtol=1e-8)
+    np.testing.assert_array_equal(column(table, "age"), VALUES)
+
+
+@every_table
+def test_every_column_has_a_key_of_its_own(make, column):
+    """The columns' noise is that of the key folded by their place in the dict."""
+    reports = perturb(make(), {"age": AGES, "pay": PAY})
+    for number, (name, made) in enumerate((("age", AGES), ("pay", PAY))):
+        alone = dpk.perturb(column(make(), name), made, key=column_key(SECRET, number))
+        np.testing.assert_array_equal(column(reports, name), alone)
+
+
+def test_equal_columns_get_unrelated_noise():
+    """Correlation of the noise of two columns of equal values: fixed key, 6 sigma."""
+    table = pd.DataFrame(dict.fromkeys(("a", "b"), np.full(100_000, 60.0)))
+    for how in ({"key": KEY}, {"key": jax.random.key(1), "exact": False}):
+        noise = dpk.perturb(table, {"a": AGES, "b": AGES}, **how) - 60.0
+        assert abs(noise.corr().loc["a", "b"]) < 6 / np.sqrt(100_000)
+
+
+def test_pandas_index_survives():
+    reports = dpk.perturb(frame(), {"age": AGES})
+    assert list(reports.index) == list("vwxyz")
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        [23.0, 35.0],
+        (23.0,),
+        23.0,
+        "23",
+        None,
+        {"age": VALUES},
+        np.array([True, False]),
+        np.array(["23"]),
+        np.array([23.0, None], object),
+        np.array([23 + 1j]),
+        np.array(["2020-01-01"], "datetime64[D]"),
+        jnp.array([True]),
+        jnp.array([1j]),
+        pd.Series([True, False]),
+        pd.Series(["23"]),
+        pd.Series(["a"], dtype="category"),
+        pd.Series([True, None], dtype="boolean"),
+        pd.Series(pd.to_datetime(["2020-01-01"])),
+        pl.Series([True]),
+        pl.Series(["23"]),
+        pa.array([True]),
+        pa.array(["23"]),
+        pd.Index([1.0, 2.0]),
+    ],
+    ids=lambda x: type(x).__module__.partition(".")[0] + "-" + str(getattr(x, "dtype", type(x).__name__)),
+)
+@pytest.mark.parametrize("exactly", [True, False])
+def test_what_does_not_hold_numbers_is_refused(x, exactly):
+    with pytest.raises(TypeError, match="x: "):
+        dpk.perturb(x, AGES, exact=exactly)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        pd.Series([1.0, 2.0, None]),
+        pd.Series([1, 2, None], dtype="Int64"),
+        pd.Series([1.0, 2.0, None], dtype="Float64"),
+        pl.Series([1.0, 2.0, None]),
+        pl.Series([1.0, 2.0, float("nan")]),
+        pa.array([1.0, 2.0, None]),
+        pa.chunked_array([[1, 2], [None]]),
+    ],
+    ids=["pandas", "Int64", "Float64", "polars", "polars NaN", "pyarrow", "pyarrow chunks"],
+)
+def test_missing_values_are_refused_with_their_row(x):
+    with pytest.raises(ValueError, match="row 2 is"):
+        dpk.perturb(x, AGES)
+
+
+@every_table
+def test_a_missing_column_is_named(make, column):
+    with pytest.raises(ValueError, match="no column 'height'; the table has age, city, pay"):
+        dpk.perturb(make(), {"height": AGES})
+
+
+@every_table
+def test_an_error_names_its_column(make, column):
+    with pytest.raises(ValueError, match="column 'pay': x: row 1 is 355, outside"):
+        dpk.perturb(make(), {"age": AGES, "pay": dpk.duchi(epsilon=1.0, lower=0.0, upper=300.0)})
+    with pytest.raises(TypeError, match="column 'city': x: holds"):
+        dpk.perturb(make(), {"city": AGES})
+
+
+@every_table
+@pytest.mark.parametrize("made", [AGES, {}, None])
+def test_a_table_needs_a_dict(make, column, made):
+    with pytest.raises(TypeError, match="dict from column name"):
+        dpk.perturb(make(), made)
+
+
+@pytest.mark.parametrize("x", [VALUES, pd.Series(VALUES), pl.Series(VALUES), pa.array(VALUES), jnp.ones(3)])
+def test_a_dict_needs_a_table(x):
+    with pytest.raises(TypeError, match="a dict is for tables"):
+        dpk.perturb(x, {"age": AGES})
+
+
+@pytest.mark.parametrize("x", [pd.Series([], dtype=float), pl.Series([], dtype=pl.Float64), pa.array([], pa.float64())])
+def test_empty_columns_are_refused(x):
+    with pytest.raises(ValueError, match="empty"):
+        dpk.perturb(x, AGES)
+
+
+def test_a_threefry_key_is_refused_for_tables_too():
+    with pytest.raises(TypeError, match="256-bit"):
+        dpk.perturb(frame(), {"age": AGES}, key=jax.random.key(0))

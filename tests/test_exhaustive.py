@@ -1,0 +1,275 @@
+"""The compiled samplers against the certified integers, word by word.
+
+At 16 random bits every word is tried, for every kind of mechanism. At 32 bits all 2^32 words are tried under
+``-m slow``, a contiguous slice of 2^24 otherwise, and at 64 bits the words at every boundary.
+"""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
+
+from dpkernels import piecewise, vectors
+from dpkernels.exact.certificate import certify_table
+from dpkernels.exact.forms import COORDINATE_STREAM, ExactMixture, ExactWindow
+from dpkernels.exact.kernels import alias_columns, code_kernel
+from dpkernels.exact.tables import rational
+from dpkernels.random import host
+
+WORDS16 = np.arange(1 << 16, dtype=np.uint16)
+SLICE = 1 << 24
+RNG = np.random.default_rng(2)
+
+every_small_case = pytest.mark.parametrize(("name", "epsilon"), SMALL)
+
+
+def sampler(table):
+    """The compiled kernel: (words, one row) -> codes."""
+    kernel = code_kernel(table)
+    return jax.jit(lambda words, row: kernel(words, jnp.full(words.shape, row, jnp.int32)))
+
+
+def counts(sample, table, words, row):
+    return np.bincount(np.asarray(sample(words, np.int32(row))), minlength=table.codes)
+
+
+def some_rows(table):
+    return sorted({0, 1, table.shifts // 2, table.shifts - 1, table.shifts})
+
+
+# All words at 16 bits.
+
+
+@every_small_case
+def test_every_16_bit_word_counts(name, epsilon):
+    """The outcomes of the 2^16 words are exactly the certified weights, in every row tried."""
+    table = small_table(name, epsilon)
+    certify_table(table, epsilon)
+    sample = sampler(table)
+    for row in some_rows(table):
+        np.testing.assert_array_equal(counts(sample, table, WORDS16, row), table.row(row))
+
+
+@every_small_case
+def test_every_row_has_the_same_support(name, epsilon):
+    """Over all words, every row reports every code: no report rules an input out."""
+    table = small_table(name, epsilon)
+    sample = sampler(table)
+    for row in range(table.shifts + 1):
+        assert counts(sample, table, WORDS16, row).min() > 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["piecewise", "own", "duchi"])
+def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
+    """Through the whole form, input rounding and values included: the sets of bit patterns are equal."""
+    form = ExactWindow(mechanism(name, 0.5), certify_table(small_table(name, 0.5), 0.5))
+    lower, upper = (float(end) for end in form.mechanism.input_interval)
+    supports = set()
+    for share in (0.0, 0.123, 0.5, 1.0):
+        x = np.full(1 << 16, lower + share * (upper - lower), dtype)
+        rounding = RNG.integers(0, 1 << 32, 1 << 16, np.uint32)
+        with jax.enable_x64(True):
+            reports = np.asarray(form.compiled(jnp.zeros_like(x), x, WORDS16, rounding))
+        assert reports.dtype == dtype
+        supports.add(np.unique(reports).tobytes())
+    assert len(supports) == 1
+    assert len(np.unique(reports)) == form.table.codes
+
+
+def test_the_float_sampler_does_not():
+    """Why the exact form exists: over all its 2^23 uniforms, most float32 reports of one input rule out another."""
+    made = piecewise(epsilon=1.0, lower=0.0, upper=1.0)
+    u = (np.arange(1 << 23, dtype=np.float32) + np.float32(0.5)) * np.float32(2**-23)
+    draw = jax.jit(made.draw)
+    first, second = (np.asarray(draw(u, jnp.float32(x))) for x in (0.1, 0.2))
+    reachable = np.unique(second)
+    at = np.minimum(np.searchsorted(reachable, first), len(reachable) - 1)
+    assert np.mean(reachable[at] != first) > 0.3
+
+
+# 32 and 64 bits.
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [("piecewise", 1.0), ("duchi", 1.0), ("piecewise", 5.0)])
+@pytest.mark.parametrize("first", [0, 117 * SLICE, (1 << 32) - SLICE])
+def test_a_slice_of_words_divides(name, epsilon, first):
+    """2^24 words in a row against the division rule on the slice's ends: code j holds an interval of words."""
+    table = exact(name, epsilon).table
+    a, kappa, n, row = int(table.base[0]), int(table.window[0]), table.codes, table.shifts // 3
+    words = np.arange(first, first + SLICE, dtype=np.uint64).astype(np.uint32)
+    expected = np.zeros(n, np.int64)
+    for start, weight, many, to in ((0, a, n, 0), (n * a, kappa, len(table.window), row)):
+        edges = np.clip(start + weight * np.arange(many + 1, dtype=np.int64), first, first + SLICE)
+        expected[to : to + many] += np.diff(edges)
+    np.testing.assert_array_equal(counts(sampler(table), table, words, row), expected)
+
+
+@pytest.mark.parametrize(("name", "epsilon"), [("own", 1.0), ("sine-constant", 5.0)])
+@pytest.mark.parametrize("first", [0, 117 * SLICE, (1 << 32) - SLICE])
+def test_a_slice_of_words_looks_up(name, epsilon, first):
+    """2^24 words in a row, a whole number of alias columns: counts are their thresholds and what is above."""
+    table = exact(name, epsilon).table
+    columns = alias_columns(table)
+    capacity = 1 << (32 - columns.log_columns)
+    inside = slice(first // capacity, (first + SLICE) // capacity)
+    outcomes = np.zeros(1 << columns.log_columns, np.int64)
+    np.add.at(outcomes, np.arange(inside.start, inside.stop), columns.threshold[inside])
+    np.add.at(outcomes, columns.alias[inside], capacity - columns.threshold[inside].astype(np.int64))
+    n, w, row = table.codes, len(table.window), table.shifts // 3
+    expected = outcomes[:n].copy()
+    expected[row : row + w] += outcomes[n : n + w]
+    words = np.arange(first, first + SLICE, dtype=np.uint64).astype(np.uint32)
+    np.testing.assert_array_equal(counts(sampler(table), table, words, row), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [(name, epsilon) for name, epsilon in LARGE if epsilon in (0.01, 1.0, 8.0)]
+)
+def test_words_at_the_boundaries(name, epsilon):
+    """Where code changes, one word to either side, and random words, at 32 and 64 bits, in Python integers."""
+    for table in tables(exact(name, epsilon)):
+        code, dtype = slow_sampler(table), f"uint{table.bits}"
+        if table.is_flat:
+            a, kappa, n = int(table.base[0]), int(table.window[0]), table.codes
+            edges = [a * j for j in RNG.integers(0, n + 1, 500).tolist()]
+            edges += [n * a + kappa * i for i in RNG.integers(0, len(table.window), 500).tolist()]
+        else:
+            columns = alias_columns(table)
+            capacity = 1 << (table.bits - columns.log_columns)
+            some = RNG.integers(0, len(columns.alias), 500).tolist()
+            edges = [c * capacity + at for c in some for at in (0, int(columns.threshold[c]))]
+        words = {word for edge in edges for word in (edge - 1, edge, edge + 1) if 0 <= word < 1 << table.bits}
+        words |= {0, (1 << table.bits) - 1, *RNG.integers(0, 1 << table.bits, 500, dtype).tolist()}
+        row = table.shifts // 3
+        with jax.enable_x64(True):
+            codes = sampler(table)(np.array(sorted(words), dtype), np.int32(row))
+        assert np.asarray(codes).tolist() == [code(word, row) for word in sorted(words)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "share"), [("piecewise", 0.0), ("piecewise", 0.4), ("own", 1.0), ("own", 0.4)])
+def test_every_32_bit_word_counts(name, share):
+    """All 2^32 words through the compiled sampler for one input: exactly the certified weights."""
+    table = exact(name, 1.0).table
+    row, sample, total = round(share * table.shifts), sampler(table), np.zeros(table.codes, np.int64)
+    piece = np.arange(1 << 20, dtype=np.uint32)  # Stays in the cache.
+    for first in range(0, 1 << 32, len(piece)):
+        total += counts(sample, table, piece + np.uint32(first), row)
+    np.testing.assert_array_equal(total, table.row(row))
+
+
+# Rounding an input between two rows.
+
+
+def rounder(form):
+    """The compiled rounding: (one input, words) -> rows."""
+    rows = jax.jit(lambda x, words: form.rows(jnp.full(words.shape, x), words))
+
+    def compute(x, words):
+        with jax.enable_x64(True):
+            return np.asarray(rows(np.float64(x), words))
+
+    return compute
+
+
+def steps_of(form, x):
+    """The input's place on the lattice of S 2^bits steps, as a Fraction."""
+    lower, upper = rational(form.table.lower), rational(form.table.upper)
+    return (Fraction(float(x)) - lower) / (upper - lower) * (form.table.shifts << form.fraction_bits)
+
+
+def inputs(form, count):
+    """Random inputs and the ends, but none half-way between two lattice steps, where float rounding decides."""
+    lower, upper = (float(end) for end in form.mechanism.input_interval)
+    values = [lower, upper, *RNG.uniform(lower, upper, count).tolist()]
+    return [x for x in values if abs(steps_of(form, x) % 1 - Fraction(1, 2)) > Fraction(1, 100)]
+
+
+@pytest.mark.parametrize(
+    ("name", "epsilon"), [("piecewise", 1.0), ("own", 1.0), ("narrow", 0.5), ("sine-constant", 20.0)]
+)
+def test_inputs_are_rounded_with_exact_probability(name, epsilon):
+    """Over all 2^16 rounding words, exactly as many go up as the input's place says."""
+    form = exact(name, epsilon)
+    assert form.words[1].bits == form.fraction_bits == 16
+    compute = rounder(form)
+    for x in inputs(form, 20):
+        rows = compute(x, WORDS16)
+        below, up = divmod(round(steps_of(form, x)), 1 << 16)
+        assert rows.max() - rows.min() <= 1
+        assert np.count_nonzero(rows == below + 1) == up
+        assert np.count_nonzero(rows == below) == (1 << 16) - up
+
+
+@pytest.mark.parametrize("name", ["duchi", "piecewise"])
+def test_few_rows_are_rounded_with_more_bits(name):
+    """Fewer than 256 rows: 30 bits in all. The words at which the row changes are where the place says."""
+    form = ExactWindow(mechanism(name, 0.5), certify_table(small_table(name, 0.5), 0.5))
+    bits = form.fraction_bits
+    assert form.table.shifts << bits >= 1 << 29
+    compute = rounder(form)
+    for x in inputs(form, 20):
+        below, up = divmod(round(steps_of(form, x)), 1 << bits)
+        last_down = (1 << bits) - up - 1
+        words = np.array([0, last_down, min(last_down + 1, (1 << bits) - 1), (1 << bits) - 1], np.uint32)
+        assert compute(x, words).tolist() == [below, below, below + (up > 0), below + (up > 0)]
+
+
+@pytest.mark.parametrize("name", ["piecewise", "own", "duchi", "narrow"])
+def test_the_ends_are_never_rounded(name):
+    form = exact(name, 1.0)
+    lower, upper = (float(end) for end in form.mechanism.input_interval)
+    words = RNG.integers(0, 1 << form.words[1].bits, 1 << 16, f"uint{form.words[1].bits}")
+    words[:2] = 0, np.iinfo(words.dtype).max
+    assert set(rounder(form)(lower, words).tolist()) == {0}
+    assert set(rounder(form)(upper, words).tolist()) == {form.table.shifts}
+
+
+@pytest.mark.parametrize("name", ["piecewise", "duchi"])
+def test_inputs_a_hair_outside_stay_in_the_table(name):
+    """A bound that float32 rounds outwards is accepted; its row exists."""
+    form = exact(name, 1.0)
+    lower, upper = (float(end) for end in form.mechanism.input_interval)
+    words = np.array([0, np.iinfo(f"uint{form.words[1].bits}").max], f"uint{form.words[1].bits}")
+    hair = 1e-6 * (upper - lower)
+    assert set(rounder(form)(lower - hair, words).tolist()) == {0}
+    assert set(rounder(form)(upper + hair, words).tolist()) == {form.table.shifts}
+
+
+# Choices that do not depend on the input.
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 20.0])
+def test_a_mixture_chooses_with_exact_probability(epsilon):
+    """Words below the threshold, and no others, report by the first table."""
+    form = exact("hybrid", epsilon)
+    assert isinstance(form, ExactMixture)
+    threshold, (*shared, choice_need) = form.certificate.threshold, form.words
+    assert threshold == round(form.mechanism.weight * 2**choice_need.bits)
+    words = [RNG.integers(0, 1 << need.bits, 1000, f"uint{need.bits}") for need in shared]
+    x = RNG.uniform(*form.mechanism.input_interval, 1000)
+    with jax.enable_x64(True):
+        first, second = (
+            part.reports(
+                jnp.asarray(x),
+                *(jnp.asarray(word.astype(f"uint{need.bits}")) for word, need in zip(words, part.words, strict=True)),
+            )
+            for part in (form.first, form.second)
+        )
+        for choice, reports in ((0, first), (threshold - 1, first), (threshold, second), (2**32 - 1, second)):
+            mixed = form.reports(*map(jnp.asarray, (x, *words, np.full(1000, choice, np.uint32))))
+            np.testing.assert_array_equal(mixed, reports)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2, 3, 7, 1000, 2**31 - 1])
+def test_vectors_start_at_the_floor_of_word_times_d(dimensions):
+    secret = bytes(range(32))
+    words = np.empty(5000, "<u8")
+    host.fill(words, secret, COORDINATE_STREAM, 64 * 64 // 512)
+    starts = vectors._starts(secret, 64, 5000, dimensions)
+    assert starts.tolist() == [word * dimensions >> 64 for word in words.tolist()]
+    assert 0 <= min(starts) <= max(starts) < dimensions
