@@ -1,6 +1,6 @@
 """Validation of arguments: every error names the argument, its value and what is allowed.
 
-Tracers, and the placeholders jax puts into pytrees, are let through: only concrete numbers can be judged.
+Tracers are let through: only concrete numbers can be judged.
 """
 
 from __future__ import annotations
@@ -14,13 +14,43 @@ EPSILON_RANGE = (0.01, 20.0)
 
 
 def concrete(value: Any) -> np.ndarray | None:
-    """The value as a float64 array, or None where it is a tracer or a pytree placeholder."""
-    if value is None or isinstance(value, jax.core.Tracer) or type(value) is object:
+    """The value as a float64 array, or None where it is a tracer.
+
+    Raises:
+        TypeError: not a real number or an array of them.
+    """
+    if isinstance(value, jax.core.Tracer):
         return None
-    try:
-        return np.asarray(value, np.float64)
-    except (TypeError, ValueError):
-        return None
+    array = np.asarray(value)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{value!r} is not a number")
+    return array.astype(np.float64)
+
+
+def number(name: str, value: Any) -> float:
+    """One real number as a float.
+
+    Raises:
+        TypeError: anything else, naming the argument.
+    """
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind not in "iuf":
+        raise TypeError(f"{name}: {value!r} is not a number")
+    return float(array)
+
+
+def whole(name: str, value: Any, low: int, high: int) -> int:
+    """An integer in low..high.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: out of range.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise TypeError(f"{name}: {value!r} is not a whole number")
+    if not low <= value <= high:
+        raise ValueError(f"{name}: {value} is not in {low}..{high}")
+    return int(value)
 
 
 def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = False) -> None:
@@ -32,10 +62,13 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
     """
     if isinstance(value, str):
         raise TypeError(f"{name}: {value!r} is text; it must be a number")
-    number = concrete(value)
-    if number is None:
+    try:
+        array = concrete(value)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"{name}: {value!r} is not a number") from error
+    if array is None:
         return
-    inside = (low < number) & (number < high) if open_ends else (low <= number) & (number <= high)
+    inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
     if not np.all(inside):
         span = f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]"
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")

@@ -110,8 +110,7 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
         raise TypeError(f"x: holds {column.type}; only integers and floats can be perturbed")
     if column.null_count:
-        at = column.is_null().to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else None
-        at = column.combine_chunks().is_null().to_numpy(zero_copy_only=False) if at is None else at
-        raise ValueError(f"x: row {int(np.argmax(at))} is null; every row needs a number")
-    array = column.to_numpy(zero_copy_only=False) if isinstance(column, pa.Array) else column.to_numpy()
-    return array, lambda reports: pa.array(reports)
+        row = np.argmax(np.asarray(column.is_null()))
+        raise ValueError(f"x: row {row} is null; every row needs a number")
+    chunked = isinstance(column, pa.ChunkedArray)
+    return np.asarray(column), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)

@@ -24,9 +24,9 @@ def namespace(*values: Any) -> ModuleType:
 
 
 def floating(value: Any) -> Any:
-    """The value as a floating array of its own kind: NumPy stays NumPy (float64), JAX stays JAX."""
+    """The value as float32 or float64 of its own kind: NumPy stays NumPy (float64), other JAX types are float32."""
     if isinstance(value, jax.Array):
-        return value if jnp.issubdtype(value.dtype, jnp.floating) else value.astype(jnp.float32)
+        return value if value.dtype in (jnp.float32, jnp.float64) else value.astype(jnp.float32)
     array = np.asarray(value)
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
@@ -76,12 +76,35 @@ def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
 def bisect(function: Callable[[Any], Any], target: Any, low: Any, high: Any) -> Any:
     """The point where an increasing ``function`` reaches ``target``, by bisection down to the float's resolution."""
     xp = namespace(target, low, high)
-    low, high, target = xp.broadcast_arrays(low, high, target)
-    for _ in range(xp.finfo(xp.result_type(target)).nmant + 8):
-        middle = (low + high) / 2
+    target, low, high = xp.broadcast_arrays(target, low, high)
+
+    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        middle = (ends[0] + ends[1]) / 2
         below = function(middle) < target
-        low, high = xp.where(below, middle, low), xp.where(below, high, middle)
+        return xp.where(below, middle, ends[0]), xp.where(below, ends[1], middle)
+
+    steps = xp.finfo(target.dtype).nmant + 8
+    if xp is jnp:
+        low, high = (end.astype(target.dtype) for end in (low, high))
+        low, high = jax.lax.fori_loop(0, steps, halve, (low, high))
+    else:
+        for step in range(steps):
+            low, high = halve(step, (low, high))
     return (low + high) / 2
+
+
+def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
+    """The largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
+
+    Between the points the function is taken to be smooth, so zooms into the best cell find its maximum there.
+    """
+    best = -np.inf
+    for _ in range(4):
+        values = function(points)
+        at = int(values.argmax())
+        best = max(best, float(values[at]))
+        points = np.linspace(points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)], 33)
+    return best
 
 
 def root_or_zero(value: Any) -> Any:

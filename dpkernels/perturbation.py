@@ -150,7 +150,8 @@ def _perturb_table(
         try:
             columns[name] = perturb(table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"column {name!r}: {error}") from error
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"column {name!r}: {error}") from error
     return containers.replace_columns(table, columns)
 
 

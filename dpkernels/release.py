@@ -113,13 +113,15 @@ class DeviceRelease:
         out[:] = np.asarray(self.on_device(x, start))
 
     def on_device(self, x: Any, start: int) -> Array:
-        """Reports that stay on the devices; ``start`` is a multiple of ``BLOCK_VALUES``."""
-        piece = len(self.devices) * BLOCK_VALUES
-        spare = -len(x) % piece
+        """Reports that stay on the devices."""
+        skip = start % BLOCK_VALUES
+        spare = -(skip + len(x)) % (len(self.devices) * BLOCK_VALUES)
         xp = np if isinstance(x, np.ndarray) else jnp
         with jax.enable_x64(True):
-            padded = xp.concatenate([x, xp.full(spare, x[0], x.dtype)]) if spare else x
-            return self._compute(self._key, padded, np.uint64(start))[: len(x)]
+            padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x
+            split = NamedSharding(Mesh(np.array(self.devices), ("values",)), PartitionSpec("values"))
+            reports = self._compute(self._key, jax.device_put(padded, split), np.uint64(start - skip))
+            return reports[skip : skip + len(x)]
 
 
 @lru_cache(maxsize=64)
@@ -132,8 +134,9 @@ def _sharded(form: ExactForm, devices: tuple[Any, ...]) -> Callable[..., Array]:
         words = [_device_words(key, need, first, len(x)) for need in form.words]
         return form.reports(x, *words)
 
-    mapped = jax.shard_map(local, mesh=mesh, in_specs=(everywhere, split, everywhere), out_specs=split, check_vma=False)
-    return jax.jit(mapped, in_shardings=(None, NamedSharding(mesh, split), None))
+    return jax.jit(
+        jax.shard_map(local, mesh=mesh, in_specs=(everywhere, split, everywhere), out_specs=split, check_vma=False)
+    )
 
 
 def _device_words(key: Array, need: Words, first: Array, count: int) -> Array:

@@ -9,10 +9,36 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels.numerics import floating
+
 
 def report_type(dtype: Any) -> np.dtype:
     """The type of reports: float32 stays, half precision widens to it, all else is float64."""
-    return np.dtype(np.float32 if np.dtype(dtype) in (np.float32, np.float16) else np.float64)
+    native = np.dtype(dtype).newbyteorder("=")
+    return np.dtype(np.float32 if native in (np.float32, np.float16) else np.float64)
+
+
+class InputError(ValueError):
+    """A value that cannot be perturbed.
+
+    Attributes:
+        row: its row in the whole release.
+        coordinate: its coordinate, for vectors, else None.
+        value: the value.
+        interval: the interval it is outside of, or None where it is not finite.
+    """
+
+    def __init__(self, row: int, coordinate: int | None, value: float, interval: tuple[float, float] | None) -> None:
+        self.row, self.coordinate, self.value, self.interval = row, coordinate, value, interval
+        where = f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}"
+        super().__init__(f"x: {where} is {value:g}{self.reason}" + ("" if interval is None else "; clip=True clips"))
+
+    @property
+    def reason(self) -> str:
+        """What is wrong with the value, to follow it in a sentence."""
+        if self.interval is None:
+            return "; every value must be finite"
+        return f", outside the input interval [{self.interval[0]:g}, {self.interval[1]:g}]"
 
 
 @dataclass(frozen=True)
@@ -23,66 +49,75 @@ class Bounds:
         lower: smallest valid input; for vectors, one a coordinate.
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
+        largest: largest finite size of a report.
     """
 
     lower: Any
     upper: Any
     clip: bool
+    largest: float = 0.0
 
     @classmethod
     def of(cls, mechanism: Any, clip: bool) -> Bounds:
         """The bounds of a mechanism."""
         lower, upper = mechanism.input_interval
-        return cls(np.asarray(lower, float), np.asarray(upper, float), clip)
+        reports = np.abs([np.asarray(end, float) for end in mechanism.output_interval])
+        largest = float(np.max(reports, where=np.isfinite(reports), initial=0.0))
+        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
         """Values fit to be perturbed, in the type of reports; ``first`` is the row of the first one.
 
         Raises:
-            ValueError: names the first bad row.
+            InputError: for the first bad row.
         """
         values, low, high = self._typed(values)
         if low <= values.min() and values.max() <= high:
             return values
-        _refuse(values, ~np.isfinite(values), first, "; every value must be finite")
-        if self.clip:
-            return np.clip(values, low, high)
-        _refuse(values, (values < low) | (values > high), first, f", outside {self._interval(low, high)}")
-        return values
+        return self._repaired(values, low, high, first)
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
         """The same for vectors, coordinates on the last axis."""
         rows, low, high = self._typed(rows)
-        flat = rows.reshape(-1, rows.shape[-1])
-        _refuse(flat, ~np.isfinite(flat), first, "; every value must be finite")
+        return self._repaired(rows.reshape(-1, rows.shape[-1]), low, high, first).reshape(rows.shape)
+
+    def _repaired(self, values: np.ndarray, low: np.ndarray, high: np.ndarray, first: int) -> np.ndarray:
+        """Values clipped, if that is allowed and enough; else an error for the first bad one."""
+        _refuse(values, ~np.isfinite(values), first, None)
         if self.clip:
-            return np.clip(rows, low, high)
-        _refuse(flat, (flat < low) | (flat > high), first, f", outside {self._interval(low, high)}")
-        return rows
+            return np.clip(values, low, high)
+        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper))
+        return values
 
     def check_on_device(self, x: Array) -> Array:
         """The same for a JAX array that stays on its devices unless something is wrong."""
-        typed = x if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
-        low, high = (np.asarray(end, np.dtype(typed.dtype)) for end in (self.lower, self.upper))
+        typed = floating(x)
+        low, high = self._ends(np.dtype(typed.dtype))
         if not bool(jnp.all((typed >= low) & (typed <= high))):
             self.check(np.asarray(typed).reshape(-1), 0)
             return jnp.clip(typed, low, high)
         return typed
 
     def _typed(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        # A bound such as 0.1 is compared as the data's own type writes it.
         dtype = report_type(values.dtype)
-        return values.astype(dtype, copy=False), self.lower.astype(dtype), self.upper.astype(dtype)
+        low, high = self._ends(dtype)
+        return values.astype(dtype, copy=False), low, high
 
-    @staticmethod
-    def _interval(low: np.ndarray, high: np.ndarray) -> str:
-        if low.ndim == 0 and high.ndim == 0:
-            return f"the input interval [{low:g}, {high:g}]; clip=True clips"
-        return "its coordinate's input interval; clip=True clips"
+    def _ends(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """The interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
+
+        Raises:
+            ValueError: reports would not fit the type.
+        """
+        most = np.finfo(dtype).max
+        if self.largest > most:
+            raise ValueError(f"x: holds {dtype}, and reports reach {self.largest:g}; use float64")
+        return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 
 
-def _refuse(values: np.ndarray, bad: np.ndarray, first: int, why: str) -> None:
-    if bad.any():
-        row, *column = (int(at) for at in np.argwhere(bad)[0])
-        where = f"row {first + row}" + "".join(f", coordinate {at}" for at in column)
-        raise ValueError(f"x: {where} is {values[(row, *column)]:g}{why}")
+def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Any, Any] | None) -> None:
+    if not bad.any():
+        return
+    at = tuple(int(index) for index in np.argwhere(bad)[0])
+    ends = None if interval is None else tuple(float(np.broadcast_to(end, values.shape)[at]) for end in interval)
+    raise InputError(first + at[0], at[1] if len(at) > 1 else None, float(values[at]), ends)  # type: ignore[arg-type]

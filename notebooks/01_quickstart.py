@@ -39,9 +39,7 @@ table.head()
 
 # %%
 bounds = {"age": (0, 100), "income": (0, 30_000), "visits": (0, 80)}
-mechanisms = {
-    name: dpk.piecewise(epsilon=1.0, lower=lower, upper=upper) for name, (lower, upper) in bounds.items()
-}
+mechanisms = {name: dpk.piecewise(epsilon=1.0, lower=lower, upper=upper) for name, (lower, upper) in bounds.items()}
 private = dpk.perturb(table, mechanisms)
 private.head()
 

@@ -98,8 +98,8 @@ def test_releases_of_the_same_values_are_the_same_wherever_they_are():
 
 def test_bad_rows_are_named():
     assert {result for case, result in released().items() if case.startswith("row")} == {
-        "ValueError: x: row 1000 is nan",
-        "ValueError: x: row 1000 is 7, outside the input interval [-1, 2]",
+        "InputError: x: row 1000 is nan",
+        "InputError: x: row 1000 is 7, outside the input interval [-1, 2]",
     }
 
 

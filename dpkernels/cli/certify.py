@@ -10,7 +10,8 @@ from typing import Any
 from dpkernels.cli.choose import exact_form
 from dpkernels.cli.sidecar import FORMAT, parameters, total_epsilon
 from dpkernels.cli.text import shown
-from dpkernels.exact.certificate import Certificate, CertificateError, MixtureCertificate
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.combined import MixtureCertificate, read_certificate
 from dpkernels.exact.forms import ExactForm
 
 
@@ -79,21 +80,11 @@ def verify(path: Path) -> list[str]:
 def _verified(column: dict[str, Any]) -> str:
     name = "(array)" if column["column"] is None else shown(column["column"])
     try:
-        certificate = _certificate(column["certificate"])
+        certificate = read_certificate(column["certificate"])
         _check_claims(column["parameters"], certificate)
     except CertificateError as error:
         raise CertificateError(f"column {name}: {error}") from error
     return f"ok: {name}, {column['mechanism']}, epsilon {certificate.epsilon:g}"
-
-
-def _certificate(form: dict[str, Any]) -> Certificate | MixtureCertificate:
-    if "first" not in form:
-        return Certificate.from_dict(form)
-    first, second = (Certificate.from_dict(form[part]) for part in ("first", "second"))
-    mixture = MixtureCertificate(first, second, form["threshold"])
-    if mixture.epsilon != form["epsilon"]:
-        raise CertificateError(f"epsilon: the form says {form['epsilon']}, the tables give {mixture.epsilon}")
-    return mixture
 
 
 def _check_claims(claims: dict[str, Any], certificate: Certificate | MixtureCertificate) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from dpkernels.cli.text import aligned, listed, shown
 from dpkernels.perturbation import column_key
 from dpkernels.random.keys import release_key_bytes
 from dpkernels.release import Engine, exact_engine, in_chunks
-from dpkernels.validation import Bounds
+from dpkernels.validation import Bounds, InputError
 
 _LONG_BYTES = 1 << 26
 _OPTIONS = ("--mechanism", "--lower", "--upper", "--epsilon")
@@ -161,15 +160,13 @@ def _perturbed(plan: Plan, engines: Sequence[Engine], piece: Any, start: int) ->
         try:
             values = plan.source.numbers(piece, column.name, start)
             reports[column.name] = in_chunks(engine, bounds, values, start=start)
+        except InputError as error:
+            clips = "" if error.interval is None else "; --clip clips"
+            where = f"{plan.source.place(error.row)} is {error.value:g}{error.reason}{clips}"
+            raise ValueError(_label(column.name) + where) from error
         except ValueError as error:
-            raise ValueError(_label(column.name) + _as_option(str(error), plan.source)) from error
+            raise ValueError(_label(column.name) + str(error)) from error
     return plan.source.replaced(piece, reports)
-
-
-def _as_option(message: str, source: Source) -> str:
-    """The library's message in the words of the command line."""
-    message = message.removeprefix("x: ").replace("clip=True clips", "--clip clips")
-    return re.sub(r"\Arow (\d+)", lambda match: source.place(int(match[1])), message)
 
 
 def _summary(plan: Plan, release: Release) -> list[str]:

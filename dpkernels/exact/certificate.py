@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from dpkernels.exact.tables import WindowTable, rational
 
-VECTOR_COVERS = (
-    "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector)."
-)
 COVERS = (
     "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
     "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
@@ -22,6 +21,24 @@ COVERS = (
 
 class CertificateError(ValueError):
     """A table does not have the guarantee it was made for; it is never sampled."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """What is no certificate fails as one."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
+
+
+def check_claims(form: dict[str, Any], again: dict[str, Any]) -> None:
+    """Whatever a form says beside its integers must be what the integers give."""
+    for name, value in again.items():
+        claimed = form[name]
+        same = math.isclose(claimed, value, rel_tol=1e-12) if isinstance(value, float) else claimed == value
+        if not same:
+            raise CertificateError(f"{name}: the form says {claimed}, the table gives {value}")
 
 
 @dataclass(frozen=True)
@@ -58,7 +75,7 @@ class Certificate:
     @property
     def worst_variance(self) -> Fraction:
         """Bound on the variance at any input, input rounding included."""
-        return _worst(self.table.variance_terms, self.table)
+        return worst_of(self.table.variance_terms, self.table)
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form with exact fractions as text and the table itself."""
@@ -75,11 +92,9 @@ class Certificate:
         Raises:
             CertificateError: the table fails, or the form claims something else.
         """
-        certificate = certify_table(WindowTable.from_dict(form["table"]), form["epsilon"])
-        again = certificate.to_dict()
-        for name in again.keys() - {"covers", "table", "realised_epsilon"}:
-            if again[name] != form.get(name):
-                raise CertificateError(f"{name}: the form says {form.get(name)}, the table gives {again[name]}")
+        with reading():
+            certificate = certify_table(WindowTable.from_dict(form["table"]), form["epsilon"])
+            check_claims(form, certificate.to_dict())
         return certificate
 
     def to_json(self) -> str:
@@ -160,120 +175,8 @@ def _mean_error(table: WindowTable) -> Fraction:
     return max(abs(table.row_mean(s) - nominal) for s, nominal in ends)
 
 
-@dataclass(frozen=True)
-class MixtureCertificate:
-    """Two certified tables, one of which reports, chosen independently of the input.
-
-    Attributes:
-        first: certificate of the table used where the choice word is below the threshold.
-        second: certificate of the other.
-        threshold: out of 2^32.
-    """
-
-    first: Certificate
-    second: Certificate
-    threshold: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.threshold < 1 << 32:
-            raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
-
-    @property
-    def weight(self) -> Fraction:
-        """The probability of the first table."""
-        return Fraction(self.threshold, 1 << 32)
-
-    @property
-    def epsilon(self) -> float:
-        """The larger of the parts' budgets: the choice is independent of the input and may be revealed."""
-        return max(self.first.epsilon, self.second.epsilon)
-
-    @property
-    def realised_epsilon(self) -> float:
-        """The larger of the parts' realised budgets."""
-        return max(self.first.realised_epsilon, self.second.realised_epsilon)
-
-    @property
-    def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
-        """The parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
-        parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
-        A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
-        return A, c, rho
-
-    @property
-    def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input."""
-        return _worst(self.variance_terms, self.first.table)
-
-    @property
-    def lowest(self) -> Fraction:
-        """Smallest possible report."""
-        return min(self.first.lowest, self.second.lowest)
-
-    @property
-    def highest(self) -> Fraction:
-        """Largest possible report."""
-        return max(self.first.highest, self.second.highest)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
-        parts = {"first": self.first.to_dict(), "second": self.second.to_dict()}
-        return {"epsilon": self.epsilon, "threshold": self.threshold, "covers": COVERS, **parts}
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"epsilon             {self.epsilon:g}, of either table and of their mixture",
-                f"mixture             the first table with probability {self.threshold}/2^32, else the second",
-                f"variance            at most {float(self.worst_variance):.9g} at any input",
-                *(f"-- table {n}\n{part}" for n, part in ((1, self.first), (2, self.second))),
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class MultivariateCertificate:
-    """s of d coordinates, each by a certified table; which ones is independent of the data.
-
-    Attributes:
-        coordinate: certificate of a coordinate's report, on [-1, 1].
-        dimensions: d.
-        sampled: s.
-    """
-
-    coordinate: Certificate | MixtureCertificate
-    dimensions: int
-    sampled: int
-
-    @property
-    def epsilon(self) -> float:
-        """Basic composition of s reports."""
-        return float(self.sampled * rational(self.coordinate.epsilon))
-
-    @property
-    def realised_epsilon(self) -> float:
-        """S times the coordinate's."""
-        return self.sampled * self.coordinate.realised_epsilon
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
-        own = {"epsilon": self.epsilon, "dimensions": self.dimensions, "sampled": self.sampled}
-        return {**own, "covers": VECTOR_COVERS, "coordinate": self.coordinate.to_dict()}
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"epsilon             {self.epsilon:g} a vector: {self.sampled} of {self.dimensions} coordinates, "
-                f"{self.coordinate.epsilon:g} each",
-                "coordinates         a cyclic run from a uniform start, each within a relative "
-                f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}",
-                f"covers              {VECTOR_COVERS}",
-                f"-- each coordinate, on [-1, 1]\n{self.coordinate}",
-            ]
-        )
-
-
-def _worst(terms: tuple[Fraction, Fraction, Fraction], table: WindowTable) -> Fraction:
+def worst_of(terms: tuple[Fraction, Fraction, Fraction], table: WindowTable) -> Fraction:
+    """The largest A + c (x - middle)^2 + rho over the table's inputs."""
     A, c, rho = terms
     half = (rational(table.upper) - rational(table.lower)) / 2
     return A + max(Fraction(0), c * half**2) + rho

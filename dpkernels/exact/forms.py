@@ -13,12 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.certificate import (
-    Certificate,
-    MixtureCertificate,
-    MultivariateCertificate,
-    certify_table,
-)
+from dpkernels.exact.certificate import Certificate, certify_table
+from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.kernels import code_kernel
 from dpkernels.exact.lattice import two_point_table, windowed_table
 from dpkernels.exact.tables import WindowTable

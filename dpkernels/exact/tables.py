@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 
+# A table read from a file is not larger than this; ours have at most 2^17 codes.
+_MOST_CODES = 1 << 22
+
 
 def rational(number: float) -> Fraction:
     """The shortest decimal that stands for a float, as printed: 0.1 is 1/10."""
@@ -170,4 +173,6 @@ def _runs(weights: np.ndarray) -> list[list[int]]:
 
 
 def _from_runs(runs: list[list[int]]) -> np.ndarray:
+    if sum(count for _, count in runs) > _MOST_CODES:
+        raise ValueError(f"table: has more than {_MOST_CODES} weights")
     return np.repeat(np.array([value for value, _ in runs], np.uint64), [count for _, count in runs])

@@ -120,8 +120,8 @@ class Bounded(Mechanism):
     @property
     def worst_variance(self) -> Any:
         """Largest variance over valid inputs: Var is affine in (x - middle)^2, so it is at the middle or an end."""
-        xp = namespace(self.lower, self.upper)
-        return xp.maximum(self.central_variance, self.variance(self.upper))
+        middle, end = self.central_variance, self.variance(self.upper)
+        return namespace(middle, end).maximum(middle, end)
 
     def icdf(self, u: Any, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
@@ -145,6 +145,7 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array
 
 
 def _invert(mechanism: Mechanism, u: Any, x: Any) -> Any:
+    u, x = namespace(u, x).broadcast_arrays(u, x)
     low, high = mechanism.output_interval
     return bisect(lambda y: mechanism.cdf(y, x), u, low, high)
 
@@ -161,5 +162,13 @@ def _implicit_derivative(how: str, primals: tuple[Any, ...], tangents: tuple[Any
     y = _reparameterised(how, mechanism, u, x)
     _, d_cdf = jax.jvp(lambda mech, at: mech.cdf(y, at), (mechanism, x), (d_mechanism, d_x))
     density = mechanism.pdf(y, x)
-    smooth = density > 0
-    return y, jnp.where(smooth, (d_u - d_cdf) / jnp.where(smooth, density, 1.0), jnp.nan)
+    smooth = (density > 0) & ~_on_atom(mechanism, y, x)
+    slope = (d_u - d_cdf) / jnp.where(smooth, density, 1.0)
+    # At an atom every derivative is NaN, in reverse mode too: hence a NaN times all that moves, not a choice of NaN.
+    hole = jnp.where(smooth, 0.0, jnp.nan)
+    return y, slope + hole * sum(jax.tree.leaves(d_mechanism), d_u + d_x)
+
+
+def _on_atom(mechanism: Mechanism, y: Any, x: Any) -> Any:
+    at, _ = mechanism.atoms(x)
+    return jnp.any(jnp.abs(y - at) <= 8 * jnp.finfo(y.dtype).eps * (jnp.abs(y) + jnp.abs(at)), axis=0)

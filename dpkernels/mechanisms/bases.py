@@ -6,6 +6,8 @@ import abc
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dpkernels import checks
 from dpkernels.numerics import namespace, root_or_zero
 from dpkernels.pytrees import pytree
@@ -30,6 +32,11 @@ class Base(abc.ABC):
     @abc.abstractmethod
     def lowest(self) -> Any:
         """Infimum of the density over [-1, 1]."""
+
+    @property
+    @abc.abstractmethod
+    def kinks(self) -> np.ndarray:
+        """Points of [0, 1] where the density is not smooth."""
 
     @abc.abstractmethod
     def density(self, v: Any) -> Any:
@@ -56,6 +63,7 @@ class Constant(Base):
     area = 1.0
     spread = 1 / 3
     lowest = 1.0
+    kinks = np.zeros(0)
 
     def density(self, v: Any) -> Any:
         return namespace(v).where((v >= -1) & (v <= 1), 1.0, 0.0)
@@ -99,6 +107,10 @@ class Quartic(Base):
     def lowest(self) -> Any:
         return self.edge
 
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.zeros(0)
+
     def density(self, v: Any) -> Any:
         xp = namespace(v, self.edge)
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * v**4, 0.0)
@@ -122,6 +134,6 @@ class Quartic(Base):
         d = 2 * mass / (r + root_or_zero(r**2 + 8 * bend * mass))
         for _ in range(_NEWTON_STEPS):
             value = d * (r + 2 * bend * d * (1 - d + d**2 / 2 - d**3 / 10))
-            slope = 1 - bend * (1 - d) ** 4
+            slope = r + bend * d * (4 - 6 * d + 4 * d**2 - d**3)
             d = d + (mass - value) / slope
         return xp.where(u < 0.5, d - 1, 1 - d)

@@ -13,12 +13,11 @@ from scipy.optimize import minimize_scalar
 
 from dpkernels import checks
 from dpkernels.mechanisms.bases import Base, Quartic
-from dpkernels.mechanisms.windowed import Window
+from dpkernels.mechanisms.windowed import Window, critical_points, distances
+from dpkernels.numerics import maximum_on
 
 CONDITIONS = ("pointwise", "sup_inf")
 OBJECTIVES = ("worst", "central")
-
-_GRID, _ZOOMS, _ZOOM_POINTS = 2048, 3, 33
 
 
 def relative_height(window: Window, base: Base, width: float, epsilon: float, condition: str) -> float:
@@ -45,21 +44,13 @@ def relative_height(window: Window, base: Base, width: float, epsilon: float, co
 
 
 def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float:
-    """Maximum over v of (ceiling - e^eps floor) / g, by a grid and zooms into its best cell."""
-    reach = 1 - width / 2
+    """Maximum over v of (ceiling - e^eps floor) / g."""
 
     def steepness(v: np.ndarray) -> np.ndarray:
-        near, far = np.maximum(v - reach, 0.0) / width, (v + reach) / width
+        near, far = distances(v, width)
         return (window.ceiling(near) - np.exp(epsilon) * window.floor(far)) / base.density(v)
 
-    v = np.union1d(np.linspace(0, 1, _GRID + 1), [reach])
-    best = 0.0
-    for _ in range(_ZOOMS + 1):
-        values = steepness(v)
-        at = int(values.argmax())
-        best = max(best, float(values[at]))
-        v = np.linspace(v[max(at - 1, 0)], v[min(at + 1, len(v) - 1)], _ZOOM_POINTS)
-    return best
+    return maximum_on(steepness, critical_points(window, base, width))
 
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:

@@ -48,8 +48,8 @@ class Multivariate:
 
     def __post_init__(self) -> None:
         checks.interval(self.lower, self.upper)
-        if self.dimensions < 1 or not 1 <= self.sampled <= self.dimensions:
-            raise ValueError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
+        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
+        checks.whole("sampled", self.sampled, 1, self.dimensions)
         for name in ("lower", "upper"):
             shape = np.shape(getattr(self, name))
             if shape not in ((), (self.dimensions,)):

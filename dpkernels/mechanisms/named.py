@@ -68,8 +68,9 @@ def composite(
     if width is None:
         width = heights.best_width(h, g, epsilon, condition, objective)[0]
     checks.within("width", width, 0.0, 2.0, open_ends=True)
-    relative = heights.relative_height(h, g, float(width), epsilon, condition)
-    return Windowed(h, g, float(width), heights.height_at(relative, h, g, float(width)), lower, upper, epsilon)
+    m = checks.number("width", width)
+    relative = heights.relative_height(h, g, m, epsilon, condition)
+    return Windowed(h, g, m, heights.height_at(relative, h, g, m), lower, upper, epsilon)
 
 
 def piecewise(
@@ -120,7 +121,7 @@ def piecewise_wang2019(*, epsilon: float, lower: float, upper: float) -> Windowe
     Raises:
         ValueError: an argument out of range.
     """
-    checks.epsilon(epsilon)
+    epsilon, lower, upper = _budget(epsilon, lower, upper)
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + math.exp(epsilon / 2))
 
 
@@ -152,14 +153,14 @@ def hybrid(*, epsilon: float, lower: float, upper: float) -> Mixture | TwoPoint:
 def _budget(epsilon: float, lower: float, upper: float) -> tuple[float, float, float]:
     checks.epsilon(epsilon)
     checks.interval(lower, upper)
-    return float(epsilon), float(lower), float(upper)
+    return checks.number("epsilon", epsilon), checks.number("lower", lower), checks.number("upper", upper)
 
 
 def _width(eta: float | None) -> float | None:
     if eta is None:
         return None
     checks.within("eta", eta, 1.0, math.inf, open_ends=True)
-    return 2 / float(eta)
+    return 2 / checks.number("eta", eta)
 
 
 def _window(window: Any) -> Window:
@@ -204,16 +205,12 @@ def multivariate(
     """
     checks.epsilon(epsilon)
     checks.one_of("coordinate", coordinate, MECHANISMS)
-    s = max(1, min(dimensions, int(epsilon / 2.5))) if sampled is None else sampled
-    if not 1 <= s <= dimensions:
-        raise ValueError(f"sampled: {s} is not in 1..{dimensions}")
+    checks.interval(lower, upper)
+    d = checks.whole("dimensions", dimensions, 1, 1 << 31)
+    s = max(1, min(d, int(epsilon / 2.5))) if sampled is None else checks.whole("sampled", sampled, 1, d)
     inner = MECHANISMS[coordinate](epsilon=epsilon / s, lower=-1.0, upper=1.0)
-    return Multivariate(inner, _number_or_array(lower), _number_or_array(upper), dimensions, s)
-
-
-def _number_or_array(bound: Any) -> Any:
-    array = np.asarray(bound, np.float64)
-    return array if array.ndim else float(array)
+    bounds = [np.asarray(end, np.float64) if np.ndim(end) else float(end) for end in (lower, upper)]
+    return Multivariate(inner, bounds[0], bounds[1], d, s)
 
 
 MECHANISMS: dict[str, Callable[..., Bounded]] = {

@@ -65,21 +65,18 @@ def truncated_laplace(
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     scale = sensitivity / epsilon
     highest = scale * math.log1p(math.expm1(epsilon) / (2 * delta))
-    if upper is None:
-        lower, upper = -highest, highest
-    else:
-        lowest = scale * math.log((math.expm1(epsilon) + delta) / (2 * delta))
-        lower = _left_end(upper, scale, delta, sensitivity)
-        if not lowest <= upper <= highest or lower is None:
-            raise ValueError(
-                f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where (epsilon, delta) is feasible"
-            )
-    return Additive(Reweighted(Laplace(scale), lower, upper, 0.0), sensitivity, epsilon, delta)
+    B = highest if upper is None else upper
+    A = -highest if upper is None else _left_end(B, scale, epsilon, delta, highest)
+    return Additive(Reweighted(Laplace(scale), A, B, 0.0), sensitivity, epsilon, delta)
 
 
-def _left_end(upper: float, scale: float, delta: float, sensitivity: float) -> float | None:
-    inner = 2 + (1 - delta) / delta * math.exp(-upper / scale) - math.exp(-(upper - sensitivity) / scale) / delta
-    return scale * math.log(inner) if inner > 0 else None
+def _left_end(upper: float, scale: float, epsilon: float, delta: float, highest: float) -> float:
+    lowest = scale * math.log((math.expm1(epsilon) + delta) / (2 * delta))
+    # e^((D - B)/l) = e^eps e^(-B/l), so that A = l ln(2 - (e^eps - 1 + delta)/delta e^(-B/l)).
+    inner = 2 - (math.expm1(epsilon) + delta) / delta * math.exp(-upper / scale)
+    if not (lowest < upper <= highest and inner > 0):
+        raise ValueError(f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where the claim is feasible")
+    return scale * math.log(inner)
 
 
 def merged_laplace(

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels.mechanisms.bases import Base
 from dpkernels.mechanisms.windowed import Window
-from dpkernels.numerics import namespace, root_or_zero
+from dpkernels.numerics import floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 _KNOTS = 1025
@@ -63,34 +63,40 @@ class PiecewiseLinear:
     def cdf(self, z: Any) -> Any:
         i, s, low, high = self._segment(z)
         within = (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
-        return self._take(self._masses, i) + within
+        return _take(self._masses, i, s) + within
 
     def cdf_integral(self, z: Any) -> Any:
         i, s, low, high = self._segment(z)
         n = len(self.values) - 1
         within = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
-        return self._take(self._integrals, i) + self._take(self._masses, i) * s / n + within
+        return _take(self._integrals, i, s) + _take(self._masses, i, s) * s / n + within
 
     def icdf(self, u: Any) -> Any:
         """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
+        u = floating(u)
         xp, n = namespace(u), len(self.values) - 1
-        masses = xp.asarray(self._masses)
-        i = xp.clip(xp.searchsorted(masses, u, side="right") - 1, 0, n - 1)
-        low, high = self._take(self.heights, i), self._take(self.heights, i + 1)
-        rest = xp.maximum(u - masses[i], 0.0) * n * self.area
+        i = xp.clip(xp.searchsorted(_like(self._masses, u), u, side="right") - 1, 0, n - 1)
+        low, high = _take(self.heights, i, u), _take(self.heights, i + 1, u)
+        rest = xp.maximum(u - _take(self._masses, i, u), 0.0) * n * self.area
         root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
         s = 2 * rest / xp.where(root > 0, root, 1.0)
-        return (i + xp.clip(s, 0.0, 1.0)) / n
+        return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
 
     def _segment(self, z: Any) -> tuple[Any, Any, Any, Any]:
+        z = floating(z)
         xp, n = namespace(z), len(self.values) - 1
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
-        return i, position - i, self._take(self.heights, i), self._take(self.heights, i + 1)
+        return i, position - i.astype(z.dtype), _take(self.heights, i, z), _take(self.heights, i + 1, z)
 
-    @staticmethod
-    def _take(table: np.ndarray, i: Any) -> Any:
-        return namespace(i).asarray(table)[i]
+
+def _like(table: np.ndarray, value: Any) -> Any:
+    """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
+    return namespace(value).asarray(table.astype(value.dtype, copy=False))
+
+
+def _take(table: np.ndarray, i: Any, value: Any) -> Any:
+    return _like(table, value)[i]
 
 
 @partial(pytree, static=("shape",))
@@ -107,6 +113,10 @@ class TabulatedWindow(Window):
     @property
     def spread(self) -> Any:
         return self.shape.spread
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.linspace(0, 0.5, len(self.shape.values) // 2 + 1)
 
     def density(self, z: Any) -> Any:
         return self.shape.density(z)
@@ -132,8 +142,8 @@ class TabulatedWindow(Window):
 
     @staticmethod
     def _at_distance(d: Any, table: np.ndarray) -> Any:
-        xp = namespace(d)
-        return xp.interp(d, xp.linspace(0, 0.5, len(table)), xp.asarray(table), right=0.0)
+        d = floating(d)
+        return namespace(d).interp(d, _like(np.linspace(0, 0.5, len(table)), d), _like(table, d), right=0.0)
 
 
 @partial(pytree, static=("shape",))
@@ -154,6 +164,10 @@ class TabulatedBase(Base):
     @property
     def lowest(self) -> Any:
         return float(self.shape.heights.min())
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.linspace(0, 1, len(self.shape.values) // 2 + 1)
 
     def density(self, v: Any) -> Any:
         return self.shape.density((v + 1) / 2)

@@ -112,12 +112,13 @@ class Mixture(Bounded):
 
     @property
     def epsilon(self) -> Any:  # type: ignore[override]
-        return namespace(self.first.epsilon).maximum(self.first.epsilon, self.second.epsilon)
+        first, second = self.first.epsilon, self.second.epsilon
+        return namespace(first, second).maximum(first, second)
 
     @property
     def output_interval(self) -> tuple[Any, Any]:
         (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
-        xp = namespace(low, low2)
+        xp = namespace(low, low2, high, high2)
         return xp.minimum(low, low2), xp.maximum(high, high2)
 
     def _mix(self, first: Any, second: Any) -> Any:

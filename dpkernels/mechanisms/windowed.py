@@ -37,6 +37,11 @@ class Window(abc.ABC):
     def spread(self) -> Any:
         """Variance about the middle of the window normalised to area 1 (vA)."""
 
+    @property
+    @abc.abstractmethod
+    def kinks(self) -> np.ndarray:
+        """Distances from the middle, in [0, 1/2], where the density is not smooth."""
+
     @abc.abstractmethod
     def density(self, z: Any) -> Any:
         """Height at z; 0 outside [0, 1]."""
@@ -63,7 +68,11 @@ class Window(abc.ABC):
 
 
 class _Unimodal(Window):
-    """A window that falls away from its middle."""
+    """A window that falls away from its middle, smooth in between."""
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.array([0.0, 0.5])
 
     def ceiling(self, d: Any) -> Any:
         return self.density(0.5 + d)
@@ -260,13 +269,24 @@ class Windowed(Bounded):
         return xp.abs(at - first) / xp.abs(second - at)
 
     def envelope(self, v: Any) -> tuple[Any, Any]:
-        """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1].
-
-        The window's middle ranges over |middle| <= 1 - m/2, so its distance from v lies between
-        max(0, |v| - (1 - m/2)) and |v| + (1 - m/2).
-        """
-        reach, distance = 1 - self.width / 2, namespace(v).abs(v)
-        near = namespace(v).maximum(distance - reach, 0.0) / self.width
-        far = (distance + reach) / self.width
+        """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
+        near, far = distances(v, self.width)
         base = self.level * self.base.density(v)
         return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
+
+
+def distances(v: Any, width: Any) -> tuple[Any, Any]:
+    """Least and largest distance of v from the middle of the window over valid inputs, in widths.
+
+    The middle ranges over |middle| <= 1 - m/2.
+    """
+    xp, reach = namespace(v, width), 1 - width / 2
+    return xp.maximum(xp.abs(v) - reach, 0.0) / width, (xp.abs(v) + reach) / width
+
+
+def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
+    """A dense grid of v in [0, 1] with both sides of every point where an extreme over inputs may bend or jump."""
+    reach = 1 - width / 2
+    v = np.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
+    v = np.concatenate([v, v * (1 - 1e-12), v * (1 + 1e-12)])
+    return np.union1d(np.linspace(0, 1, 2049), v[(v > 0) & (v < 1)])

@@ -20,12 +20,19 @@ def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
         stream: the stream's number, below 2^32.
         first_block: the 64-bit number of the first 64-byte block.
     """
+    view = out.data.cast("B")
+    while view:
+        # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
+        run = 64 * ((1 << 32) - first_block % (1 << 32))
+        _fill_run(view[:run], key, struct.pack("<QII", first_block, stream, 0))
+        view, first_block = view[run:], first_block + run // 64
+
+
+def _fill_run(view: memoryview, key: bytes, nonce: bytes) -> None:
     # Imported here: OpenSSL costs 30 ms at start-up and only a release on the CPU needs it.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    nonce = struct.pack("<QII", first_block, stream, 0)
     encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    view = out.data.cast("B")
     for at in range(0, len(view), len(_ZEROS)):
         piece = view[at : at + len(_ZEROS)]
         encryptor.update_into(memoryview(_ZEROS)[: len(piece)], piece)
