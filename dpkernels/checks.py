@@ -94,7 +94,7 @@ def interval(lower: Any, upper: Any) -> None:
         return
     if not np.all(low < high):
         raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)}; lower must be below upper")
-    if np.any(high - low <= 1e-12 * np.maximum(abs(low), abs(high))):
+    if np.any(high - low <= np.maximum(1e-12 * np.maximum(abs(low), abs(high)), 1 / limit)):
         raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)} are too close to be told apart")
 
 

@@ -35,6 +35,8 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
         TypeError: not an array or a column, or not of numbers.
     """
     match kind(x):
+        case "jax" if isinstance(x, jax.core.Tracer):
+            raise TypeError("x: is traced; a release is of concrete values, inside jit simulate with mechanism.sample")
         case "jax":
             _check_dtype(x.dtype)
             devices = x.devices()
@@ -42,6 +44,8 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding)
             return x, lambda reports: jax.device_put(reports, x.sharding)
         case "numpy":
+            if np.ma.is_masked(x):
+                raise ValueError(f"x: has {np.ma.count_masked(x)} masked values; every row needs a number")
             array = np.asarray(x)
             _check_dtype(array.dtype)
             return array, lambda reports: reports

@@ -214,3 +214,9 @@ def _pattern(number):
     """How a number is shown: 0.0 as "0.", 1e9 as "1.e+09" or "1000000000."."""
     shown = np.array2string(np.asarray(number), precision=12)
     return shown.replace(".", r"\.").replace("+", r"\+")
+
+
+@pytest.mark.parametrize("upper", [1e-160, 1e-300, 1e-320])
+def test_an_interval_too_narrow_for_float64_variances_is_refused(upper):
+    with pytest.raises(ValueError, match="too close to be told apart"):
+        dpk.piecewise(epsilon=1.0, lower=0.0, upper=upper)

@@ -315,3 +315,10 @@ def test_empty_columns_are_refused(x):
 def test_a_threefry_key_is_refused_for_tables_too():
     with pytest.raises(TypeError, match="256-bit"):
         dpk.perturb(frame(), {"age": AGES}, key=jax.random.key(0))
+
+
+def test_masked_values_are_refused_and_traced_ones_too():
+    with pytest.raises(ValueError, match="x: has 1 masked values"):
+        perturb(np.ma.masked_array([1.0, 2.0], mask=[False, True]), AGES)
+    with pytest.raises(TypeError, match=r"x: is traced.*mechanism\.sample"):
+        jax.jit(lambda x: perturb(x, AGES))(jnp.ones(3))

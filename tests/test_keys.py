@@ -97,3 +97,9 @@ def test_forked_processes_share_no_randomness():
     secrets = done.stdout.split()
     assert len(secrets) == 9
     assert len(set(secrets)) == 9
+
+
+@pytest.mark.parametrize("seed", [-1, 1 << 32, 1 << 40])
+def test_a_seed_that_jax_would_cut_is_refused(seed):
+    with pytest.raises(ValueError, match="seed"):
+        dpk.simulation_key(seed)

@@ -171,7 +171,11 @@ def read_certificate(form: dict[str, Any]) -> Any:
         CertificateError: it fails, or is none.
     """
     with reading():
-        kinds: dict[str, Any] = {"table": Certificate, "first": MixtureCertificate, "coordinate": MultivariateCertificate}
+        kinds: dict[str, Any] = {
+            "table": Certificate,
+            "first": MixtureCertificate,
+            "coordinate": MultivariateCertificate,
+        }
         kind = next((kind for name, kind in kinds.items() if name in form), None)
         if kind is None:
             raise CertificateError("form: is not a certificate; it has no table")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels import checks
 from dpkernels.random import chacha
 
 
@@ -34,7 +35,13 @@ def key_from_bytes(secret: bytes) -> Array:
 
 
 def simulation_key(seed: int) -> Array:
-    """A typed Threefry key from an integer: reproducible, guessable, for simulation only."""
+    """A typed Threefry key from an integer in 0..2^32 - 1: reproducible, guessable, for simulation only.
+
+    Raises:
+        TypeError: not an integer.
+        ValueError: out of range; JAX would drop the higher bits.
+    """
+    checks.whole("seed", seed, 0, (1 << 32) - 1)
     return jax.random.key(seed, impl="threefry2x32")
 
 
