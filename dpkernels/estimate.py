@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import singledispatch
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtri
 
 from dpkernels import checks, containers
 from dpkernels.exact.forms import ExactForm, ExactMultivariate
@@ -68,7 +68,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     tail = (1 - confidence) / d
     mean = rows.mean(axis=0, dtype=np.float64)
     deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
-    normal = -ndtri(tail / 2) * deviation / math.sqrt(n)
+    normal = -NormalDist().inv_cdf(tail / 2) * deviation / math.sqrt(n)
     bernstein = _bernstein(n, math.log(2 / tail), mechanism.worst_variance, _largest_error(mechanism))
     shape = (lambda v: v) if isinstance(mechanism, Multivariate) else (lambda v: float(np.broadcast_to(v, (1,))[0]))
     return MeanEstimate(

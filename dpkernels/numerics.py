@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 
 _NODES, _WEIGHTS = ((np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2)
 
@@ -41,12 +41,17 @@ def vanishing(function: Callable[[Any], Any], z: Any) -> Any:
 
 def ndtr(z: Any) -> Any:
     """The standard normal cdf, accurate in the lower tail."""
-    return jax.scipy.special.ndtr(z) if namespace(z) is jnp else scipy.special.ndtr(z)
+    return _special(z).ndtr(z)
 
 
 def ndtri(u: Any) -> Any:
     """The inverse of ``ndtr``."""
-    return jax.scipy.special.ndtri(u) if namespace(u) is jnp else scipy.special.ndtri(u)
+    return _special(u).ndtri(u)
+
+
+def _special(value: Any) -> Any:
+    # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
+    return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
 
 
 def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from scipy.optimize import brentq
-
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -122,6 +120,8 @@ def truncated_gaussian(
 
 def truncation_bound(sigma: float, delta: float, sensitivity: float) -> float:
     """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side."""
+    from scipy.optimize import brentq
+
     s, D = sigma, sensitivity
 
     def excess(T: float) -> float:
