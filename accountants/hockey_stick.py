@@ -64,7 +64,7 @@ def _pieces(noise: Distribution, shift: Any, xp: Any) -> tuple[Any, Any, Any, An
 
 
 def _loss(noise: Distribution, shift: Any, x: Any, xp: Any) -> Any:
-    """Log f(x) - log f(x - shift); infinite where only one is 0, -infinite where both are."""
+    """log f(x) - log f(x - shift); infinite where only one is 0, -infinite where both are."""
     p, q = noise.log_prob(x), noise.log_prob(x - shift)
     possible = p > -xp.inf
     both = possible & (q > -xp.inf)

@@ -71,7 +71,10 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
     """The table with some columns replaced, in their places."""
     match kind(table):
         case "pandas":
-            return table.assign(**columns)
+            table = table.copy(deep=False)
+            for name, column in columns.items():
+                table[name] = column
+            return table
         case "polars":
             return table.with_columns(list(columns.values()))
         case _:

@@ -12,8 +12,12 @@ import numpy as np
 
 from dpkernels import checks, containers
 from dpkernels.exact.forms import ExactForm, ExactMultivariate
+from dpkernels.exact.lattice import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+
+# A table's reports may pass the density's interval by this share of its width; its variance is within 0.1 %.
+_TABLE_ROOM = 0.05
 
 
 @dataclass(frozen=True)
@@ -69,7 +73,8 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     mean = rows.mean(axis=0, dtype=np.float64)
     deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
     normal = -NormalDist().inv_cdf(tail / 2) * deviation / math.sqrt(n)
-    bernstein = _bernstein(n, math.log(2 / tail), mechanism.worst_variance, _largest_error(mechanism))
+    variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
+    bernstein = _bernstein(n, math.log(2 / tail), variance, _largest_error(mechanism))
     shape = (lambda v: v) if isinstance(mechanism, Multivariate) else (lambda v: float(np.broadcast_to(v, (1,))[0]))
     return MeanEstimate(
         value=shape(mean),
@@ -98,16 +103,21 @@ def _(mechanism: Multivariate, reports: np.ndarray) -> np.ndarray:
 
 
 def _check_possible(rows: np.ndarray, mechanism: Any) -> None:
-    low, high = (np.asarray(end, float) for end in mechanism.output_interval)
-    # A table's step may differ from the density's by its lattice, and float32 rounds.
-    slack = 0.05 * (high - low)
-    bad = ~((rows >= low - slack) & (rows <= high + slack))
+    low, high = _report_interval(mechanism)
+    bad = ~((rows >= low) & (rows <= high))
     if bad.any():
         row = int(np.argwhere(bad)[0][0])
         raise ValueError(
             f"reports: row {row} is {rows[row]}, outside the mechanism's output interval [{low}, {high}]; "
             "these are not its reports"
         )
+
+
+def _report_interval(mechanism: Any) -> tuple[Any, Any]:
+    """The density's output interval, with room for a table's, whose lattice is not quite the density's."""
+    low, high = (np.asarray(end, float) for end in mechanism.output_interval)
+    room = _TABLE_ROOM * (high - low)
+    return low - room, high + room
 
 
 def _bernstein(n: int, log_odds: float, variance: Any, largest: Any) -> Any:
@@ -117,5 +127,5 @@ def _bernstein(n: int, log_odds: float, variance: Any, largest: Any) -> Any:
 
 
 def _largest_error(mechanism: Any) -> Any:
-    (low_in, high_in), (low_out, high_out) = mechanism.input_interval, mechanism.output_interval
+    (low_in, high_in), (low_out, high_out) = mechanism.input_interval, _report_interval(mechanism)
     return np.maximum(high_out - low_in, high_in - low_out)

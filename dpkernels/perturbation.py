@@ -16,11 +16,11 @@ from jax import Array
 from dpkernels import containers
 from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
 from dpkernels.mechanisms.base import Mechanism, sample_from
-from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
 from dpkernels.release import DeviceRelease, Simulation, exact_engine, in_chunks
-from dpkernels.validation import Bounds
+from dpkernels.validation import Bounds, InputError
 from dpkernels.vectors import release_vectors
 
 Advance = Callable[[int], Any]
@@ -80,8 +80,20 @@ def perturb(
         raise ValueError("x: is empty; there is nothing to perturb")
     sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    with _progress(array.size, progress) as advance:
+    with _progress(array.size, progress) as advance, _placed(array.shape):
         return rewrap(_reports(sampler, secret, array, clip, advance))
+
+
+@contextmanager
+def _placed(shape: tuple[int, ...]) -> Iterator[None]:
+    """An error in an array of several axes names the value's index in it, not its position."""
+    try:
+        yield
+    except InputError as error:
+        if len(shape) < 2 or error.coordinate is not None:
+            raise
+        index = tuple(int(at) for at in np.unravel_index(error.row, shape))
+        raise error.named(f"value {index}") from None
 
 
 def _release_secret(key: Array | None) -> bytes:
@@ -127,9 +139,12 @@ def _(sampler: Mechanism, secret: Array, x: Any, clip: bool, advance: Advance) -
 
 @_reports.register
 def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    check_shape(sampler, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
     with jax.enable_x64(values.dtype == np.float64):
-        return np.asarray(sampler.sample(secret, values))
+        reports = np.asarray(sampler.sample(secret, values))
+    advance(x.size)
+    return reports
 
 
 def _perturb_table(
@@ -140,9 +155,8 @@ def _perturb_table(
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
     missing = [name for name in mechanisms if name not in containers.columns_of(table)]
     if missing:
-        raise ValueError(
-            f"mechanism: no column {missing[0]!r}; the table has {', '.join(containers.columns_of(table))}"
-        )
+        names = ", ".join(map(str, containers.columns_of(table)))
+        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {names}")
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
     for number, (name, mechanism) in enumerate(mechanisms.items()):

@@ -33,7 +33,8 @@ Engine = Callable[[np.ndarray, int, np.ndarray], None]
 BLOCK_VALUES = 32
 
 # One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
-_WORKERS = max(1, min((os.cpu_count() or 1) + 1, 9))
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_WORKERS = min(_CORES + 1, 9)
 CHUNK = 1 << 18
 _SMALLEST_CHUNK = 1 << 10
 _DEVICE_CHUNK = 1 << 24
@@ -96,9 +97,10 @@ def _aligned(length: int, dtype: np.dtype) -> np.ndarray:
     return raw[first : first + length * dtype.itemsize].view(dtype)
 
 
-def _padded_length(length: int) -> int:
-    """A power of two, so that few shapes are ever compiled."""
-    return max(_SMALLEST_CHUNK, 1 << (length - 1).bit_length())
+def _padded_length(length: int, unit: int = 1) -> int:
+    """A power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
+    padded = 1 << (length - 1).bit_length() if length <= CHUNK else -(-length // CHUNK) * CHUNK
+    return -(-max(_SMALLEST_CHUNK, padded) // unit) * unit
 
 
 class DeviceRelease:
@@ -115,7 +117,7 @@ class DeviceRelease:
     def on_device(self, x: Any, start: int) -> Array:
         """Reports that stay on the devices."""
         skip = start % BLOCK_VALUES
-        spare = -(skip + len(x)) % (len(self.devices) * BLOCK_VALUES)
+        spare = _padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
         xp = np if isinstance(x, np.ndarray) else jnp
         with jax.enable_x64(True):
             padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-
-from dpkernels.numerics import floating
 
 
 def report_type(dtype: Any) -> np.dtype:
@@ -28,10 +27,21 @@ class InputError(ValueError):
         interval: the interval it is outside of, or None where it is not finite.
     """
 
-    def __init__(self, row: int, coordinate: int | None, value: float, interval: tuple[float, float] | None) -> None:
+    def __init__(
+        self,
+        row: int,
+        coordinate: int | None,
+        value: float,
+        interval: tuple[float, float] | None,
+        place: str | None = None,
+    ) -> None:
         self.row, self.coordinate, self.value, self.interval = row, coordinate, value, interval
-        where = f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}"
+        where = place or (f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}")
         super().__init__(f"x: {where} is {value:g}{self.reason}" + ("" if interval is None else "; clip=True clips"))
+
+    def named(self, place: str) -> InputError:
+        """The same error with the value's place in other words."""
+        return InputError(self.row, self.coordinate, self.value, self.interval, place)
 
     @property
     def reason(self) -> str:
@@ -91,7 +101,7 @@ class Bounds:
 
     def check_on_device(self, x: Array) -> Array:
         """The same for a JAX array that stays on its devices unless something is wrong."""
-        typed = floating(x)
+        typed = x.astype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
         low, high = self._ends(np.dtype(typed.dtype))
         if not bool(jnp.all((typed >= low) & (typed <= high))):
             self.check(np.asarray(typed).reshape(-1), 0)

@@ -10,7 +10,7 @@ import numpy as np
 from dpkernels.exact.forms import COORDINATE_STREAM, ExactMultivariate
 from dpkernels.mechanisms.multivariate import check_shape, chosen_coordinates
 from dpkernels.random import host
-from dpkernels.release import HostRelease, in_chunks
+from dpkernels.release import exact_engine, in_chunks
 from dpkernels.validation import Bounds, report_type
 
 _ROWS = 1 << 16
@@ -30,7 +30,7 @@ def release_vectors(
     bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
     half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
-    engine = HostRelease(form.coordinate, secret)
+    engine = exact_engine(form.coordinate, secret)
     out = np.empty(rows.shape, report_type(x.dtype))
     out[:] = middle
     for first in range(0, len(rows), _ROWS):

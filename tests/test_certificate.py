@@ -11,7 +11,9 @@ import pytest
 from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table, tables
 
 import dpkernels as dpk
+from dpkernels.exact import kernels
 from dpkernels.exact.certificate import Certificate, CertificateError, certify_table, exp_lower_bound
+from dpkernels.exact.combined import read_certificate
 from dpkernels.exact.lattice import windowed_table
 from dpkernels.exact.tables import WindowTable, rational
 from dpkernels.mechanisms.heights import height_at, relative_height
@@ -349,3 +351,84 @@ def test_a_table_without_signal_is_refused():
     everywhere = tampered(table, base=np.full(4, 2**28), window=np.full(4, 3 * 2**28))
     with pytest.raises(CertificateError, match="no signal"):
         certify_table(everywhere, 1.0)
+
+
+# What is certified stays what is sampled.
+
+
+def test_a_certified_table_cannot_be_changed():
+    table = exact("piecewise", 1.0).table
+    for weights in (table.base, table.window):
+        with pytest.raises(ValueError, match="read-only"):
+            weights[0] += 1
+
+
+def test_a_table_does_not_follow_the_arrays_it_was_made_of():
+    weights = np.full(2, 1 << 14, np.uint64)
+    table = WindowTable(weights, np.full(1, 1 << 15, np.uint64), 16, 0.0, 1.0)
+    weights[0] += 1
+    certify_table(table, 2.0)
+
+
+@pytest.mark.parametrize("fault", ["threshold", "alias"])
+def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
+    table = exact("sine-constant", 1.0).table
+
+    def tampered(threshold, alias, capacity, weights):
+        if fault == "threshold":
+            threshold[7] += 1 if threshold[7] < capacity else -1
+        else:
+            column = next(c for c, other in enumerate(alias) if other != c and threshold[c] < capacity)
+            alias[column] = alias[column] + 1
+        check(threshold, alias, capacity, weights)
+
+    check = kernels._check_masses
+    monkeypatch.setattr(kernels, "_check_masses", tampered)
+    with pytest.raises(CertificateError, match="do not add up"):
+        kernels.alias_columns(table)
+
+
+@pytest.mark.parametrize("width", [0.01, 0.05, 0.7, 1.3, 1.95])
+@pytest.mark.parametrize("window", ["uniform", "sine", "triangle"])
+def test_a_table_is_of_the_width_that_was_asked_for(window, width):
+    made = dpk.composite(window, epsilon=1.0, lower=-3.0, upper=17.0, width=width)
+    form = dpk.certify(made)
+    assert 2 * len(form.table.window) / form.table.codes == pytest.approx(width, rel=0.01)
+    assert abs(form.variance_cost) < 1e-3
+
+
+def test_a_window_that_no_lattice_carries_is_refused():
+    for window, width in (("uniform", 1.99999), ("triangle", 1e-4)):
+        made = dpk.composite(window, epsilon=1.0, lower=0.0, upper=1.0, width=width)
+        with pytest.raises(CertificateError, match=f"lattice: no table .* width {width:g}"):
+            dpk.certify(made)
+
+
+@pytest.mark.parametrize("sampled", range(1, 9))
+def test_a_vectors_budget_is_never_more_than_asked_for(sampled):
+    for epsilon in (1.7, 0.6, 2.3, 4.1, 9.9):
+        form = dpk.certify(dpk.multivariate(dimensions=8, sampled=sampled, epsilon=epsilon, lower=0.0, upper=1.0))
+        assert form.certificate.epsilon <= epsilon
+        assert form.certificate.epsilon == pytest.approx(epsilon, rel=1e-14)
+
+
+def test_a_mixture_of_mixtures_has_no_exact_form():
+    hybrid, duchi = (build(epsilon=1.0, lower=0.0, upper=1.0) for build in (dpk.hybrid, dpk.duchi))
+    with pytest.raises(TypeError, match="mixture of mixtures"):
+        dpk.certify(dpk.Mixture(hybrid, duchi, 0.5))
+
+
+@pytest.mark.parametrize("change", [{"sampled": 0}, {"sampled": -3}, {"dimensions": 1}, {"epsilon": 99.0}])
+def test_a_vector_certificate_with_false_claims_is_refused(change):
+    form = dpk.certify(
+        dpk.multivariate(dimensions=5, sampled=2, epsilon=5.0, lower=0.0, upper=1.0)
+    ).certificate.to_dict()
+    assert read_certificate(form).epsilon == 5.0
+    with pytest.raises(CertificateError):
+        read_certificate(form | change)
+
+
+@pytest.mark.parametrize("epsilon", [float("nan"), 1e9, -1.0, "1", None])
+def test_a_form_with_an_absurd_budget_is_refused(epsilon):
+    with pytest.raises(CertificateError):
+        Certificate.from_dict(exact("piecewise", 1.0).certificate.to_dict() | {"epsilon": epsilon})

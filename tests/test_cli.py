@@ -621,3 +621,25 @@ def test_certify_refuses(run: Run, arguments: list[str], code: int) -> None:
 
 def test_a_missing_subcommand_lists_them(run: Run) -> None:
     assert_refused(run(), 2, "perturb, compare, certify")
+
+
+# Access and false claims
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640])
+def test_an_output_is_no_more_open_than_its_input(run: Run, mode: int) -> None:
+    source = write(Path("in.csv"), ages())
+    source.chmod(mode)
+    assert run("perturb", source, "out.csv", *column_options(source), *AGE).code == 0
+    assert Path("out.csv").stat().st_mode & 0o777 == mode
+
+
+@pytest.mark.parametrize(
+    "change", [{"values_per_row": 0, "epsilon": 0.0}, {"columns": [], "epsilon": 0.0}, {"realised_epsilon": 0.001}]
+)
+def test_a_sidecar_with_false_totals_is_refused(run: Run, change: dict[str, object]) -> None:
+    source = write(Path("in.csv"), ages())
+    assert run("perturb", source, "out.csv", *column_options(source), *AGE).code == 0
+    sidecar = Path("out.csv.json")
+    sidecar.write_text(json.dumps(json.loads(sidecar.read_text()) | change))
+    assert_refused(run("certify", "--verify", sidecar), 1)

@@ -322,3 +322,29 @@ def test_masked_values_are_refused_and_traced_ones_too():
         perturb(np.ma.masked_array([1.0, 2.0], mask=[False, True]), AGES)
     with pytest.raises(TypeError, match=r"x: is traced.*mechanism\.sample"):
         jax.jit(lambda x: perturb(x, AGES))(jnp.ones(3))
+
+
+def test_a_pandas_table_with_columns_that_are_numbers():
+    table = pd.DataFrame({0: [1.0, 2.0], 1: ["a", "b"]})
+    reports = perturb(table, {0: AGES})
+    assert list(reports.columns) == [0, 1]
+    assert not (reports[0] == table[0]).any()
+    assert (reports[1] == table[1]).all()
+    assert list(table[0]) == [1.0, 2.0]
+    with pytest.raises(ValueError, match="no column 7; the table has 0, 1"):
+        perturb(table, {7: AGES})
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_error_in_an_array_of_several_axes_names_the_index(exact):
+    x = np.zeros((3, 2))
+    x[1, 1] = 500
+    with pytest.raises(ValueError, match=r"x: value \(1, 1\) is 500, outside"):
+        perturb(x, AGES, exact=exact)
+
+
+def test_simulated_vectors_of_a_wrong_shape_are_refused():
+    vectors = dpk.multivariate(dimensions=4, epsilon=1.0, lower=[0.0] * 4, upper=[1.0] * 4)
+    for x in (np.float64(0.5), np.zeros((5, 3))):
+        with pytest.raises(ValueError, match="last axis must hold the 4 coordinates"):
+            perturb(np.asarray(x), vectors, exact=False)

@@ -68,11 +68,12 @@ def test_the_normal_interval_is_students_large_sample_one():
 
 @pytest.mark.parametrize("n", [1, 10, 10_000])
 def test_bernsteins_interval_solves_its_equation(n):
-    """2 exp(-n t^2 / (2 V + 2 M t / 3)) is 1 - confidence at its half-width t."""
+    """2 exp(-n t^2 / (2 V + 2 M t / 3)) is 1 - confidence at its half-width t, with room for a table's V and M."""
     reports = dpk.perturb(np.full(n, 30.0), AGES, key=KEY)
     low, high = dpk.estimate_mean(reports, AGES, 0.9).bernstein
     t, variance, largest = (high - low) / 2, AGES.worst_variance, AGES.output_interval[1] - AGES.lower
-    assert 2 * np.exp(-n * t**2 / (2 * variance + 2 * largest * t / 3)) == pytest.approx(0.1)
+    assert 2 * np.exp(-n * t**2 / (2 * variance + 2 * largest * t / 3)) <= 0.1
+    assert 2 * np.exp(-n * t**2 / (2.002 * variance + 2.2 * largest * t / 3)) >= 0.1
 
 
 def test_more_reports_or_less_confidence_give_shorter_intervals():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,22 +38,17 @@ class Report:
         """
         return cls(name, exact_form(name, lower, upper, epsilon))
 
-    @property
-    def variance_cost(self) -> float:
-        """Certified bound on the worst-case variance over that of the ideal density, minus 1."""
-        return float(self.form.certificate.worst_variance) / float(self.form.mechanism.worst_variance) - 1
-
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.form.mechanism),
-            "variance_cost": self.variance_cost,
+            "variance_cost": self.form.variance_cost,
             "certificate": self.form.certificate.to_dict(),
         }
 
     def __str__(self) -> str:
-        cost = f"{100 * self.variance_cost:+.4g} % in worst-case variance, against the ideal density"
+        cost = f"{100 * self.form.variance_cost:+.4g} % in worst-case variance, against the ideal density"
         return f"mechanism           {self.name}\n{self.form.certificate}\ncost                {cost}"
 
 
@@ -70,11 +66,13 @@ def verify(path: Path) -> list[str]:
         form = json.loads(path.read_text(encoding="utf-8"))
         if form["format"] != FORMAT:
             raise ValueError(f"{path}: format {form['format']!r}; this version reads {FORMAT}")
+        if not form["columns"]:
+            raise CertificateError(f"{path}: has no columns")
         lines = [_verified(column) for column in form["columns"]]
         _check_total(form)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
-    return [*lines, f"ok: total epsilon a row {form['epsilon']:g}, {form['rows']} rows"]
+    return [*lines, f"ok: total epsilon a row {form['epsilon']:g}"]
 
 
 def _verified(column: dict[str, Any]) -> str:
@@ -84,7 +82,12 @@ def _verified(column: dict[str, Any]) -> str:
         _check_claims(column["parameters"], certificate)
     except CertificateError as error:
         raise CertificateError(f"column {name}: {error}") from error
-    return f"ok: {name}, {column['mechanism']}, epsilon {certificate.epsilon:g}"
+    return f"ok: {name}, epsilon {certificate.epsilon:g} on {_interval(certificate)}"
+
+
+def _interval(certificate: Certificate | MixtureCertificate) -> str:
+    table = certificate.first.table if isinstance(certificate, MixtureCertificate) else certificate.table
+    return f"[{table.lower:g}, {table.upper:g}]"
 
 
 def _check_claims(claims: dict[str, Any], certificate: Certificate | MixtureCertificate) -> None:
@@ -102,7 +105,13 @@ def _check_claims(claims: dict[str, Any], certificate: Certificate | MixtureCert
 
 
 def _check_total(form: dict[str, Any]) -> None:
-    budgets = [column["certificate"]["epsilon"] for column in form["columns"]]
-    total = total_epsilon(budgets, form["values_per_row"])
+    values = form["values_per_row"]
+    if not (isinstance(values, int) and values >= 1):
+        raise CertificateError(f"values_per_row: {values} is not a positive whole number")
+    certificates = [column["certificate"] for column in form["columns"]]
+    realised = values * sum(certificate["realised_epsilon"] for certificate in certificates)
+    if not math.isclose(realised, form["realised_epsilon"], rel_tol=1e-12):
+        raise CertificateError(f"realised_epsilon: the file says {form['realised_epsilon']}, its columns {realised}")
+    total = total_epsilon([certificate["epsilon"] for certificate in certificates], values)
     if total != form["epsilon"]:
         raise CertificateError(f"epsilon: the file says {form['epsilon']}, its columns sum to {total}")

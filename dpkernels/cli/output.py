@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from pathlib import Path
 from types import TracebackType
 
@@ -39,13 +40,16 @@ class Output:
         temporary: where to write the output.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, source: Path, target: Path) -> None:
         mark = f".dpkernels-{secrets.token_hex(8)}"
+        self._source = source
         self._target, self._sidecar = target, sidecar_path(target)
         self.temporary = target.with_name(f"{mark}.part")
         self._temporary_sidecar = target.with_name(f"{mark}.json.part")
 
     def __enter__(self) -> Output:
+        # Columns that are copied are as secret as the input: no wider access than its, at any time.
+        self.temporary.touch(mode=0o600, exist_ok=False)
         return self
 
     def __exit__(
@@ -62,6 +66,7 @@ class Output:
         sidecar comes second, the new output last.
         """
         self._temporary_sidecar.write_text(sidecar, encoding="utf-8")
+        shutil.copymode(self._source, self.temporary)
         for path in (self.temporary, self._temporary_sidecar):
             _to_disk(path)
         with uninterrupted():

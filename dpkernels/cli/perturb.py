@@ -19,8 +19,7 @@ from dpkernels.cli.files import Source, known_suffix, open_source
 from dpkernels.cli.output import Output, check_target, sidecar_path
 from dpkernels.cli.sidecar import Column, Release
 from dpkernels.cli.text import aligned, listed, shown
-from dpkernels.perturbation import column_key
-from dpkernels.random.keys import release_key_bytes
+from dpkernels.random import host
 from dpkernels.release import Engine, exact_engine, in_chunks
 from dpkernels.validation import Bounds, InputError
 
@@ -119,7 +118,7 @@ def perturb_file(plan: Plan, progress: bool | None) -> list[str]:
         ValueError: an input value is unfit, or the input is empty or damaged; nothing is written.
         OSError: reading or writing failed; nothing is written.
     """
-    with Output(plan.target) as output, _naming(plan):
+    with Output(plan.source.path, plan.target) as output, _naming(plan):
         with _bar(plan.source, progress) as show:
             rows = _write(plan, output.temporary, show)
         release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip)
@@ -140,8 +139,7 @@ def _naming(plan: Plan) -> Iterator[None]:
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     secret = os.urandom(32)
-    keys = [release_key_bytes(column_key(secret, number)) for number in range(len(plan.columns))]
-    engines = [exact_engine(column.form, key) for column, key in zip(plan.columns, keys, strict=True)]
+    engines = [exact_engine(column.form, host.fold_in(secret, at)) for at, column in enumerate(plan.columns)]
     start = 0
     with plan.source.sink(path) as sink:
         for piece in plan.source.pieces():

@@ -44,7 +44,7 @@ class Gaussian(Symmetric):
         return self.sigma * ndtri(u)
 
     def first_tail(self, z: Any) -> Any:
-        """S phi(z/s)."""
+        """s phi(z/s)."""
         s = self.sigma
         return s / _ROOT * namespace(z, s).exp(-((z / s) ** 2) / 2)
 

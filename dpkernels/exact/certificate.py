@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from dpkernels import checks
 from dpkernels.exact.tables import WindowTable, rational
 
 COVERS = (
@@ -28,7 +29,9 @@ def reading() -> Iterator[None]:
     """What is no certificate fails as one."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+    except CertificateError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
 
 
@@ -133,6 +136,7 @@ def certify_table(table: WindowTable, epsilon: float) -> Certificate:
         CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
             or a row's mean is not the input; says by how much.
     """
+    checks.epsilon(epsilon)
     if table.shifts < 1 or table.window_total == 0:
         raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
     if table.total != 1 << table.bits:

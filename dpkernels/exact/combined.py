@@ -9,8 +9,9 @@ from typing import Any
 from dpkernels.exact.certificate import COVERS, Certificate, CertificateError, check_claims, reading, worst_of
 from dpkernels.exact.tables import rational
 
-VECTOR_COVERS = (
-    "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector)."
+VECTOR_COVERS = COVERS.replace("each report", "each vector").replace(
+    "any two inputs of the interval (local DP, replace one value)",
+    "any two vectors of the intervals (local DP, replace one vector)",
 )
 
 
@@ -31,6 +32,9 @@ class MixtureCertificate:
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1 << 32:
             raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
+        intervals = {(part.table.lower, part.table.upper) for part in (self.first, self.second)}
+        if len(intervals) > 1:
+            raise CertificateError(f"mixture: its tables are on different intervals, {sorted(intervals)}")
 
     @property
     def weight(self) -> Fraction:
@@ -119,6 +123,10 @@ class MultivariateCertificate:
     dimensions: int
     sampled: int
 
+    def __post_init__(self) -> None:
+        if not (isinstance(self.sampled, int) and 1 <= self.sampled <= self.dimensions):
+            raise CertificateError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
+
     @property
     def epsilon(self) -> float:
         """Basic composition of s reports."""
@@ -126,7 +134,7 @@ class MultivariateCertificate:
 
     @property
     def realised_epsilon(self) -> float:
-        """S times the coordinate's."""
+        """s times the coordinate's."""
         return self.sampled * self.coordinate.realised_epsilon
 
     def to_dict(self) -> dict[str, Any]:

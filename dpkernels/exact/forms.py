@@ -15,7 +15,7 @@ from jax import Array
 
 from dpkernels.exact.certificate import Certificate, certify_table
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.kernels import code_kernel
+from dpkernels.exact.kernels import CodeKernel, code_kernel
 from dpkernels.exact.lattice import two_point_table, windowed_table
 from dpkernels.exact.tables import WindowTable
 from dpkernels.mechanisms.base import Mechanism
@@ -45,6 +45,11 @@ class ExactForm(abc.ABC):
     @abc.abstractmethod
     def words(self) -> tuple[Words, ...]:
         """What ``reports`` takes, in order."""
+
+    @property
+    def variance_cost(self) -> float:
+        """The certificate's bound on the worst-case variance over the mechanism's own, minus 1."""
+        return float(self.certificate.worst_variance) / float(self.mechanism.worst_variance) - 1
 
     @abc.abstractmethod
     def reports(self, x: Array, *words: Array) -> Array:
@@ -82,10 +87,14 @@ class ExactWindow(ExactForm):
         rounding = 16 if self.fraction_bits <= 16 else 32
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, rounding)
 
+    @cached_property
+    def codes(self) -> CodeKernel:
+        """The table's sampler."""
+        return code_kernel(self.table)
+
     def reports(self, x: Array, *words: Array) -> Array:
         noise, rounding = words
-        codes = code_kernel(self.table)(noise, self.rows(x, rounding))
-        return self.values(codes, x.dtype)
+        return self.values(self.codes(noise, self.rows(x, rounding)), x.dtype)
 
     def rows(self, x: Array, rounding: Array) -> Array:
         """Round an input to one of the two rows around it, with its own random bits.
@@ -202,17 +211,25 @@ def _exact(mechanism: Mechanism) -> ExactForm:
 
 @_exact.register
 def _(mechanism: Windowed) -> ExactForm:
-    return ExactWindow(mechanism, certify_table(windowed_table(mechanism), mechanism.epsilon))
+    return _window_form(mechanism, windowed_table(mechanism))
 
 
 @_exact.register
 def _(mechanism: TwoPoint) -> ExactForm:
-    return ExactWindow(mechanism, certify_table(two_point_table(mechanism), mechanism.epsilon))
+    return _window_form(mechanism, two_point_table(mechanism))
+
+
+def _window_form(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWindow:
+    form = ExactWindow(mechanism, certify_table(table, mechanism.epsilon))
+    _ = form.codes  # The sampler's own tables are checked here, with the certificate.
+    return form
 
 
 @_exact.register
 def _(mechanism: Mixture) -> ExactForm:
-    first, second = (certify(part) for part in (mechanism.first, mechanism.second))
+    first, second = certify(mechanism.first), certify(mechanism.second)
+    if not (isinstance(first, ExactWindow) and isinstance(second, ExactWindow)):
+        raise TypeError("mechanism: a mixture of mixtures has no exact form")
     threshold = round(mechanism.weight * (1 << 32))
     certificate = MixtureCertificate(first.certificate, second.certificate, threshold)
     return ExactMixture(mechanism, first, second, certificate)

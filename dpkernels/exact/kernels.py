@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.tables import WindowTable
 
 CodeKernel = Callable[[Array, Array], Array]
@@ -72,9 +73,19 @@ def alias_columns(table: WindowTable) -> AliasColumns:
             threshold[large] = left[large]
             if left[large] < capacity:
                 light.append(large)
+    _check_masses(threshold, alias, capacity, weights)
     return AliasColumns(
         np.array(threshold, np.uint64).astype(f"uint{table.bits}"), np.array(alias, np.int32), log_columns
     )
+
+
+def _check_masses(threshold: list[int], alias: list[int], capacity: int, weights: list[int]) -> None:
+    """Refuse columns that do not add up to the table's weights, so that what was certified is what is sampled."""
+    masses = list(threshold)
+    for column, other in enumerate(alias):
+        masses[other] += capacity - threshold[column]
+    if min(threshold) < 0 or max(threshold) > capacity or masses != weights + [0] * (len(masses) - len(weights)):
+        raise CertificateError("alias columns: do not add up to the table's weights")
 
 
 def _alias_kernel(columns: AliasColumns, table: WindowTable) -> CodeKernel:

@@ -18,15 +18,26 @@ from dpkernels.mechanisms.heights import height_at, relative_height
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed import Uniform, Windowed
 
-# A table is accepted when neither its central nor its worst-case variance exceeds the mechanism's by more than this,
-# relatively (0.1 % is promised), and its window is as wide as the mechanism's to within 1 %.
-ACCEPTED_COST = 2e-4
-_WIDTH_TOLERANCE = 0.01
+# A table is taken when its variances are the mechanism's to within this, relatively, its window as wide to 1 % and
+# as high to 0.5 %.
+ACCEPTED_DEVIATION = 2e-4
+PROMISED_DEVIATION = 1e-3
+_WIDTH_TOLERANCE, _HEIGHT_TOLERANCE = 0.01, 0.005
 
 # Cell masses come from float64 cdfs; this much of the window's height keeps their rounding on the safe side.
 _SLACK = 1e-8
 
-_CODES = (1 << 12, 1 << 14, 1 << 17)
+# Whether two divisions sample the table (else alias columns), log2 of its total, the most codes: cheapest first.
+_ORDER = (
+    (True, 32, 1 << 12),
+    (False, 32, 1 << 12),
+    (False, 32, 1 << 14),
+    (True, 64, 1 << 14),
+    (False, 64, 1 << 14),
+    (True, 64, 1 << 17),
+    (False, 64, 1 << 17),
+)
+_MOST_CODES = 1 << 17
 
 # Fewer rows would need more than 16 bits to round an input among them.
 _FEWEST_ROWS = 1 << 8
@@ -41,41 +52,60 @@ def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
 
 
 def windowed_table(mechanism: Windowed, bits: int | None = None, codes: int | None = None) -> WindowTable:
-    """The table of a windowed mechanism that costs the least words and stays within ``ACCEPTED_COST``.
+    """The first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
 
     Args:
         mechanism: with concrete parameters.
-        bits: log2 of the total; by default 32, or 64 where 32 costs too much variance.
-        codes: the most output codes; by default 4,096, then more where that costs too much variance, and at least
-            256 input rows.
+        bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
+        codes: the most output codes; by default 4,096, then more where they are not enough, and at least 256 rows.
 
     Raises:
-        CertificateError: the mechanism's height is not private at its epsilon.
-        ValueError: bits or codes cannot carry the mechanism.
+        CertificateError: the mechanism's height is not private at its epsilon, or no table has its variances to
+            within 0.1 %. A choice of bits and codes is not held to that.
     """
     relative = _permitted_height(mechanism)
-    flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
-    best, best_cost = None, math.inf
-    for table_bits in (32, 64) if bits is None else (bits,):
-        for limit in _CODES if codes is None else (codes,):
-            tables = (_flat_tables if flat else _tables)(mechanism, relative, table_bits, limit)
-            for table in tables:
-                if codes is None and table.shifts < _FEWEST_ROWS:
-                    continue
-                cost = variance_cost(mechanism, table)
-                if cost < best_cost:
-                    best, best_cost = table, cost
-            if best is not None and best_cost <= ACCEPTED_COST:
-                return best
-    if best is None:
-        raise ValueError(f"bits, codes: {bits}, {codes} are too few for {mechanism}")
+    best, best_deviation = None, math.inf
+    for tier in _tiers(mechanism, relative, bits, codes):
+        for table in tier:
+            deviation = _deviation(mechanism, table)
+            if deviation < best_deviation:
+                best, best_deviation = table, deviation
+        if best is not None and best_deviation <= ACCEPTED_DEVIATION:
+            return best
+    if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
+        raise CertificateError(
+            f"lattice: no table of at most {_MOST_CODES} codes and at least {_FEWEST_ROWS} rows has the variance of a "
+            f"window of width {mechanism.width:g} at epsilon {mechanism.epsilon:g} to within {PROMISED_DEVIATION:g}"
+        )
     return best
 
 
-def variance_cost(mechanism: Windowed | TwoPoint, table: WindowTable) -> float:
-    """Relative excess of the table's central or worst-case variance over the mechanism's, the larger."""
+def _tiers(
+    mechanism: Windowed, relative: float | None, bits: int | None, codes: int | None
+) -> Iterator[Iterable[WindowTable]]:
+    """Groups of candidates, the cheapest to sample first."""
+    flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
+    order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
+    for divides, table_bits, limit in order:
+        if divides and flat:
+            tables = _flat_tables(mechanism, relative, table_bits, limit)
+            yield [table for table in tables if codes is not None or _usual(mechanism, table)]
+        elif not divides:
+            for table in _cell_tables(mechanism, relative, table_bits, limit):
+                yield [table] if codes is not None or _usual(mechanism, table) else []
+
+
+def _usual(mechanism: Windowed, table: WindowTable) -> bool:
+    """Enough rows, and a window as wide and (cells average a peak away) as high as the mechanism's."""
+    width = 2 * len(table.window) / table.codes / mechanism.width
+    height = float(table.window.max() / table.base.max()) / (mechanism.height / mechanism.level)
+    return table.shifts >= _FEWEST_ROWS and abs(width - 1) <= _WIDTH_TOLERANCE and height >= 1 - _HEIGHT_TOLERANCE
+
+
+def _deviation(mechanism: Windowed, table: WindowTable) -> float:
+    """How far the worst-case variance is from the mechanism's, or the central one above it, relatively."""
     central, worst = _float_variances(table)
-    return float(max(central / mechanism.central_variance, worst / mechanism.worst_variance) - 1)
+    return float(max(central / mechanism.central_variance - 1, abs(worst / mechanism.worst_variance - 1)))
 
 
 def _permitted_height(mechanism: Windowed) -> float | None:
@@ -122,15 +152,18 @@ def _odd_near(value: float) -> Iterable[int]:
     return {odd for odd in (below - 2, below, below + 2, below + 4) if odd > 0}
 
 
-def _tables(mechanism: Windowed, relative: float | None, bits: int, limit: int) -> Iterator[WindowTable]:
-    """Tables of cell masses at power-of-two lattices up to ``limit`` codes, fewest codes first."""
-    for log_codes in range(max(4, limit.bit_length() - 5), limit.bit_length()):
-        table = _cell_table(mechanism, relative, bits, 1 << log_codes)
+def _cell_tables(mechanism: Windowed, relative: float | None, bits: int, limit: int) -> Iterator[WindowTable]:
+    """Tables of cell masses, one an octave of codes up to ``limit``, with w/N nearest to m/2 in the octave."""
+    for octave in range(max(4, limit.bit_length() - 5), limit.bit_length()):
+        codes = np.arange(1 << octave, min(limit, (2 << octave) - 1) + 1, 2)
+        cells = 2 * np.round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
+        at = int(np.argmin(np.abs(cells / codes - mechanism.width / 2)))
+        table = _cell_table(mechanism, relative, bits, int(codes[at]), int(cells[at]))
         if table is not None:
             yield table
 
 
-def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: int) -> WindowTable | None:
+def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: int, cells: int) -> WindowTable | None:
     """Cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
 
     Weight added to the base of a code raises both sides of every ratio there, so no ratio grows. Where every row's
@@ -138,7 +171,6 @@ def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: i
     for it: (b + d + high) <= E (b + d + low - 1) if b + high <= E (b + low) and d (E - 1) >= E.
     """
     h, g, half = mechanism.window, mechanism.base, codes // 2
-    cells = 2 * round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
     if not 2 <= cells <= codes - 2:
         return None
     width = 2 * cells / codes

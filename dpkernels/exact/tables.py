@@ -44,6 +44,13 @@ class WindowTable:
     lower: float
     upper: float
 
+    def __post_init__(self) -> None:
+        # What has been certified must stay what is sampled.
+        for name in ("base", "window"):
+            weights = np.array(getattr(self, name), np.uint64)
+            weights.setflags(write=False)
+            object.__setattr__(self, name, weights)
+
     @property
     def codes(self) -> int:
         """N, how many outputs there are."""

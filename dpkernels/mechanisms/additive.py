@@ -72,7 +72,7 @@ class Additive(Mechanism):
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:
-        """X + E Z; asymmetric noise is biased."""
+        """x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
     def variance(self, x: Any) -> Any:

@@ -53,7 +53,7 @@ def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float
 
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:
-    """K from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
+    """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
 

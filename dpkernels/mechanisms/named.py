@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -208,7 +209,10 @@ def multivariate(
     checks.interval(lower, upper)
     d = checks.whole("dimensions", dimensions, 1, 1 << 31)
     s = max(1, min(d, int(epsilon / 2.5))) if sampled is None else checks.whole("sampled", sampled, 1, d)
-    inner = MECHANISMS[coordinate](epsilon=epsilon / s, lower=-1.0, upper=1.0)
+    share = epsilon / s
+    while s * Fraction(repr(share)) > Fraction(repr(float(epsilon))):
+        share = math.nextafter(share, 0.0)
+    inner = MECHANISMS[coordinate](epsilon=share, lower=-1.0, upper=1.0)
     bounds = [np.asarray(end, np.float64) if np.ndim(end) else float(end) for end in (lower, upper)]
     return Multivariate(inner, bounds[0], bounds[1], d, s)
 

@@ -196,7 +196,7 @@ class Windowed(Bounded):
 
     @property
     def level(self) -> Any:
-        """Y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
+        """y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
         return self.base_mass / (2 * self.base.area)
 
     @property

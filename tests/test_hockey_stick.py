@@ -1,0 +1,322 @@
+"""The exact privacy profile of additive noise: against quadrature, closed forms, and what every profile obeys."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+from helpers import piece_integrals
+from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
+
+from accountants.hockey_stick import additive_profile, shift_profile
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
+
+EPS = np.array([-1.3, -0.2, 0.0, 0.07, 0.41, 0.93, 1.6, 2.7, 4.4])
+
+
+def by_quadrature(law, shift, eps):
+    """Integral of max(0, f(x) - e^eps f(x - shift)): cells between all knots, halved where the sign changes."""
+
+    def gap(x):
+        return law.prob(x) - np.exp(eps) * law.prob(x - shift)
+
+    low, high = (float(law.icdf(1e-27)), float(law.isf(1e-27)))
+    x = cells(law, low, high, law.knots + shift, [shift])
+    x = x[np.concatenate([[True], np.diff(x) > 1e-13 * scale(law)])]  # Knots that meet but for rounding.
+    a, b = x[:-1] + 1e-9 * np.diff(x), x[1:] - 1e-9 * np.diff(x)
+    rising = gap(b) > 0
+    changes = (gap(a) > 0) != rising
+    a, b, rising = a[changes], b[changes], rising[changes]
+    for _ in range(60):
+        middle = (a + b) / 2
+        right = (gap(middle) > 0) == rising
+        a, b = np.where(right, a, middle), np.where(right, middle, b)
+    # The nodes of a piece are inside it, hence on one side of every jump and sign change.
+    return float(np.maximum(piece_integrals(gap, np.sort(np.concatenate([x, b]))), 0).sum())
+
+
+def random_laws(count):
+    """Laws and shifts at random parameters of every type, over seven orders of magnitude of the units."""
+    random = np.random.default_rng(17)
+    for index in range(count):
+        unit = 10.0 ** random.uniform(-3, 4)
+        a, b, c, d = random.uniform(0.2, 2.5, 4)
+        kernel = (
+            Laplace(a * unit),
+            Gaussian(a * unit),
+            MergedLaplace((a / unit, 0.0, b / unit), (c * unit, (c + d) * unit)),
+            Staircase(a, b * unit, float(random.uniform())),
+        )[index % 4]
+        outside = (1.0, 0.0, float(random.uniform()))[index // 4 % 3]
+        law = kernel if outside == 1.0 else Reweighted(kernel, -3 * c * unit, 2 * d * unit, outside)
+        yield law, unit * float(random.uniform(0.1, 3)) * random.choice([-1, 1])
+
+
+# Values
+
+
+@over(LAWS)
+@pytest.mark.parametrize("share", [0.23, 1.0, -2.7])
+def test_profile_is_the_integral(law, share):
+    shift = share * scale(law)
+    exact = [by_quadrature(law, shift, eps) for eps in EPS]
+    np.testing.assert_allclose(shift_profile(law, shift, EPS), exact, rtol=1e-10, atol=2e-16)
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_profile_is_the_integral_at_random_parameters(part):
+    for law, shift in itertools.islice(random_laws(48), part * 12, part * 12 + 12):
+        eps = EPS[2 + part :: 2]
+        exact = [by_quadrature(law, shift, each) for each in eps]
+        np.testing.assert_allclose(
+            shift_profile(law, shift, eps), exact, rtol=1e-10, atol=2e-16, err_msg=f"{law} {shift}"
+        )
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e-4, 1e4, 1e7])
+@over(
+    LAWS,
+    "laplace",
+    "gaussian",
+    "recycled-gaussian",
+    "truncated-gaussian-asymmetric",
+    "recycled-merged",
+    "staircase-0.3",
+)
+def test_profile_does_not_depend_on_the_unit(law, unit):
+    def rescaled(law):
+        if isinstance(law, Reweighted):
+            return Reweighted(rescaled(law.kernel), law.low * unit, law.high * unit, law.outside)
+        if isinstance(law, MergedLaplace):
+            return MergedLaplace(tuple(r / unit for r in law.rates), tuple(c * unit for c in law.breaks))
+        if isinstance(law, Staircase):
+            return Staircase(law.epsilon, law.period * unit, law.gamma)
+        return type(law)(next(iter(vars(law).values())) * unit)
+
+    shift = 0.8 * scale(law)
+    expected = shift_profile(law, shift, EPS)
+    np.testing.assert_allclose(shift_profile(rescaled(law), shift * unit, EPS), expected, rtol=1e-10, atol=2e-16)
+
+
+@pytest.mark.parametrize("ratio", [0.001, 0.03, 0.4, 1.0, 6.0])
+@pytest.mark.parametrize("sigma", [0.02, 1.0, 350.0])
+def test_gaussian_closed_form_down_to_1e_30(sigma, ratio):
+    """Balle and Wang 2018: Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D)."""
+    D = ratio * sigma
+    # Tails between 0 and 11.5 deviations.
+    eps = ratio * (np.array([-1.0, 0.0, 1.0, 3.0, 6.0, 9.0, 11.5]) + ratio / 2)
+    eps = eps[eps < 30]
+    with mpmath.workdps(60):
+        half, slope = mpmath.mpf(D) / sigma / 2, mpmath.mpf(sigma) / D
+        exact = [float(mpmath.ncdf(half - e * slope) - mpmath.exp(e) * mpmath.ncdf(-half - e * slope)) for e in eps]
+    found = shift_profile(Gaussian(sigma), D, eps)
+    # Two tails that differ by a share of about D/s: that many digits are lost, and no more.
+    np.testing.assert_allclose(found, exact, rtol=1e-10 + 1e-12 / ratio)
+    assert ratio != 0.4 or min(exact) < 1e-30
+
+
+@pytest.mark.parametrize("ratio", [1e-4, 1e-6, 1e-8])
+def test_wide_gaussian_noise_has_its_total_variation(ratio):
+    """2 Phi(D/2s) - 1, which is sqrt(2/pi) D/2s for D far below s."""
+    found = shift_profile(Gaussian(1 / ratio), 1.0, 0.0)
+    np.testing.assert_allclose(found, ratio / np.sqrt(2 * np.pi), rtol=1e-6)
+
+
+@pytest.mark.parametrize("D", [0.05, 1.0, 40.0])
+def test_laplace_closed_form(D):
+    for b in (0.3, 1.0, 17.0):
+        eps = np.concatenate([np.array([0.0, 0.1, 0.5, 0.9, 1 - 1e-6]) * D / b, [D / b * (1 + 1e-9), D / b + 3]])
+        exact = np.where(eps < D / b, -np.expm1((eps - D / b) / 2), 0.0)
+        np.testing.assert_allclose(shift_profile(Laplace(b), D, eps), exact, rtol=1e-8, atol=3e-16)
+        np.testing.assert_allclose(shift_profile(Laplace(b), D, eps)[:4], exact[:4], rtol=1e-12)
+
+
+@pytest.mark.parametrize("row", REFERENCE["budget_recycling_exact_delta"])
+def test_budget_recycling_reference(row):
+    kernel = {"gaussian": Gaussian, "laplace": Laplace}[row["kernel"]](row["scale"])
+    law = Reweighted(kernel, -row["theta"], row["theta"], 1 - row["q"])
+    for shift in (row["sensitivity"], -row["sensitivity"]):
+        assert float(shift_profile(law, shift, row["eps"])) == pytest.approx(row["delta"], rel=1e-9)
+
+
+@pytest.mark.parametrize(("s", "T", "D"), [(1.0, 5.0, 1.0), (2.0, 3.0, 2.5), (0.3, 2.0, 0.1)])
+def test_truncated_gaussian_closed_form(s, T, D):
+    """Section 2 of the derivations: cut at b = clip(D/2 - s^2 eps/D, D - T, T), seen from below."""
+    eps = np.linspace(0, 3, 7)
+    with mpmath.workdps(40):
+        Phi, exact = mpmath.ncdf, []
+        for e in eps:
+            b = min(max(mpmath.mpf(D) / 2 - mpmath.mpf(s) ** 2 * e / D, mpmath.mpf(D) - T), mpmath.mpf(T))
+            low = Phi(-mpmath.mpf(T) / s)
+            loss = Phi(b / s) - low - mpmath.exp(e) * (Phi((b - D) / s) - low)
+            exact.append(float(loss / (1 - 2 * low)))
+    np.testing.assert_allclose(shift_profile(Reweighted(Gaussian(s), -T, T, 0.0), D, eps), exact, rtol=1e-11)
+
+
+# What every profile obeys
+
+
+@over(LAWS)
+@pytest.mark.parametrize("share", [0.4, -1.9])
+def test_profiles_fall_and_are_convex_in_the_odds(law, share):
+    odds = np.linspace(0.05, 30, 400)
+    delta = shift_profile(law, share * scale(law), np.log(odds))
+    assert np.all(np.diff(delta) <= 1e-14)
+    assert np.all(np.diff(delta, 2) >= -1e-13)
+    assert np.all((delta >= np.maximum(0, 1 - odds) - 1e-14) & (delta <= 1))
+    assert delta[0] > 0.9
+
+
+@over(LAWS)
+def test_delta_at_zero_is_the_total_variation(law):
+    shift = 0.8 * scale(law)
+    points = np.sort(
+        np.concatenate([cells(law, *(float(law.icdf(u)) for u in (1e-20, 1 - 1e-16)), law.knots + shift), [shift / 2]])
+    )
+    reach = 45 * scale(law) + shift
+    points = cells(law, -reach, reach, law.knots + shift, [shift / 2], points)
+    apart = np.abs(piece_integrals(lambda x: law.prob(x) - law.prob(x - shift), points)).sum() / 2
+    crossing_known = law in SYMMETRIC.values()
+    assert float(shift_profile(law, shift, 0.0)) == pytest.approx(apart, rel=1e-11 if crossing_known else 1e-3)
+    if crossing_known:
+        assert float(shift_profile(law, shift, 0.0)) == pytest.approx(float(law.mass(-shift / 2, shift / 2)), rel=1e-11)
+
+
+@over(LAWS)
+def test_negative_budgets_mirror_the_pair(law):
+    """delta_PQ(-e) = 1 - e^-e + e^-e delta_QP(e)."""
+    shift, eps = 0.7 * scale(law), np.array([0.1, 0.6, 2.3])
+    mirrored = -np.expm1(-eps) + np.exp(-eps) * shift_profile(law, -shift, eps)
+    np.testing.assert_allclose(shift_profile(law, shift, -eps), mirrored, rtol=1e-12)
+
+
+@over(SYMMETRIC)
+def test_symmetric_laws_ignore_the_sign_of_the_shift(law):
+    shift = 1.3 * scale(law)
+    np.testing.assert_allclose(shift_profile(law, shift, EPS), shift_profile(law, -shift, EPS), rtol=1e-12, atol=2e-16)
+
+
+@over(ASYMMETRIC)
+def test_asymmetric_laws_do_not(law):
+    shift = 0.8 * scale(law)
+    up, down = shift_profile(law, shift, EPS), shift_profile(law, -shift, EPS)
+    assert np.abs(up - down).max() > 1e-4
+    np.testing.assert_array_equal(additive_profile(law, shift, EPS), np.maximum(up, down))
+
+
+@over(LAWS)
+def test_no_smaller_shift_is_worse(law):
+    random = np.random.default_rng(4)
+    D = 1.9 * scale(law)
+    worst = additive_profile(law, D, EPS[2:])
+    for d in np.concatenate([random.uniform(0, D, 20), D * np.array([1e-3, 0.5, 1 - 1e-6])]):
+        for shift in (d, -d):
+            assert np.all(shift_profile(law, shift, EPS[2:]) <= worst * (1 + 1e-11) + 1e-15)
+
+
+def window_budget(law, D):
+    """The largest integral of the slope of the log density over a window of length D."""
+    starts = np.array([0.0, *law.breaks, *(c - D for c in law.breaks if c > D)])
+
+    def drop(z):
+        edges = np.array([0.0, *law.breaks, np.inf])
+        return sum(r * np.clip(z - lo, 0, hi - lo) for r, lo, hi in zip(law.rates, edges, edges[1:], strict=False))
+
+    return float((drop(starts + D) - drop(starts)).max())
+
+
+PURE = [(Laplace(b), D, D / b) for b, D in ((0.7, 0.3), (13.0, 13.0), (1.0, 7.1))]
+PURE += [
+    (Staircase(e, D, g), D, e) for e, D, g in ((0.4, 2.0, 0.3), (1.7, 0.9, 0.0), (3.1, 1.0, 1.0), (1.0, 1.0, 0.62))
+]
+PURE += [(law, D, window_budget(law, D)) for law in (MERGED, LAWS["merged-narrow"]) for D in (0.2, 1.0, 2.6, 5.0)]
+
+
+@pytest.mark.parametrize(("law", "D", "budget"), PURE)
+def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
+    above = additive_profile(law, D, budget * np.array([1, 1 + 1e-9, 1.01, 2]))
+    assert np.all(above >= 0)
+    assert np.all(above <= 1e-15)
+    assert additive_profile(law, D, budget * (1 - 1e-3)) > 1e-8
+    assert additive_profile(law, D, budget * 0.9) > 1e-4
+
+
+# Arrays and derivatives
+
+
+def test_shapes():
+    law = LAWS["recycled-truncated"]
+    eps = np.linspace(0, 2, 6).reshape(2, 3)
+    found = additive_profile(law, 1.0, eps)
+    assert found.shape == (2, 3)
+    assert found.dtype == np.float64
+    np.testing.assert_array_equal(found.ravel(), [additive_profile(law, 1.0, e) for e in eps.ravel()])
+    assert np.shape(shift_profile(law, 1.0, 1)) == ()
+    assert additive_profile(law, 1.0, np.zeros((0, 2))).shape == (0, 2)
+    assert additive_profile(law, 1.0, jnp.float32(0.3)).dtype == jnp.float32
+
+
+@over(LAWS, "laplace", "gaussian", "recycled-gaussian", "truncated-laplace", "recycled-truncated")
+def test_float32_is_coarse_but_right(law):
+    shift, eps = 1.1 * scale(law), np.float32([0.03, 0.3, 0.77])
+    found = additive_profile(law, shift, jnp.asarray(eps))
+    np.testing.assert_allclose(np.asarray(found), additive_profile(law, shift, eps.astype(float)), rtol=2e-4, atol=2e-6)
+
+
+def perturbed(values, index, by):
+    return [*values[:index], values[index] + by, *values[index + 1 :]]
+
+
+@over(LAWS, "laplace", "gaussian", "recycled-gaussian", "truncated-laplace", "recycled-truncated")
+@pytest.mark.usefixtures("x64")
+def test_gradients(law):
+    check_gradients(law)
+
+
+@pytest.mark.slow
+@over(LAWS, "merged", "recycled-merged")
+@pytest.mark.usefixtures("x64")
+def test_gradients_of_laws_slow_to_compile(law):
+    check_gradients(law)
+
+
+def check_gradients(law):
+    """In every parameter, the sensitivity and eps, in reverse mode; a parameter at 0 is moved off its edge."""
+    law = jax.tree.map(lambda leaf: 0.21 if leaf == 0 and not _truncation(law) else leaf, law)
+    leaves, form = jax.tree.flatten(law)
+    values = [float(v) for v in (*leaves, 1.1 * scale(law), 0.37)]
+
+    def profile(values):
+        *leaves, D, eps = values
+        return shift_profile(jax.tree.unflatten(form, leaves), D, eps)
+
+    value, found = jax.jit(jax.value_and_grad(profile))([jnp.asarray(v) for v in values])
+    assert float(value) == pytest.approx(float(profile(values)), rel=1e-12)
+    for index, at in enumerate(values):
+        h = 1e-6 * max(abs(at), 1.0)
+        if at == 0:  # The outside weight of a truncation.
+            points = (profile(perturbed(values, index, k * h)) for k in (0, 1, 2))
+            numeric = sum(w * p for w, p in zip((-1.5, 2, -0.5), points, strict=True)) / h
+        else:
+            numeric = (profile(perturbed(values, index, h)) - profile(perturbed(values, index, -h))) / (2 * h)
+        assert float(found[index]) == pytest.approx(float(numeric), rel=1e-6, abs=1e-7), index
+
+
+def _truncation(law):
+    return isinstance(law, Reweighted) and (law.outside == 0 or _truncation(law.kernel))
+
+
+@pytest.mark.usefixtures("x64")
+def test_jit_and_vmap_over_laws():
+    scales, eps = jnp.array([0.6, 1.0, 2.5]), jnp.array([0.1, 0.5])
+    found = jax.jit(jax.vmap(lambda s: additive_profile(Reweighted(Gaussian(s), -1.5, 2.0, 0.2), 1.0, eps)))(scales)
+    each = [additive_profile(Reweighted(Gaussian(s), -1.5, 2.0, 0.2), 1.0, np.asarray(eps)) for s in (0.6, 1.0, 2.5)]
+    np.testing.assert_allclose(np.asarray(found), each, rtol=1e-12)
