@@ -49,7 +49,8 @@ def perturb(
     Args:
         x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these. The last
             axis of x holds the coordinates if the mechanism is on vectors.
-        mechanism: a mechanism or its exact form; for a table a dict from column name to one.
+        mechanism: a mechanism or its exact form; for a table a dict from column name to one, whose order decides
+            which column gets which noise of a key.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
             key for other data.
         exact: release (True) or simulate (False).

@@ -16,7 +16,8 @@ from dpkernels.random import chacha
 def os_key() -> Array:
     """A fresh typed ChaCha20 key: 256 bits from the operating system.
 
-    Nothing is cached, so a forked process never repeats its parent's keys.
+    Nothing is cached, so a forked process never repeats its parent's keys. JAX prints a key's words in its repr: never
+    print or log one.
     """
     return key_from_bytes(os.urandom(32))
 
