@@ -25,7 +25,8 @@ def shift_profile(noise: Distribution, shift: Any, epsilon: Any) -> Any:
         epsilon: any shape; negative values are allowed.
 
     Returns:
-        delta, of epsilon's shape; NumPy for NumPy arguments, JAX for JAX ones.
+        delta, of epsilon's shape; NumPy for NumPy arguments, JAX for JAX ones. Differentiable in every parameter but
+        an ``outside`` weight of 0: a truncation is no limit of recycled laws, its loss is infinite outside.
     """
     eps = floating(epsilon)
     xp = namespace(eps, shift, *jax.tree.leaves(noise))
@@ -48,19 +49,14 @@ def _pieces(noise: Distribution, shift: Any, xp: Any) -> tuple[Any, Any, Any, An
     ends = xp.sort(xp.concatenate([knots, knots + shift]))
     infinity = xp.full(1, xp.inf)
     left, right = xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
-    width = xp.abs(shift) + 1.0
-    first = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - 2 * width, 0.0))
-    last = xp.where(xp.isfinite(right), right, xp.where(xp.isfinite(left), left + 2 * width, width))
-    one, two = first + (last - first) / 4, last - (last - first) / 4
-    at_one, at_two = (_loss(noise, shift, point, xp) for point in (one, two))
-    gap = xp.where(two > one, two - one, 1.0)
-    finite = xp.isfinite(at_one) & xp.isfinite(at_two)
-    low, high = xp.where(finite, at_one, 0.0), xp.where(finite, at_two, 0.0)
-    rise = high - low
-    # A flat piece's slope is rounding only; taken as 0, its side of eps is decided by its level.
-    flat = xp.abs(rise) <= 1e-12 * (1 + xp.abs(low))
-    slope = xp.where(flat, 0.0, rise / gap)
-    return left, right, (one, at_one), slope
+    # An end piece without bound is judged at a point within the law's own scale of its finite end.
+    scale = xp.abs(noise.law.lower_inverse(xp.asarray(0.25))) + xp.abs(shift)
+    first = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - scale, -scale / 2))
+    last = xp.where(xp.isfinite(right), right, xp.where(xp.isfinite(left), left + scale, scale / 2))
+    middle = (first + last) / 2
+    level = _loss(noise, shift, middle, xp)
+    slope = xp.where(xp.isfinite(level), noise.law.score(middle) - noise.law.score(middle - shift), 0.0)
+    return left, right, (middle, level), slope
 
 
 def _loss(noise: Distribution, shift: Any, x: Any, xp: Any) -> Any:

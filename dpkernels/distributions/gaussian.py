@@ -37,6 +37,9 @@ class Gaussian(Symmetric):
         s = self.sigma
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
+    def score(self, z: Any) -> Any:
+        return -z / self.sigma**2
+
     def tail(self, z: Any) -> Any:
         return ndtr(-z / self.sigma)
 

@@ -34,6 +34,9 @@ class Laplace(Symmetric):
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
+    def score(self, z: Any) -> Any:
+        return -namespace(z, self.scale).sign(z) / self.scale
+
     def tail(self, z: Any) -> Any:
         return namespace(z, self.scale).exp(-z / self.scale) / 2
 

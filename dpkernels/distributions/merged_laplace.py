@@ -78,6 +78,13 @@ class MergedLaplace(Symmetric):
             drop = drop + rate * (xp.clip(z, start, end) - start)
         return -drop - xp.log(self._norm)
 
+    def score(self, z: Any) -> Any:
+        xp = namespace(z, *self.rates, *self.breaks)
+        rate = 0.0
+        for start, end, r, _ in self._segments():
+            rate = rate + xp.where((xp.abs(z) >= start) & (xp.abs(z) < end), r, 0.0)
+        return -xp.sign(z) * rate
+
     def tail(self, z: Any) -> Any:
         return self._tail(z, 0) / self._norm
 

@@ -56,8 +56,13 @@ class Staircase(Symmetric):
     def log_prob(self, z: Any) -> Any:
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)
-        k, part = self._position(xp.abs(z))
-        return xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
+        finite = xp.isfinite(z)
+        k, part = self._position(xp.abs(xp.where(finite, z, 0.0)))
+        inside = xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
+        return xp.where(finite, inside, -xp.inf)
+
+    def score(self, z: Any) -> Any:
+        return 0.0 * floating(z)
 
     def tail(self, z: Any) -> Any:
         return self._tail(z, 0)

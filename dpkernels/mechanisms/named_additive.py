@@ -69,12 +69,13 @@ def truncated_laplace(
 
 
 def _left_end(upper: float, scale: float, epsilon: float, delta: float, highest: float) -> float:
-    lowest = scale * math.log((math.expm1(epsilon) + delta) / (2 * delta))
+    lowest = max(0.0, scale * math.log((math.expm1(epsilon) + delta) / (2 * delta)))
     # e^((D - B)/l) = e^eps e^(-B/l), so that A = l ln(2 - (e^eps - 1 + delta)/delta e^(-B/l)).
     inner = 2 - (math.expm1(epsilon) + delta) / delta * math.exp(-upper / scale)
     if not (lowest < upper <= highest and inner > 0):
         raise ValueError(f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where the claim is feasible")
-    return scale * math.log(inner)
+    # Further out is the safe side; the logarithm loses as many digits as inner is small.
+    return scale * math.log(inner) * (1 + 1e-15 / inner)
 
 
 def merged_laplace(
@@ -114,6 +115,8 @@ def truncated_gaussian(
     checks.positive("sigma", sigma)
     checks.positive("sensitivity", sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    if bound is not None:
+        checks.positive("bound", bound)
     T = truncation_bound(sigma, delta, sensitivity) if bound is None else bound
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
