@@ -41,7 +41,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
             _check_dtype(x.dtype)
             devices = x.devices()
             if len(devices) == 1 and next(iter(devices)).platform == "cpu":
-                return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding)
+                return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding, may_alias=True)
             return x, lambda reports: jax.device_put(reports, x.sharding)
         case "numpy":
             if np.ma.is_masked(x):

@@ -91,7 +91,7 @@ class _Workspace:
 
 
 def _aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory at a multiple of 64 bytes, which JAX reads without a copy."""
+    """Uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
     first = -raw.ctypes.data % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
@@ -178,7 +178,7 @@ def in_chunks(
         advance: told the length of every chunk done.
     """
     flat = x.reshape(-1)
-    out = np.empty(x.size, report_type(x.dtype))
+    out = _aligned(x.size, report_type(x.dtype))
     parallel = not isinstance(engine, DeviceRelease)
     size = CHUNK if parallel else _DEVICE_CHUNK
 

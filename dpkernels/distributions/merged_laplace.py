@@ -99,8 +99,9 @@ class MergedLaplace(Symmetric):
         for start, end, rate, level in reversed(inner):
             decay = xp.exp(-rate * (end - start))
             q = xp.maximum(tail - beyond, 0.0) / (level * decay)
-            still = rate * q > 0
-            step = xp.where(still, xp.log1p(rate * q) / xp.where(still, rate, 1.0), q)
+            bent = rate * q > 1e-4
+            series = q * (1 - rate * q * (1 / 2 - rate * q * (1 / 3 - rate * q / 4)))
+            step = xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
             z = xp.where(tail > beyond, end - step, z)
             beyond = beyond + level * exponential_moments(rate, end - start)[0]
         return xp.where(below, -z, z)
