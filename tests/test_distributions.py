@@ -23,17 +23,6 @@ TINY = 10.0 ** -np.array([30, 25, 16, 9, 5, 3, 2, 1, 0.4])
 UNIFORM = np.concatenate([TINY, 1 - TINY[3:]])
 QUICK = ("laplace", "gaussian")
 # Minutes of compilation.
-SLOW = (
-    "recycled-laplace",
-    "truncated-gaussian-asymmetric",
-    "recycled-truncated",
-    "merged",
-    "staircase-0",
-    "staircase-0.3",
-    "staircase-1",
-    "recycled-merged",
-    "recycled-staircase",
-)
 
 
 def close(actual, expected, rtol, atol=0.0):
@@ -290,13 +279,6 @@ def differences(law, function):
 @over(LAWS, *QUICK)
 @pytest.mark.usefixtures("x64")
 def test_gradients_with_respect_to_every_parameter(law):
-    check_gradients(law)
-
-
-@pytest.mark.slow
-@over(LAWS, *SLOW)
-@pytest.mark.usefixtures("x64")
-def test_gradients_of_laws_slow_to_compile(law):
     check_gradients(law)
 
 

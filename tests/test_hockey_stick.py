@@ -281,13 +281,6 @@ def test_gradients(law):
     check_gradients(law)
 
 
-@pytest.mark.slow
-@over(LAWS, "merged", "recycled-merged")
-@pytest.mark.usefixtures("x64")
-def test_gradients_of_laws_slow_to_compile(law):
-    check_gradients(law)
-
-
 def check_gradients(law):
     """In every parameter, the sensitivity and eps, in reverse mode; a parameter at 0 is moved off its edge."""
     law = jax.tree.map(lambda leaf: 0.21 if leaf == 0 and not _truncation(law) else leaf, law)
