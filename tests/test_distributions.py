@@ -22,7 +22,6 @@ from dpkernels.distributions.staircase import Staircase
 TINY = 10.0 ** -np.array([30, 25, 16, 9, 5, 3, 2, 1, 0.4])
 UNIFORM = np.concatenate([TINY, 1 - TINY[3:]])
 QUICK = ("laplace", "gaussian")
-# Minutes of compilation.
 
 
 def close(actual, expected, rtol, atol=0.0):
