@@ -111,7 +111,7 @@ class ExactWindow(ExactForm):
         return ((position + low_bits) >> bits).astype(jnp.int32)
 
     def values(self, codes: Array, dtype: Any) -> Array:
-        """Middle + step (code - (N - 1)/2), a function of the code alone."""
+        """middle + step (code - (N - 1)/2), a function of the code alone."""
         table = self.table
         doubled = 2 * codes - (table.codes - 1)
         value = float(table.middle) + float(table.step / 2) * doubled.astype(jnp.float64)
