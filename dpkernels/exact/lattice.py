@@ -18,11 +18,11 @@ from dpkernels.mechanisms.heights import height_at, relative_height
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed import Uniform, Windowed
 
-# A table is taken when its variances are the mechanism's to within this, relatively, its window as wide to 1 % and
-# as high to 0.5 %.
+# A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
+# Its width then follows.
 ACCEPTED_DEVIATION = 2e-4
 PROMISED_DEVIATION = 1e-3
-_WIDTH_TOLERANCE, _HEIGHT_TOLERANCE = 0.01, 0.005
+_HEIGHT_TOLERANCE = 0.005
 
 # Cell masses come from float64 cdfs; this much of the window's height keeps their rounding on the safe side.
 _SLACK = 1e-8
@@ -96,10 +96,9 @@ def _tiers(
 
 
 def _usual(mechanism: Windowed, table: WindowTable) -> bool:
-    """Enough rows, and a window as wide and (cells average a peak away) as high as the mechanism's."""
-    width = 2 * len(table.window) / table.codes / mechanism.width
+    """Enough rows, and a window as high as the mechanism's: few cells average a peak away."""
     height = float(table.window.max() / table.base.max()) / (mechanism.height / mechanism.level)
-    return table.shifts >= _FEWEST_ROWS and abs(width - 1) <= _WIDTH_TOLERANCE and height >= 1 - _HEIGHT_TOLERANCE
+    return table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE
 
 
 def _deviation(mechanism: Windowed, table: WindowTable) -> float:
@@ -132,8 +131,6 @@ def _flat_tables(mechanism: Windowed, relative: float | None, bits: int, limit: 
     for h in range(18):
         for q in _odd_near(share / (1 - share) * 2**h):
             p = q + 2**h
-            if abs(q / p / share - 1) > _WIDTH_TOLERANCE:
-                continue
             for g in range(max(0, limit.bit_length() - p.bit_length() - 4), bits):
                 if p << g > limit:
                     break
