@@ -15,6 +15,31 @@ _HOMES = {
     "Triangle": "mechanisms.windowed",
     "Uniform": "mechanisms.windowed",
     "Windowed": "mechanisms.windowed",
+    "Additive": "mechanisms.additive",
+    "AdditiveVector": "mechanisms.additive_vector",
+    "on_vectors": "mechanisms.additive_vector",
+    **dict.fromkeys(
+        (
+            "budget_recycled",
+            "discrete_gaussian",
+            "discrete_laplace",
+            "gaussian",
+            "laplace",
+            "merged_laplace",
+            "staircase",
+            "truncated_discrete_laplace",
+            "truncated_gaussian",
+            "truncated_laplace",
+        ),
+        "mechanisms.named_additive",
+    ),
+    "DiscreteGaussian": "distributions.discrete",
+    "DiscreteLaplace": "distributions.discrete",
+    "Gaussian": "distributions.gaussian",
+    "Laplace": "distributions.laplace",
+    "MergedLaplace": "distributions.merged_laplace",
+    "Reweighted": "distributions.reweighted",
+    "Staircase": "distributions.staircase",
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
@@ -41,9 +66,17 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
+    from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
+    from dpkernels.distributions.gaussian import Gaussian
+    from dpkernels.distributions.laplace import Laplace
+    from dpkernels.distributions.merged_laplace import MergedLaplace
+    from dpkernels.distributions.reweighted import Reweighted
+    from dpkernels.distributions.staircase import Staircase
     from dpkernels.estimate import estimate_mean
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.forms import certify
+    from dpkernels.mechanisms.additive import Additive
+    from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors
     from dpkernels.mechanisms.bases import Constant, Quartic
     from dpkernels.mechanisms.multivariate import Multivariate
     from dpkernels.mechanisms.named import (
@@ -55,6 +88,18 @@ if TYPE_CHECKING:
         piecewise,
         piecewise_triangle,
         piecewise_wang2019,
+    )
+    from dpkernels.mechanisms.named_additive import (
+        budget_recycled,
+        discrete_gaussian,
+        discrete_laplace,
+        gaussian,
+        laplace,
+        merged_laplace,
+        staircase,
+        truncated_discrete_laplace,
+        truncated_gaussian,
+        truncated_laplace,
     )
     from dpkernels.mechanisms.tabulated import base_from, window_from
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint

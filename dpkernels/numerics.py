@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from importlib import import_module
 from types import ModuleType
@@ -11,7 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-_NODES, _WEIGHTS = ((np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2)
+
+def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return (nodes + 1) / 2, weights / 2
+
+
+_NODES, _WEIGHTS = gauss_legendre(16)
 
 
 def namespace(*values: Any) -> ModuleType:
@@ -31,6 +39,11 @@ def floating(value: Any) -> Any:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
+def like(table: np.ndarray, value: Any) -> Any:
+    """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
+    return namespace(value).asarray(table.astype(value.dtype, copy=False))
+
+
 def vanishing(function: Callable[[Any], Any], z: Any) -> Any:
     """``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
     xp = namespace(z)
@@ -45,13 +58,72 @@ def ndtr(z: Any) -> Any:
 
 
 def ndtri(u: Any) -> Any:
-    """The inverse of ``ndtr``."""
+    """The inverse of ``ndtr``; for float32 in JAX within 5 units in the last place, and odd about 1/2 exactly."""
+    if namespace(u) is jnp and u.dtype == jnp.float32:
+        return _ndtri_float32(u)
     return _special(u).ndtri(u)
+
+
+# From the highest power down: of w - 3 for w < 6.5, of 1/sqrt(w) - 1/4 beyond; relative minimax fits up to w = 88,
+# by iteratively reweighted least squares, of error 5.5e-9 and 2.8e-8.
+_NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
+    [
+        (1.8092641e-09, 17913.098),
+        (-1.5360175e-08, -3385.4048),
+        (-5.2544447e-08, -2222.4553),
+        (1.2661782e-06, 98.74213),
+        (-5.019237e-06, 102.00639),
+        (-3.59338e-05, 17.36556),
+        (0.00055189873, -1.5998924),
+        (-0.0023651342, 1.5976963),
+        (-0.016230064, 0.22803178),
+        (0.683434, -0.56055754),
+        (4.59207, 2.7151372),
+    ],
+    np.float32,
+).T
+
+
+@jax.custom_jvp
+def _ndtri_float32(u: Any) -> Any:
+    """(u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
+
+    As Giles 2010, "Approximating the erfinv function": h is smooth in w and grows like sqrt(8 w). Of u rather than
+    2 u - 1, w keeps its digits in the lower tail; the upper one mirrors it where 1 - u is exact.
+    """
+    w = -jnp.log(4 * u * (1 - u))
+    root, central = jnp.sqrt(w), w < 6.5
+    t = jnp.where(central, w - 3, 1 / root - 0.25)
+    h = jnp.zeros_like(u)
+    for near, far in zip(_NDTRI_CENTRAL, _NDTRI_TAIL, strict=True):
+        h = h * t + jnp.where(central, near, far)
+    return (u - 0.5) * jnp.where(central, h, root * h)
+
+
+@_ndtri_float32.defjvp
+def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """dz = du / phi(z)."""
+    z = _ndtri_float32(*primals)
+    return z, tangents[0] * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2)
+
+
+def erfc(z: Any) -> Any:
+    """The complementary error function; in JAX a fifth of the time of ``ndtr``."""
+    return _special(z).erfc(z)
 
 
 def _special(value: Any) -> Any:
     # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
     return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
+
+
+def log1p_over(rate: Any, q: Any) -> Any:
+    """log(1 + rate q) / rate for rate q >= 0, and its limit q at rate 0."""
+    xp = namespace(rate, q)
+    bent = rate * q > 1e-4
+    y = xp.where(bent, 0.0, rate * q)
+    series = q * (1 - y * (1 / 2 - y * (1 / 3 - y / 4)))
+    return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
 def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
@@ -71,8 +143,10 @@ def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
         (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3,
     )
     short = xp.where(small, width, 1.0)
-    s = xp.expand_dims(short, -1) * _NODES
-    weight = xp.expand_dims(short, -1) * _WEIGHTS * xp.exp(-xp.expand_dims(xp.where(small, rate, 0.0), -1) * s)
+    s = xp.expand_dims(short, -1) * like(_NODES, short)
+    weight = (
+        xp.expand_dims(short, -1) * like(_WEIGHTS, short) * xp.exp(-xp.expand_dims(xp.where(small, rate, 0.0), -1) * s)
+    )
     series = (weight.sum(-1), (weight * s).sum(-1), (weight * s**2).sum(-1))
     zeroth, first, second = (xp.where(small, near, far) for near, far in zip(series, closed, strict=True))
     return zeroth, first, second

@@ -114,9 +114,10 @@ def test_asymmetric_truncated_laplace_spends_delta_exactly(eps, delta, D, share)
     rounding = 1e-14 * D / eps * math.exp(B * eps / D)  # Of B, which the formula for A magnifies.
     assert -m.noise.low >= B - rounding
     realised = float(additive_profile(m.noise, D, eps))
-    assert realised <= delta * (1 + 1e-9)
+    unit = 1e-15  # Losses of eps but for rounding: a budget's last digit of all the mass.
+    assert realised <= delta * (1 + 1e-9) + unit
     if B >= D:
-        assert realised >= delta * (1 - 1e-7)
+        assert realised >= delta * (1 - 1e-7) - unit
 
 
 @pytest.mark.parametrize(("eps", "delta", "D"), BUDGETS)

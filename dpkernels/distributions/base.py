@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
+import numpy as np
+
+from dpkernels.distributions.noise import Noise
 from dpkernels.numerics import floating, namespace, vanishing
 
 
-class Distribution(abc.ABC):
+class Distribution(Noise):
     """A law on the real line with a piecewise smooth density, unimodal about 0.
 
     Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
@@ -54,6 +57,11 @@ class Distribution(abc.ABC):
 
     @property
     @abc.abstractmethod
+    def edges(self) -> tuple[Any, ...]:
+        """Where ``weight`` steps; with the knots of ``law`` these are the knots."""
+
+    @property
+    @abc.abstractmethod
     def law(self) -> Symmetric:
         """The symmetric law underneath: the density is ``weight(z)`` times its density."""
 
@@ -63,18 +71,22 @@ class Distribution(abc.ABC):
 
     def icdf(self, u: Any) -> Any:
         """The inverse of ``cdf``, from the nearer tail."""
-        xp = namespace(u)
-        return self.inverse(xp.minimum(u, 1 - u), u < 0.5)
+        lower = u < 0.5
+        return self.inverse(namespace(u).where(lower, u, 1 - u), lower)
 
     def isf(self, u: Any) -> Any:
         """The inverse of ``sf``, from the nearer tail."""
-        xp = namespace(u)
-        return self.inverse(xp.minimum(u, 1 - u), u > 0.5)
+        lower = u > 0.5
+        return self.inverse(namespace(u).where(lower, 1 - u, u), lower)
 
     def prob(self, z: Any) -> Any:
         """Density at z."""
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
+
+    @property
+    def atoms(self) -> tuple[Any, Any]:
+        return np.zeros(0), np.zeros(0)
 
     @property
     def mean(self) -> Any:
@@ -94,7 +106,13 @@ class Distribution(abc.ABC):
 
 
 class Symmetric(Distribution):
-    """A law with an even density on the whole line, given by its tails."""
+    """A law with an even density on the whole line, given by its tails.
+
+    Attributes:
+        degree: of the log density as a polynomial between knots: 0 for steps, 1 for exponentials, 2 for one Gaussian.
+    """
+
+    degree: ClassVar[int]
 
     @abc.abstractmethod
     def score(self, z: Any) -> Any:
@@ -152,6 +170,10 @@ class Symmetric(Distribution):
     @property
     def support(self) -> tuple[Any, Any]:
         return -float("inf"), float("inf")
+
+    @property
+    def edges(self) -> tuple[Any, ...]:
+        return ()
 
     @property
     def law(self) -> Symmetric:

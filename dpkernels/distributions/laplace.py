@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,6 +24,8 @@ class Laplace(Symmetric):
     Raises:
         ValueError: scale is not positive and finite.
     """
+
+    degree: ClassVar[int] = 1
 
     scale: Any
 

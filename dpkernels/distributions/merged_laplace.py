@@ -4,14 +4,33 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import exponential_moments, floating, namespace
+from dpkernels.numerics import exponential_moments, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
+
+
+def _moment(power: int, start: Any, rate: Any, width: Any) -> Any:
+    """Integral of (start + s)^power exp(-rate s) over [0, width]."""
+    if power == 0:
+        return _mass(rate, width)
+    m0, m1, m2 = exponential_moments(rate, width)
+    return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
+
+
+def _mass(rate: Any, width: Any) -> Any:
+    """(1 - exp(-rate width))/rate, for rate 0 the width; width may be infinite where rate is not 0."""
+    xp = namespace(rate, width)
+    endless = xp.isinf(width)
+    finite = xp.where(endless, 1.0, width)
+    y = rate * finite
+    flat = (y < 1e-8) & ~endless
+    decay = xp.where(endless, 1.0, -xp.expm1(-y))
+    return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
 
 
 @pytree
@@ -29,6 +48,8 @@ class MergedLaplace(Symmetric):
     Raises:
         ValueError: one rate too many or too few, or a rate or break out of range.
     """
+
+    degree: ClassVar[int] = 1
 
     rates: tuple[Any, ...]
     breaks: tuple[Any, ...]
@@ -60,8 +81,7 @@ class MergedLaplace(Symmetric):
         for start, end, rate, level in self._segments():
             xp = namespace(z, start, end, rate)
             t = xp.clip(z, start, end)
-            m0, m1, m2 = exponential_moments(rate, end - t)
-            moment = (m0, t * m0 + m1, t**2 * m0 + 2 * t * m1 + m2)[power]
+            moment = _moment(power, t, rate, end - t)
             inside = level * xp.exp(-rate * (t - start)) * moment
             total = total + xp.where(z < end, inside, 0.0)
         return total
@@ -96,14 +116,13 @@ class MergedLaplace(Symmetric):
         *inner, (start, _, rate, level) = self._segments()
         beyond = level / rate  # Unnormalised tail where the last segment starts.
         z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
+        slope = q = xp.zeros_like(tail)
         for start, end, rate, level in reversed(inner):
-            decay = xp.exp(-rate * (end - start))
-            q = xp.maximum(tail - beyond, 0.0) / (level * decay)
-            bent = rate * q > 1e-4
-            series = q * (1 - rate * q * (1 / 2 - rate * q * (1 / 3 - rate * q / 4)))
-            step = xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
-            z = xp.where(tail > beyond, end - step, z)
+            inside, density = tail > beyond, level * xp.exp(-rate * (end - start))
+            z, slope = xp.where(inside, end, z), xp.where(inside, rate, slope)
+            q = xp.where(inside, xp.maximum(tail - beyond, 0.0) * (1 / density), q)
             beyond = beyond + level * exponential_moments(rate, end - start)[0]
+        z = z - log1p_over(slope, q)
         return xp.where(below, -z, z)
 
     def first_tail(self, z: Any) -> Any:

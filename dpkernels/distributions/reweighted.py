@@ -124,6 +124,10 @@ class Reweighted(Distribution):
         return xp.where(truncated, self.low, low), xp.where(truncated, self.high, high)
 
     @property
+    def edges(self) -> tuple[Any, ...]:
+        return (*self.kernel.edges, self.low, self.high)
+
+    @property
     def knots(self) -> Any:
         xp = namespace(self.low, self.high, *([self.kernel.knots] if len(self.kernel.knots) else []))
         return xp.sort(xp.concatenate([xp.asarray(self.kernel.knots), xp.stack([self.low, self.high])]))

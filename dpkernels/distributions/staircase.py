@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Staircase(Symmetric):
     Raises:
         ValueError: a parameter out of range.
     """
+
+    degree: ClassVar[int] = 0
 
     epsilon: Any
     period: Any
@@ -113,7 +115,12 @@ class Staircase(Symmetric):
 
     @property
     def knots(self) -> Any:
-        """All steps with a tail above 1e-300."""
-        count = int(700 / float(self.epsilon)) + 2
-        ends = np.sort(np.concatenate([np.arange(count), np.arange(count) + float(self.gamma)])) * float(self.period)
-        return np.concatenate([-ends[:0:-1], ends])
+        """All steps with a tail above 1e-300; how many depends on eps, which must be a number: ``steps`` traces."""
+        return self.steps(int(700 / float(self.epsilon)) + 2)
+
+    def steps(self, periods: int) -> Any:
+        """The steps of this many periods on either side of 0, increasing."""
+        D, g = self.period, self.gamma
+        k = np.arange(periods)
+        ends = (namespace(D, g).stack([k + 0 * g, k + g], -1) * D).ravel()
+        return namespace(ends).concatenate([-ends[:0:-1], ends])

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.noise import Noise
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import floating
 from dpkernels.pytrees import pytree
 
-# Inputs beyond this are refused: sums with noise stay finite in float32 too.
-_LARGEST = 1e30
+# Inputs beyond this many sensitivities are refused: a release places them by 64-bit integers.
+_LARGEST = 2.0**34
+# And inputs beyond this, so that sums with noise stay finite in float32 too.
+_LARGEST_FLOAT = 1e30
 
 
 @pytree
@@ -29,11 +31,13 @@ class Additive(Mechanism):
         epsilon: the claimed budget, with delta; ``accountants.delta`` computes the realised one.
         delta: the claimed delta; a release needs it positive, since its tables are finite.
 
+    Noise on a lattice is simulated as it is: x is rounded to the lattice in a release only.
+
     Raises:
         ValueError: a claim out of range.
     """
 
-    noise: Distribution
+    noise: Noise
     sensitivity: Any = None
     epsilon: Any = None
     delta: Any = None
@@ -52,7 +56,8 @@ class Additive(Mechanism):
 
     @property
     def input_interval(self) -> tuple[Any, Any]:
-        return -_LARGEST, _LARGEST
+        end = _LARGEST_FLOAT if self.sensitivity is None else _LARGEST * self.sensitivity
+        return -end, end
 
     @property
     def output_interval(self) -> tuple[Any, Any]:
@@ -87,5 +92,6 @@ class Additive(Mechanism):
         return self.noise.variance
 
     def atoms(self, x: Any) -> tuple[Any, Any]:
-        none = np.zeros((0, *np.shape(x)))
-        return none, none
+        at, probability = self.noise.atoms
+        column = (-1, *[1] * np.ndim(x))
+        return x + at.reshape(column), probability.reshape(column) + 0.0 * floating(x)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import ndtr
+from dpkernels.numerics import namespace, ndtri
+from dpkernels.roots import safe_root
 
 # What a release of pure noise may spend on the ends of its finite table.
 TABLE_DELTA = 1e-15
@@ -62,20 +65,28 @@ def truncated_laplace(
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     scale = sensitivity / epsilon
-    highest = scale * math.log1p(math.expm1(epsilon) / (2 * delta))
+    highest = symmetric_bound(epsilon, delta, sensitivity)
     B = highest if upper is None else upper
     A = -highest if upper is None else _left_end(B, scale, epsilon, delta, highest)
     return Additive(Reweighted(Laplace(scale), A, B, 0.0), sensitivity, epsilon, delta)
 
 
-def _left_end(upper: float, scale: float, epsilon: float, delta: float, highest: float) -> float:
-    lowest = max(0.0, scale * math.log((math.expm1(epsilon) + delta) / (2 * delta)))
+def symmetric_bound(epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise of scale D/eps."""
+    xp = namespace(epsilon, delta, sensitivity)
+    return sensitivity / epsilon * xp.log1p(xp.expm1(epsilon) / (2 * delta))
+
+
+def _left_end(upper: Any, scale: Any, epsilon: Any, delta: Any, highest: Any) -> Any:
+    xp = namespace(upper, scale, epsilon, delta)
+    odds = (xp.expm1(epsilon) + delta) / delta
     # e^((D - B)/l) = e^eps e^(-B/l), so that A = l ln(2 - (e^eps - 1 + delta)/delta e^(-B/l)).
-    inner = 2 - (math.expm1(epsilon) + delta) / delta * math.exp(-upper / scale)
-    if not (lowest < upper <= highest and inner > 0):
+    inner = 2 - odds * xp.exp(-upper / scale)
+    lowest = xp.maximum(0.0, scale * xp.log(odds / 2))
+    if checks.concrete(inner) is not None and not (lowest < upper <= highest and inner > 0):
         raise ValueError(f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where the claim is feasible")
     # Further out is the safe side; the logarithm loses as many digits as inner is small.
-    return scale * math.log(inner) * (1 + 1e-15 / inner)
+    return scale * xp.log(inner) * (1 + 1e-15 / inner)
 
 
 def merged_laplace(
@@ -121,20 +132,31 @@ def truncated_gaussian(
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
 
-def truncation_bound(sigma: float, delta: float, sensitivity: float) -> float:
-    """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side."""
-    from scipy.optimize import brentq
+def truncation_bound(sigma: Any, delta: Any, sensitivity: Any) -> Any:
+    """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side as computed.
 
+    The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
+    T = D its denominator at least K(-D, D): where P(Z > T - D) = delta K(-D, D)/2, T is safe. The two tails of the
+    numerator lose a digit for each power of ten in s/D.
+
+    Args:
+        sigma: s.
+        delta: delta, in (0, 1).
+        sensitivity: D, in the unit of sigma.
+
+    Returns:
+        T: a float, or for JAX arguments a JAX scalar, differentiable.
+    """
     s, D = sigma, sensitivity
+    kernel = Gaussian(s)
+    far = D + s * -ndtri(delta * kernel.mass(-D, D) / 2)
+    return safe_root(_revealing_excess, (s, D, delta), far, D / 2)
 
-    def excess(T: float) -> float:
-        return (ndtr((D - T) / s) - ndtr(-T / s)) / (1 - 2 * ndtr(-T / s)) - delta
 
-    low, high = D / 2 * 1e-6, D + 40 * s
-    root = brentq(excess, low, high, xtol=1e-13, rtol=1e-14)
-    while excess(root) > 0:
-        root *= 1 + 1e-13
-    return float(root)
+def _revealing_excess(T: Any, parameters: tuple[Any, Any, Any]) -> Any:
+    s, D, delta = parameters
+    kernel = Gaussian(s)
+    return kernel.mass(-T, D - T) / kernel.mass(-T, T) - delta
 
 
 def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
@@ -174,11 +196,72 @@ def budget_recycled(
 
     Raises:
         ValueError: an argument out of range.
+        TypeError: a kernel on a lattice.
     """
     checks.positive("theta", theta)
     checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
-    law = kernel.noise if isinstance(kernel, Additive) else kernel
+    law: Any = kernel.noise if isinstance(kernel, Additive) else kernel
+    if not isinstance(law, Distribution):
+        raise TypeError(f"kernel: {type(law).__name__} has no density; a law such as Gaussian or Laplace is needed")
     return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
+
+
+def discrete_laplace(*, epsilon: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
+    """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
+
+    The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
+
+    Raises:
+        ValueError: an argument out of range, or a lattice too fine for the noise.
+    """
+    _check(epsilon, sensitivity)
+    return Additive(
+        DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step), sensitivity, epsilon, TABLE_DELTA
+    )
+
+
+def truncated_discrete_laplace(
+    *, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0
+) -> Additive:
+    """Discrete Laplace noise on k = -R..R, with the smallest R that is (eps, delta)-DP.
+
+    With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
+    q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
+
+    Raises:
+        ValueError: an argument out of range, or a lattice too fine for the noise.
+    """
+    _check(epsilon, sensitivity)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    n = _cells(sensitivity, step)
+    q = math.exp(-epsilon / n)
+    most = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
+    reach = max(1, math.ceil(-math.log(most) * n / epsilon))
+    return Additive(DiscreteLaplace(n * step / epsilon, step, reach), sensitivity, epsilon, delta)
+
+
+def discrete_gaussian(
+    *,
+    sigma: float,
+    sensitivity: float | None = None,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    step: float = 1.0,
+) -> Additive:
+    """Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020).
+
+    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees.
+
+    Raises:
+        ValueError: an argument out of range, or a lattice too fine for sigma.
+    """
+    return Additive(DiscreteGaussian(sigma, step), sensitivity, epsilon, delta)
+
+
+def _cells(sensitivity: float, step: float) -> int:
+    """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them."""
+    checks.positive("step", step)
+    return math.ceil(Fraction(sensitivity) / Fraction(step))
 
 
 def _check(epsilon: Any, sensitivity: Any) -> None:

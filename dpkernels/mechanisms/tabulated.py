@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels.mechanisms.bases import Base
 from dpkernels.mechanisms.windowed import Window
-from dpkernels.numerics import floating, namespace, root_or_zero
+from dpkernels.numerics import floating, like, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 _KNOTS = 1025
@@ -75,7 +75,7 @@ class PiecewiseLinear:
         """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u = floating(u)
         xp, n = namespace(u), len(self.values) - 1
-        i = xp.clip(xp.searchsorted(_like(self._masses, u), u, side="right") - 1, 0, n - 1)
+        i = xp.clip(xp.searchsorted(like(self._masses, u), u, side="right") - 1, 0, n - 1)
         low, high = _take(self.heights, i, u), _take(self.heights, i + 1, u)
         rest = xp.maximum(u - _take(self._masses, i, u), 0.0) * n * self.area
         root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
@@ -90,13 +90,8 @@ class PiecewiseLinear:
         return i, position - i.astype(z.dtype), _take(self.heights, i, z), _take(self.heights, i + 1, z)
 
 
-def _like(table: np.ndarray, value: Any) -> Any:
-    """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
-    return namespace(value).asarray(table.astype(value.dtype, copy=False))
-
-
 def _take(table: np.ndarray, i: Any, value: Any) -> Any:
-    return _like(table, value)[i]
+    return like(table, value)[i]
 
 
 @partial(pytree, static=("shape",))
@@ -143,7 +138,7 @@ class TabulatedWindow(Window):
     @staticmethod
     def _at_distance(d: Any, table: np.ndarray) -> Any:
         d = floating(d)
-        return namespace(d).interp(d, _like(np.linspace(0, 0.5, len(table)), d), _like(table, d), right=0.0)
+        return namespace(d).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
 
 
 @partial(pytree, static=("shape",))

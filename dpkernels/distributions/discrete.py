@@ -1,0 +1,133 @@
+"""Laws on a lattice: discrete Laplace and discrete Gaussian, cut to finitely many points."""
+
+from __future__ import annotations
+
+import abc
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from dpkernels import checks
+from dpkernels.distributions.base import Noise
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+# Points beyond have probabilities below 2^-66, or are too many for a table.
+_TAIL_NATS = 66 * math.log(2)
+_MOST_POINTS = 1 << 20
+
+
+class Lattice(Noise):
+    """P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach; even."""
+
+    step: Any
+    reach: int
+
+    @abc.abstractmethod
+    def log_weight(self, z: Any) -> Any:
+        """Log of the probability at z, up to a constant; even and falling in |z|."""
+
+    @property
+    def points(self) -> Any:
+        """Every possible value, increasing."""
+        xp = namespace(self.step, self.log_weight(self.step))
+        return self.step * xp.arange(-self.reach, self.reach + 1)
+
+    @property
+    def probabilities(self) -> Any:
+        """The probability of every point."""
+        logs = self.log_weight(self.points)
+        weights = namespace(logs).exp(logs)
+        return weights / weights.sum()
+
+    def prob(self, z: Any) -> Any:
+        """0: there is no density."""
+        return 0.0 * floating(z)
+
+    def cdf(self, z: Any) -> Any:
+        xp = namespace(z, self.probabilities)
+        below = xp.concatenate([xp.zeros(1), xp.cumsum(self.probabilities)])
+        return xp.minimum(below[xp.searchsorted(self.points, floating(z), side="right")], 1.0)
+
+    def icdf(self, u: Any) -> Any:
+        xp = namespace(u, self.probabilities)
+        at = xp.searchsorted(xp.cumsum(self.probabilities), u)
+        return self.points[xp.minimum(at, 2 * self.reach)]
+
+    @property
+    def mean(self) -> Any:
+        return 0.0 * self.step
+
+    @property
+    def variance(self) -> Any:
+        return (self.probabilities * self.points**2).sum()
+
+    @property
+    def absolute_moment(self) -> Any:
+        return (self.probabilities * namespace(self.points).abs(self.points)).sum()
+
+    @property
+    def atoms(self) -> tuple[Any, Any]:
+        return self.points, self.probabilities
+
+
+@partial(pytree, static=("reach",))
+@dataclass(frozen=True)
+class DiscreteLaplace(Lattice):
+    """P(Z = k step) proportional to exp(-|k| step / b); ``truncated`` by its reach.
+
+    Attributes:
+        scale: b > 0.
+        step: distance of lattice points.
+        reach: the largest k; by default where probabilities fall below 2^-66.
+
+    Raises:
+        ValueError: a parameter out of range, or a lattice too fine for the scale.
+    """
+
+    scale: Any
+    step: Any = 1.0
+    reach: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive("scale", self.scale)
+        _set_reach(self, lambda: _TAIL_NATS * self.scale / self.step)
+
+    def log_weight(self, z: Any) -> Any:
+        return -namespace(z, self.scale).abs(z) / self.scale
+
+
+@partial(pytree, static=("reach",))
+@dataclass(frozen=True)
+class DiscreteGaussian(Lattice):
+    """P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne, Kamath & Steinke 2020).
+
+    Attributes:
+        sigma: s > 0.
+        step: distance of lattice points.
+        reach: the largest k; by default where probabilities fall below 2^-66.
+
+    Raises:
+        ValueError: a parameter out of range, or a lattice too fine for sigma.
+    """
+
+    sigma: Any
+    step: Any = 1.0
+    reach: int = 0
+
+    def __post_init__(self) -> None:
+        checks.positive("sigma", self.sigma)
+        _set_reach(self, lambda: math.sqrt(2 * _TAIL_NATS) * self.sigma / self.step)
+
+    def log_weight(self, z: Any) -> Any:
+        return -((z / self.sigma) ** 2) / 2
+
+
+def _set_reach(law: Any, default: Any) -> None:
+    checks.positive("step", law.step)
+    checks.whole("reach", law.reach, 0, _MOST_POINTS)
+    if not law.reach:
+        object.__setattr__(law, "reach", min(_MOST_POINTS, math.ceil(default()) + 1))
+    if not 1 <= law.reach < _MOST_POINTS // 2:
+        raise ValueError(f"step: {law.step:g} has more than {_MOST_POINTS} points in reach; take a coarser lattice")

@@ -1,0 +1,143 @@
+"""Additive noise on vectors: one release of d values, neighbours close in a norm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.pytrees import pytree
+
+NORMS = ("l1", "l2", "linf")
+
+
+@partial(pytree, static=("dimensions", "norm"))
+@dataclass(frozen=True)
+class AdditiveVector:
+    """Independent noise of one law on each of d values; made by ``on_vectors``.
+
+    Attributes:
+        coordinate: the noise, and the claim for a whole vector: (epsilon, delta) for vectors up to its sensitivity
+            apart in the noise's own norm, l2 for Gaussian noise and l1 for all others.
+        sensitivity: D, how far apart neighbouring vectors are at most in ``norm``.
+        dimensions: d.
+        norm: l1, l2 or linf.
+        lattice: distance of which every value is a multiple (1.0 for counts), or None.
+    """
+
+    coordinate: Additive
+    sensitivity: Any
+    dimensions: int
+    norm: str
+    lattice: Any
+
+    @property
+    def own_norm(self) -> str:
+        """The norm in which the noise's privacy is known."""
+        return "l2" if isinstance(self.coordinate.noise, Gaussian) else "l1"
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
+        """Smallest and largest valid value."""
+        return self.coordinate.input_interval
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        """The whole line."""
+        return self.coordinate.output_interval
+
+    @property
+    def epsilon(self) -> Any:
+        """The budget of a whole vector."""
+        return self.coordinate.epsilon
+
+    @property
+    def worst_variance(self) -> Any:
+        """Variance of a coordinate."""
+        return self.coordinate.worst_variance
+
+    def variance(self, x: Any) -> Any:
+        """Variance of every coordinate."""
+        return self.coordinate.variance(x)
+
+    def mean(self, x: Any) -> Any:
+        """E(report | x)."""
+        return self.coordinate.mean(x)
+
+    def check_shape(self, shape: tuple[int, ...]) -> None:
+        """Refuse inputs whose last axis does not hold the d values."""
+        if not shape or shape[-1] != self.dimensions:
+            raise ValueError(f"x: has shape {shape}; its last axis must hold the {self.dimensions} values of a vector")
+
+    def sample(self, key: Array, x: Any) -> Array:
+        """Float reports for vectors x of shape (..., d): for simulation, not for release.
+
+        Raises:
+            ValueError: the last axis of x does not have d entries.
+            TypeError: key is not one typed key.
+        """
+        x = jnp.asarray(x)
+        self.check_shape(x.shape)
+        return self.coordinate.sample(key, x)
+
+
+def growth(norm: str, own_norm: str, dimensions: int) -> float:
+    """The largest length in the noise's own norm of d values of length 1 in ``norm``: 1, sqrt(d) or d."""
+    power = {("linf", "l1"): 1.0, ("linf", "l2"): 0.5, ("l2", "l1"): 0.5}.get((norm, own_norm), 0.0)
+    return dimensions**power
+
+
+def on_vectors(
+    mechanism: Additive,
+    *,
+    dimensions: int,
+    norm: str,
+    sensitivity: float | None = None,
+    delta: float | None = None,
+    lattice: float | None = None,
+) -> AdditiveVector:
+    """The same noise on each of d values of one release.
+
+    Neighbouring: vectors at most D apart in ``norm``. The mechanism's own claim must be for at least that far in the
+    noise's own norm (l2 for Gaussian, l1 for all others): D, or sqrt(d) D (linf for Gaussian, l2 for others), or d D
+    (linf for others). Rounding values to the lattice of a release adds up to a cell a value to that, which the exact
+    form makes up for by wider noise, unless the values are on a ``lattice`` known in advance.
+
+    Args:
+        mechanism: additive noise with a claim.
+        dimensions: d.
+        norm: "l1", "l2" or "linf".
+        sensitivity: D; by default the largest that the mechanism's claim covers.
+        delta: of the vector's claim; by default the mechanism's, or 1e-10 where that is larger: d tables cannot
+            reach what one can.
+        lattice: a number that every value is a multiple of, such as 1.0 for counts; a release checks it.
+
+    Raises:
+        ValueError: an argument out of range, or noise made for less than D.
+    """
+    checks.one_of("norm", norm, NORMS)
+    checks.whole("dimensions", dimensions, 1, 1 << 31)
+    if mechanism.sensitivity is None or mechanism.epsilon is None or mechanism.delta is None:
+        raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
+    if lattice is not None:
+        checks.positive("lattice", lattice)
+    total = max(mechanism.delta, 1e-10) if delta is None else delta
+    claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
+    vector = AdditiveVector(claim, 1.0, dimensions, norm, lattice)
+    most = mechanism.sensitivity / growth(norm, vector.own_norm, dimensions)
+    D = most if sensitivity is None else sensitivity
+    checks.positive("sensitivity", D)
+    if lattice is not None:
+        checks.within("lattice", lattice, 0.0, D)
+    if most * (1 + 1e-12) < D:
+        raise ValueError(
+            f"sensitivity: {D:g} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
+            f"{vector.own_norm}; the noise is made for {mechanism.sensitivity:g}"
+        )
+    return AdditiveVector(claim, D, dimensions, norm, lattice)

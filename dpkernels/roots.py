@@ -1,0 +1,183 @@
+"""Roots taken from the safe side, and differentiated implicitly.
+
+A requirement reads excess(x, parameters) <= 0. What is returned always meets it as computed; the point next to it in
+the float's resolution does not. Where excess(x(p), p) = 0,
+
+    dx/dp = -(d excess / dp) / (d excess / dx).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.numerics import namespace
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+Excess = Callable[[Any, Any], Any]
+
+
+def safe_root(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float = 0.0) -> Any:
+    """The last x, going from ``safe`` towards ``unsafe``, where the requirement still holds.
+
+    Bisection down to neighbouring floats; a NaN counts as a breach. With several changes of sign in between it is
+    one of them. The end ``safe`` is not evaluated: it may be a limit, such as 0.
+
+    Args:
+        excess: from (x, parameters) to a number, continuous; it closes over no tracer.
+        parameters: any pytree of numbers.
+        safe: where the requirement holds; a number.
+        unsafe: where it does not, on either side of ``safe``.
+        rtol: stop within this relative distance of the root already.
+
+    Returns:
+        x: a float for NumPy arguments; for JAX ones a JAX scalar, differentiable in the parameters, to their type's
+        precision.
+    """
+    parameters, safe, unsafe = alike(parameters, safe, unsafe)
+    if namespace(safe) is np:
+        return float(_bisect(excess, parameters, float(safe), float(unsafe), rtol))
+    return _root(excess, rtol, parameters, safe, unsafe)
+
+
+def lowest(
+    function: Excess, parameters: Any, low: Any, high: Any, *, enough: float = -np.inf, rtol: float = 1e-16
+) -> Any:
+    """Where a function with a single valley on [low, high] is lowest, by golden section; not differentiated.
+
+    It stops at the first value that is ``enough``, or when it has the place to ``rtol`` of the interval.
+    """
+    steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
+    parameters, low, high = alike(parameters, low, high)
+    if namespace(low) is np:
+        return float(_valley(function, parameters, float(low), float(high), enough, steps, _host_while))
+    parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
+    return _valley(function, parameters, low, high, enough, steps, jax.lax.while_loop)
+
+
+def _valley(
+    function: Excess, parameters: Any, low: Any, high: Any, enough: float, steps: int, while_loop: Callable[..., Any]
+) -> Any:
+    left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
+    at_left, at_right = on_grid(function, parameters, namespace(low).stack([left, right]))
+    state = (0, low, left, right, high, at_left, at_right)
+
+    def unfinished(state: Any) -> Any:
+        return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
+
+    *_, left, right, _, at_left, at_right = while_loop(unfinished, partial(_narrow, function, parameters), state)
+    return namespace(left, right).where(at_left <= at_right, left, right)
+
+
+def alike(*values: Any) -> Any:
+    """The values, with every number in them a JAX one of the floating type that they have together if any is."""
+    dtypes = [leaf.dtype for leaf in jax.tree.leaves(values) if isinstance(leaf, jax.Array)]
+    if not dtypes:
+        return values
+    dtype = jnp.result_type(jnp.float32, *dtypes)
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)
+
+
+def on_grid(function: Excess, parameters: Any, grid: Any) -> Any:
+    """The function at every point of a grid, one after the other."""
+    if namespace(grid, *jax.tree.leaves(parameters)) is np:
+        return np.array([function(x, parameters) for x in grid])
+    return jax.lax.map(lambda x: function(x, parameters), jnp.asarray(grid))
+
+
+def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float) -> Any:
+    """Halve until the middle is an end."""
+    xp = namespace(safe)
+
+    def unfinished(ends: tuple[Any, Any]) -> Any:
+        safe, unsafe = ends
+        middle = (safe + unsafe) / 2
+        return (middle != safe) & (middle != unsafe) & (abs(unsafe - safe) > rtol * abs(safe))
+
+    def halve(ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        safe, unsafe = ends
+        middle = (safe + unsafe) / 2
+        holds = excess(middle, parameters) <= 0
+        return xp.where(holds, middle, safe), xp.where(holds, unsafe, middle)
+
+    while_loop = _host_while if xp is np else jax.lax.while_loop
+    return while_loop(unfinished, halve, (safe, unsafe))[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _root(excess: Excess, rtol: float, parameters: Any, safe: Any, unsafe: Any) -> Any:
+    return _bisect(excess, parameters, safe, unsafe, rtol)
+
+
+@_root.defjvp
+def _(excess: Excess, rtol: float, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    parameters, safe, unsafe = primals
+    x = _root(excess, rtol, parameters, safe, unsafe)
+    value, pullback = jax.vjp(excess, x, parameters)
+    slope, gradient = pullback(jnp.ones_like(value))
+    moved = sum(map(jnp.multiply, jax.tree.leaves(gradient), jax.tree.leaves(tangents[0])), jnp.zeros_like(x))
+    # Where the excess is flat the root is an end of the bracket, and stays there.
+    steep = slope != 0
+    return x, jnp.where(steep, -moved / jnp.where(steep, slope, 1.0), 0.0)
+
+
+def _host_while(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    while unfinished(state):
+        state = body(state)
+    return state
+
+
+def _narrow(function: Excess, parameters: Any, state: Any) -> Any:
+    """One step of the golden section: the valley is left of ``right``, or right of ``left``."""
+    step, low, left, right, high, at_left, at_right = state
+    xp = namespace(left, at_left)
+    leftwards = at_left <= at_right
+    low, high = xp.where(leftwards, low, left), xp.where(leftwards, right, high)
+    new = xp.where(leftwards, low + (1 - _GOLDEN) * (high - low), low + _GOLDEN * (high - low))
+    at_new = function(new, parameters)
+    left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
+    at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
+    return step + 1, low, left, right, high, at_left, at_right
+
+
+def first_crossing(excess: Excess, parameters: Any, low: Any, high: Any, *, count: int = 160, rtol: float = 0.0) -> Any:
+    """The first x from ``low`` up where the requirement holds, for an excess that need not be monotone.
+
+    It is looked for on ``count`` points spaced evenly in the logarithm and, where none of them meets it, in the
+    valley around the lowest of them. A crossing missed between two points costs size, not safety.
+
+    Args:
+        excess: see ``safe_root``.
+        parameters: any pytree of numbers.
+        low: positive; the requirement is breached there.
+        high: above low.
+        count: how many points.
+        rtol: see ``safe_root``.
+
+    Returns:
+        x as of ``safe_root``; NaN where no x was found.
+    """
+    parameters, low, high = alike(parameters, low, high)
+    xp = namespace(low)
+    frozen = (parameters, low, high) if xp is np else jax.lax.stop_gradient((parameters, low, high))
+    safe, unsafe, found = _first_bracket(excess, frozen[0], frozen[1], frozen[2], count)
+    return xp.where(found, safe_root(excess, parameters, safe, unsafe, rtol), xp.nan)[()]
+
+
+def _first_bracket(excess: Excess, parameters: Any, low: Any, high: Any, count: int) -> tuple[Any, Any, Any]:
+    xp = namespace(low)
+    grid = xp.geomspace(low, high, count)
+    values = on_grid(excess, parameters, grid)
+    at, first = xp.argmin(values), xp.argmax(values <= 0)
+    left, right = grid[xp.maximum(at - 1, 0)], grid[xp.minimum(at + 1, count - 1)]
+    valley = lowest(excess, parameters, left, right, enough=0.0, rtol=1e-9)
+    some = values[first] <= 0
+    safe, unsafe = xp.where(some, grid[first], valley), xp.where(some, grid[xp.maximum(first - 1, 0)], left)
+    return safe, unsafe, excess(safe, parameters) <= 0
