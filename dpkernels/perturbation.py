@@ -15,17 +15,19 @@ from jax import Array
 
 from dpkernels import containers
 from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
+from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
 from dpkernels.release import DeviceRelease, Simulation, exact_engine, in_chunks
-from dpkernels.validation import Bounds, InputError
+from dpkernels.validation import Bounds, InputError, report_type
 from dpkernels.vectors import release_vectors
 
 Advance = Callable[[int], Any]
 
 _LONG_WORK = 1 << 26
+_ROWS = 1 << 16
 
 
 def perturb(
@@ -80,9 +82,35 @@ def perturb(
     if array.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
     sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
+    _check_whole(getattr(sampler, "mechanism", sampler), array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
     with _progress(array.size, progress) as advance, _placed(array.shape):
         return rewrap(_reports(sampler, secret, array, clip, advance))
+
+
+@singledispatch
+def _check_whole(mechanism: Any, x: Any, clip: bool) -> None:
+    """Refuse what can be refused only by looking at x as a whole."""
+
+
+@_check_whole.register
+def _(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
+    mechanism.check_shape(x.shape)
+    if mechanism.lattice is None:
+        return
+    if clip:
+        raise ValueError("clip: values on a lattice are not clipped; its ends may be off the lattice")
+    rows = np.asarray(x).reshape(-1, x.shape[-1])
+    # What counts is the value in the type it is perturbed in; JAX may have no 64-bit types.
+    dtype = report_type(x.dtype)
+    dtype = jax.dtypes.canonicalize_dtype(dtype) if isinstance(x, jax.Array) else dtype
+    for first in range(0, len(rows), _ROWS):
+        block = rows[first : first + _ROWS].astype(dtype).astype(np.float64)
+        off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
+        if off.any():
+            row, at = (int(index) for index in np.argwhere(off)[0])
+            value = block[row, at]
+            raise ValueError(f"x: row {first + row}, value {at} is {value:.17g}, no multiple of {mechanism.lattice:g}")
 
 
 @contextmanager
@@ -130,12 +158,13 @@ def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Ad
     return release_vectors(sampler, secret, np.asarray(x), clip, advance)
 
 
-@_reports.register
-def _(sampler: Mechanism, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
-    bounds = Bounds.of(sampler, clip)
+@_reports.register(Mechanism)
+@_reports.register(AdditiveVector)
+def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
     if isinstance(x, jax.Array):
-        return sample_from(sampler, secret, 0, bounds.check_on_device(x))
-    return in_chunks(Simulation(sampler, secret), bounds, x, advance=advance)
+        return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
+    return in_chunks(Simulation(mechanism, secret), bounds, x, advance=advance)
 
 
 @_reports.register

@@ -117,12 +117,12 @@ class Certificate:
         return "\n".join(lines)
 
 
-def exp_lower_bound(epsilon: float) -> Fraction:
-    """A rational at most e^epsilon, within 2^-120 of it relatively, epsilon read as the decimal it prints as.
+def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
+    """A rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
 
     Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
     """
-    eps, unit = rational(epsilon), 1 << 160
+    eps, unit = rational(epsilon) if isinstance(epsilon, float) else Fraction(epsilon), 1 << 160
     value = unit
     for n in range(int(4 * eps) + 80, 0, -1):
         value = unit + value * eps.numerator // (eps.denominator * n)

@@ -7,6 +7,8 @@ from fractions import Fraction
 from typing import Any
 
 from dpkernels.exact.certificate import COVERS, Certificate, CertificateError, check_claims, reading, worst_of
+from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.noise_vectors import VectorNoiseCertificate
 from dpkernels.exact.tables import rational
 
 VECTOR_COVERS = COVERS.replace("each report", "each vector").replace(
@@ -181,6 +183,8 @@ def read_certificate(form: dict[str, Any]) -> Any:
     with reading():
         kinds: dict[str, Any] = {
             "table": Certificate,
+            "norm": VectorNoiseCertificate,
+            "noise": NoiseCertificate,
             "first": MixtureCertificate,
             "coordinate": MultivariateCertificate,
         }

@@ -15,9 +15,15 @@ from jax import Array
 
 from dpkernels.exact.certificate import Certificate, certify_table
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.kernels import CodeKernel, code_kernel
+from dpkernels.exact.kernels import CodeKernel, NoiseKernel, code_kernel, noise_kernel
 from dpkernels.exact.lattice import two_point_table, windowed_table
+from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.noise_lattice import certify_law
+from dpkernels.exact.noise_table import NoiseTable
+from dpkernels.exact.noise_vectors import VectorNoiseCertificate, certify_vector_law
 from dpkernels.exact.tables import WindowTable
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
@@ -146,6 +152,48 @@ class ExactMixture(ExactForm):
 
 
 @dataclass(frozen=True, eq=False)
+class ExactNoise(ExactForm):
+    """Additive noise from a table, on single values or on vectors."""
+
+    mechanism: Any
+    certificate: NoiseCertificate | VectorNoiseCertificate
+
+    @property
+    def table(self) -> NoiseTable:
+        """The verified integers."""
+        return self.certificate.table
+
+    @property
+    def words(self) -> tuple[Words, ...]:
+        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)
+
+    @cached_property
+    def codes(self) -> NoiseKernel:
+        """The table's sampler."""
+        return noise_kernel(self.table)
+
+    def reports(self, x: Array, *words: Array) -> Array:
+        noise, rounding = words
+        position = self.positions(x, rounding) + self.codes(noise)
+        return (position.astype(jnp.float64) * float(self.table.cell)).astype(x.dtype)
+
+    def positions(self, x: Array, rounding: Array) -> Array:
+        """floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), without a rounding error anywhere.
+
+        x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers. Division
+        is faster without signs, so a multiple of M is added and taken off again.
+        """
+        table, most = self.table, 1 << 62
+        doubled = jnp.floor(x.astype(jnp.float64) * 2.0 ** (1 - table.grain))
+        # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
+        doubled = jnp.clip(doubled, -(2.0**62), 2.0**62).astype(jnp.int64)
+        r = rounding.astype(jnp.uint64) * np.uint64(table.grains) >> np.uint64(32)
+        ahead = most // table.grains
+        shifted = (((doubled + 1) >> 1) + ahead * table.grains).astype(jnp.uint64) + r
+        return (shifted // np.uint64(table.grains)).astype(jnp.int64) - ahead
+
+
+@dataclass(frozen=True, eq=False)
 class ExactMultivariate:
     """s of d coordinates, each released by the exact form of the coordinate mechanism."""
 
@@ -181,8 +229,9 @@ def _(mechanism: ExactMultivariate) -> ExactMultivariate:
     return mechanism
 
 
-@certify.register
-def _(mechanism: Mechanism) -> ExactForm:
+@certify.register(Mechanism)
+@certify.register(AdditiveVector)
+def _(mechanism: Any) -> ExactForm:
     return _exact_once(jax.tree.map(_concrete, mechanism))
 
 
@@ -200,12 +249,12 @@ def _concrete(leaf: Any) -> float:
 
 
 @lru_cache(maxsize=256)
-def _exact_once(mechanism: Mechanism) -> ExactForm:
+def _exact_once(mechanism: Any) -> ExactForm:
     return _exact(mechanism)
 
 
 @singledispatch
-def _exact(mechanism: Mechanism) -> ExactForm:
+def _exact(mechanism: Any) -> ExactForm:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact form")
 
 
@@ -222,6 +271,22 @@ def _(mechanism: TwoPoint) -> ExactForm:
 def _window_form(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWindow:
     form = ExactWindow(mechanism, certify_table(table, mechanism.epsilon))
     _ = form.codes  # The sampler's own tables are checked here, with the certificate.
+    return form
+
+
+@_exact.register
+def _(mechanism: Additive) -> ExactForm:
+    return _noise_form(mechanism, certify_law(mechanism))
+
+
+@_exact.register
+def _(mechanism: AdditiveVector) -> ExactForm:
+    return _noise_form(mechanism, certify_vector_law(mechanism))
+
+
+def _noise_form(mechanism: Any, certificate: Any) -> ExactNoise:
+    form = ExactNoise(mechanism, certificate)
+    _ = form.codes
     return form
 
 

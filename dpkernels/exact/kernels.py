@@ -13,14 +13,30 @@ import numpy as np
 from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.noise_table import NoiseTable
 from dpkernels.exact.tables import WindowTable
 
 CodeKernel = Callable[[Array, Array], Array]
+NoiseKernel = Callable[[Array], Array]
 
 
 def code_kernel(table: WindowTable) -> CodeKernel:
     """The sampler of a table: (random word, row) -> code, both of one shape; the word has ``table.bits`` bits."""
-    return _division_kernel(table) if table.is_flat else _alias_kernel(alias_columns(table), table)
+    if table.is_flat:
+        return _division_kernel(table)
+    outcomes, n = _alias_kernel(alias_columns(table)), np.int32(table.codes)
+
+    def codes(r: Array, row: Array) -> Array:
+        outcome = outcomes(r)
+        return jnp.where(outcome < n, outcome, row + outcome - n)
+
+    return codes
+
+
+def noise_kernel(table: NoiseTable) -> NoiseKernel:
+    """The sampler of noise: random word of ``table.bits`` bits -> code, int32."""
+    outcomes, first = _alias_kernel(alias_columns(table)), np.int32(table.first)
+    return lambda r: outcomes(r) + first
 
 
 def _division_kernel(table: WindowTable) -> CodeKernel:
@@ -44,20 +60,22 @@ class AliasColumns:
         threshold: one integer a column, 0 to 2^(bits - log_columns).
         alias: the outcome above the threshold.
         log_columns: log2 of the number of columns.
+        bits: bits of a word.
     """
 
     threshold: np.ndarray
     alias: np.ndarray
     log_columns: int
+    bits: int
 
 
-def alias_columns(table: WindowTable) -> AliasColumns:
-    """Exact alias columns of the outcomes 0..N-1 (base codes) and N..N+w-1 (window positions).
+def alias_columns(table: WindowTable | NoiseTable) -> AliasColumns:
+    """Exact alias columns of a table's outcomes.
 
     All columns hold 2^bits / columns weight; outcomes past the last have none. Vose's construction, in integers:
     a light column is filled up from a heavy one, which loses as much.
     """
-    weights = table.base.tolist() + table.window.tolist()
+    weights = table.outcomes
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (table.bits - log_columns)
     left = weights + [0] * ((1 << log_columns) - len(weights))
@@ -75,7 +93,7 @@ def alias_columns(table: WindowTable) -> AliasColumns:
                 light.append(large)
     _check_masses(threshold, alias, capacity, weights)
     return AliasColumns(
-        np.array(threshold, np.uint64).astype(f"uint{table.bits}"), np.array(alias, np.int32), log_columns
+        np.array(threshold, np.uint64).astype(f"uint{table.bits}"), np.array(alias, np.int32), log_columns, table.bits
     )
 
 
@@ -88,17 +106,15 @@ def _check_masses(threshold: list[int], alias: list[int], capacity: int, weights
         raise CertificateError("alias columns: do not add up to the table's weights")
 
 
-def _alias_kernel(columns: AliasColumns, table: WindowTable) -> CodeKernel:
+def _alias_kernel(columns: AliasColumns) -> NoiseKernel:
     word = columns.threshold.dtype.type
-    shift = word(table.bits - columns.log_columns)
+    shift = word(columns.bits - columns.log_columns)
     mask = word((1 << int(shift)) - 1)
-    n = np.int32(table.codes)
 
-    def codes(r: Array, row: Array) -> Array:
+    def outcomes(r: Array) -> Array:
         column = (r >> shift).astype(jnp.int32)
         threshold = jnp.asarray(columns.threshold).at[column].get(mode="promise_in_bounds")
         other = jnp.asarray(columns.alias).at[column].get(mode="promise_in_bounds")
-        outcome = jnp.where((r & mask) < threshold, column, other)
-        return jnp.where(outcome < n, outcome, row + outcome - n)
+        return jnp.where((r & mask) < threshold, column, other)
 
-    return codes
+    return outcomes

@@ -61,6 +61,11 @@ class WindowTable:
         """S, the last row."""
         return len(self.base) - len(self.window)
 
+    @property
+    def outcomes(self) -> list[int]:
+        """The weights of base codes, then of window positions, as Python integers."""
+        return self.base.tolist() + self.window.tolist()
+
     @cached_property
     def window_total(self) -> int:
         """Sum of the window's weights."""

@@ -1,0 +1,227 @@
+"""The exponential mechanism on integer scores, sampled exactly.
+
+    P(i) = e^(eps s_i) / sum_j e^(eps s_j),    eps the decimal that its float prints as
+
+With gaps n_i = max(s) - s_i, weights w_i = e^(-eps n_i) and sums C_i = w_0 + ... + w_i, W the last of them, the choice
+is the first i with U W < C_i, for one real number U uniform on [0, 1). U is read a few bits at a time: floats decide
+wherever their error, which is bounded below, cannot matter, which is nearly always; else integers do, with as many
+bits of U as it takes. So the choice is that of real arithmetic: no atom is off by anything, and no delta is spent.
+Gumbel noise in floating point would choose by a law that nobody has computed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.exact.tables import rational
+from dpkernels.random import host
+
+# The stream of a release's key for choices; 16 to 19 are those of ``forms``.
+CHOICE_UNIFORM_STREAM = 20
+
+EPSILON_RANGE = (1e-4, 20.0)
+_LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
+_TABLE_BITS = 320
+# e^-70 < 2^-100: what floats take for 0.
+_NEGLIGIBLE_NATS = 70
+
+# floor(U 2^bits) for any number of bits, always of the same U.
+Uniform = Callable[[int], int]
+Interval = tuple[int, int]
+
+
+def uniform_number(key: bytes, number: int) -> Uniform:
+    """One of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
+
+    Args:
+        key: 32 bytes.
+        number: which one, below 2^32; different numbers read different blocks of the key's stream.
+
+    Returns:
+        A function of a multiple of 32.
+    """
+
+    def leading(bits: int) -> int:
+        words = np.empty(bits // 32, "<u4")
+        host.fill(words, key, CHOICE_UNIFORM_STREAM, number << 32)
+        return int.from_bytes(words.tobytes(), "big")
+
+    return leading
+
+
+def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
+    """k different indices, each chosen by the exponential mechanism among those that are left.
+
+    The law is that of the k largest of eps s_i + Gumbel noise, in their order (Durfee & Rogers 2019). Choice j depends
+    on the key, on j and on what was chosen before. Time is of order k times the number of scores.
+
+    Args:
+        scores: integers, 1-D.
+        epsilon: eps of one choice, the factor of the scores in the exponent.
+        k: how many, at most as many as there are scores.
+        key: 32 bytes.
+
+    Returns:
+        int64 of shape (k,), in the order of discovery.
+
+    Raises:
+        TypeError: scores are not integers.
+        ValueError: an argument out of range.
+
+    Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
+    Neighbouring: scores that differ by 0 to 1 each, all in the same direction; where they may move both ways, it is
+    2 eps. Assumes that the key's generator is indistinguishable from random; timing is not covered.
+    """
+    left, eps = _checked(scores, epsilon)
+    checks.whole("k", k, 1, len(left))
+    indices, found = np.arange(len(left)), np.empty(k, np.int64)
+    for number in range(k):
+        choice = _choose(left, eps, uniform_number(key, number))
+        found[number] = indices[choice]
+        left, indices = np.delete(left, choice), np.delete(indices, choice)
+    return found
+
+
+def exponential_choice(scores: Any, epsilon: float, uniform: Uniform) -> int:
+    """The index that the exponential mechanism chooses at a uniform number; as ``exponential_top_k`` with k = 1.
+
+    Args:
+        scores: integers, 1-D.
+        epsilon: eps, the factor of the scores in the exponent.
+        uniform: U, as ``uniform_number`` makes it: floor(U 2^bits) for bits = 64, 128, 256, ...
+
+    Raises:
+        TypeError: scores are not integers.
+        ValueError: an argument out of range.
+    """
+    return _choose(*_checked(scores, epsilon), uniform)
+
+
+def _checked(scores: Any, epsilon: Any) -> tuple[np.ndarray, Fraction]:
+    checks.within("epsilon", epsilon, *EPSILON_RANGE)
+    array = np.asarray(scores)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"scores: have shape {array.shape}; a 1-D array of one or more is needed")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"scores: are {array.dtype}; integers are needed")
+    low, high = int(array.min()), int(array.max())
+    if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
+        raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")
+    return array.astype(np.int64), rational(checks.number("epsilon", epsilon))
+
+
+def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
+    gaps = scores.max() - scores
+    choice = _by_floats(gaps, epsilon, uniform(64))
+    return _by_integers(gaps, epsilon, uniform) if choice is None else choice
+
+
+def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
+    """The choice at U in [u, u + 1)/2^64, or None where floats cannot tell.
+
+    With h = 2^-53: a weight is off by 4 h of itself (three roundings) or by 2^-100, summing d of them by d h of the
+    total in any order, U W by (d + 7) h of W more. The margin of 3 d + 32 also has room for terms of second order.
+    """
+    sums = np.cumsum(_float_weights(gaps, epsilon))
+    margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
+    point = u * 2.0**-64 * sums[-1]
+    at = int(np.searchsorted(sums, point, side="right"))
+    above = at < len(sums) and sums[at] - point > margin
+    below = at == 0 or point - sums[at - 1] > margin
+    return at if above and below else None
+
+
+def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
+    """e^(-eps gap), within 2^-51 of itself or 2^-100; basic float operations only, no library's exp."""
+    low, high = _float_powers(epsilon)
+    shift = (len(low) - 1).bit_length()
+    capped = np.minimum(gaps, (len(high) - 1) << shift)
+    return low[capped & (len(low) - 1)] * high[capped >> shift]
+
+
+@lru_cache(maxsize=16)
+def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
+    """e^(-eps j) for j < B and e^(-eps B j) up to 2^-100, then 0; each the float nearest to 320 bits of it."""
+    largest = math.ceil(_NEGLIGIBLE_NATS / epsilon)
+    size = 1 << ((largest - 1).bit_length() + 1) // 2
+    high = -(-largest // size)
+    return _float_table(epsilon, size), np.append(_float_table(epsilon * size, high), 0.0)
+
+
+def _float_table(epsilon: Fraction, length: int) -> np.ndarray:
+    ratio, _ = exp_minus(epsilon, _TABLE_BITS)
+    powers = itertools.accumulate(range(1, length), lambda p, _: p * ratio >> _TABLE_BITS, initial=1 << _TABLE_BITS)
+    return np.array([power / (1 << _TABLE_BITS) for power in powers])
+
+
+def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
+    """The choice, with twice as many bits of U until they decide; they do, with probability 1."""
+    bits = 128
+    while (choice := _decide(gaps, epsilon, uniform(bits), bits)) is None:
+        bits *= 2
+    return choice
+
+
+def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | None:
+    """The choice at every U in [u, u + 1)/2^bits, or None where it is not one and the same, or not known to be."""
+    sums = _sums(gaps, epsilon, bits + 64)
+    least, most = sums(len(gaps))
+    first, last = 0, len(gaps) - 1
+    while first < last:
+        middle = (first + last) // 2
+        low, high = sums(middle + 1)
+        if low << bits >= (u + 1) * most:
+            last = middle
+        elif high << bits <= u * least:
+            first = middle + 1
+        else:
+            return None
+    return first
+
+
+def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Interval]:
+    """Bounds of 2^bits times the sum of the first weights, as a function of how many."""
+    negligible = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
+    distinct, which = np.unique(np.minimum(gaps, negligible), return_inverse=True)
+    ratio = exp_minus(epsilon, bits)
+    powers = [_power(ratio, n, bits) for n in distinct.tolist()]
+
+    def sums(count: int) -> Interval:
+        times = np.bincount(which[:count], minlength=len(powers)).tolist()
+        low, high = (sum(n * power[side] for n, power in zip(times, powers, strict=True) if n) for side in (0, 1))
+        return low, high
+
+    return sums
+
+
+def exp_minus(x: Fraction, bits: int) -> Interval:
+    """Integers around 2^bits e^-x for x >= 0, at most a few units apart.
+
+    Horner's rule for e^x, rounded down and up; beyond N >= 2x terms a Taylor sum is at most twice its first one.
+    """
+    unit = 1 << (bits + 2 * math.ceil(x) + 8)
+    low, high = unit, 2 * unit
+    for n in range(4 * math.ceil(x) + bits + 32, 0, -1):
+        low = unit + low * x.numerator // (x.denominator * n)
+        high = unit - (-high * x.numerator // (x.denominator * n))
+    return (unit << bits) // high, -(-(unit << bits) // low)
+
+
+def _power(ratio: Interval, n: int, bits: int) -> Interval:
+    """Bounds of ratio^n by squaring, both in units of 2^-bits."""
+    low, high = result = 1 << bits, 1 << bits
+    square = ratio
+    while n:
+        if n & 1:
+            result = low, high = low * square[0] >> bits, -(-high * square[1] >> bits)
+        square = square[0] ** 2 >> bits, -(-(square[1] ** 2) >> bits)
+        n >>= 1
+    return result

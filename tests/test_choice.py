@@ -1,0 +1,191 @@
+"""The exact exponential mechanism: its law by enumeration, floats against integers, and what it refuses."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+
+from dpkernels.exact import choice
+from dpkernels.exact.tables import rational
+from dpkernels.random import host
+
+FALSE_ALARM = 1e-6
+KEY = bytes(range(32))
+CASES = [([3, 1, 2], 1.0), ([0, 0, 5, 0], 0.3), ([7, 7, 7], 0.1), ([0, 40], 20.0), ([9], 2.0)]
+CASES += [([-3, 2**40, 2**40 - 5], 0.01)]
+every_case = pytest.mark.parametrize(("scores", "epsilon"), CASES)
+
+
+def gaps_of(scores):
+    scores = np.array(scores, np.int64)
+    return scores.max() - scores
+
+
+def boundaries(gaps, epsilon):
+    """C_i / W at the current precision of mpmath."""
+    weights = [mpmath.exp(-mpmath.mpf(repr(epsilon)) * n) for n in gaps.tolist()]
+    return [total / mpmath.fsum(weights) for total in itertools.accumulate(weights)]
+
+
+def fixed(numerator, bits):
+    """The real number numerator / 2^bits, read to any precision."""
+    return lambda wanted: numerator << (wanted - bits) if wanted >= bits else numerator >> (bits - wanted)
+
+
+@every_case
+def test_every_short_uniform_is_decided_as_real_numbers_are(scores, epsilon):
+    """Of the 2^10 cells of U, those within one item's interval choose it, the at most d - 1 others ask for more."""
+    gaps, bits = gaps_of(scores), 10
+    with mpmath.workdps(60):
+        ends = [0, *(mpmath.ldexp(end, bits) for end in boundaries(gaps, epsilon)[:-1]), 1 << bits]
+        expected = [int(mpmath.floor(b)) - int(mpmath.ceil(a)) for a, b in itertools.pairwise(ends)]
+    found = [choice._decide(gaps, rational(epsilon), u, bits) for u in range(1 << bits)]
+    assert [found.count(i) for i in range(len(scores))] == [max(0, count) for count in expected]
+    assert found.count(None) <= len(scores) - 1
+    assert [i for i in found if i is not None] == sorted(i for i in found if i is not None)
+
+
+def test_a_wrong_law_fails_the_enumeration():
+    gaps, bits = gaps_of([3, 1, 2]), 10
+    counts = [[choice._decide(gaps, rational(eps), u, bits) for u in range(1 << bits)].count(0) for eps in (1.0, 1.01)]
+    assert counts[0] != counts[1]
+
+
+@every_case
+def test_floats_decide_as_integers_do_or_not_at_all(scores, epsilon):
+    gaps, eps = gaps_of(scores), rational(epsilon)
+    rng = np.random.default_rng(5)
+    with mpmath.workdps(60):
+        near = [int(mpmath.floor(mpmath.ldexp(end, 64))) for end in boundaries(gaps, epsilon)]
+    edges = [edge + sign * (1 << power) for edge in near for power in range(0, 60, 3) for sign in (-1, 1)]
+    tried = [0, (1 << 64) - 1, *near, *edges, *rng.integers(0, 1 << 64, 200, np.uint64).tolist()]
+    decided = 0
+    for u in (u for u in tried if 0 <= u < 1 << 64):
+        found = choice._by_floats(gaps, eps, u)
+        if found is not None:
+            decided += 1
+            assert found == choice._by_integers(gaps, eps, fixed(u, 64))
+    assert decided > 150
+
+
+@pytest.mark.parametrize("distance", [2**-70, 2**-140, 2**-300])
+def test_close_to_a_boundary_integers_decide(distance):
+    scores, epsilon, bits = [3, 1, 2], 0.7, 1024
+    gaps = gaps_of(scores)
+    with mpmath.workdps(400):
+        edge = boundaries(gaps, epsilon)[1]
+        for side, expected in ((-1, 1), (1, 2)):
+            u = fixed(int(mpmath.floor(mpmath.ldexp(edge + side * distance, bits))), bits)
+            assert choice._by_floats(gaps, rational(epsilon), u(64)) is None
+            assert choice.exponential_choice(scores, epsilon, u) == expected
+
+
+def test_forced_into_integers_the_choices_are_the_same(monkeypatch):
+    scores = np.random.default_rng(2).integers(0, 60, 300)
+    usual = choice.exponential_top_k(scores, 0.2, 40, KEY)
+    monkeypatch.setattr(choice, "_by_floats", lambda *_: None)
+    np.testing.assert_array_equal(choice.exponential_top_k(scores, 0.2, 40, KEY), usual)
+
+
+@pytest.mark.parametrize("epsilon", [1e-4, 0.01, 0.3, 1.0, 20.0])
+def test_float_weights_are_within_their_bound(epsilon):
+    gaps = np.unique(np.linspace(0, 75 / epsilon, 500).astype(np.int64))
+    weights = choice._float_weights(gaps, rational(epsilon))
+    with mpmath.workdps(50):
+        for gap, weight in zip(gaps.tolist(), weights.tolist(), strict=True):
+            exact = mpmath.exp(-mpmath.mpf(repr(epsilon)) * gap)
+            assert abs(weight - exact) <= (mpmath.ldexp(exact, -51) if weight else mpmath.ldexp(1, -100))
+    assert choice._float_weights(np.array([2**62]), rational(epsilon)) == 0
+
+
+@pytest.mark.parametrize("x", [Fraction(0), Fraction(1, 10**4), Fraction(7, 10), Fraction(20), Fraction(300)])
+@pytest.mark.parametrize("bits", [64, 192, 1000])
+def test_exponentials_are_bounded_both_ways(x, bits):
+    low, high = choice.exp_minus(x, bits)
+    with mpmath.workdps(500):
+        exact = mpmath.ldexp(mpmath.exp(-mpmath.mpf(x.numerator) / x.denominator), bits)
+        assert low <= exact <= high <= low + 4
+        for n in (0, 1, 2, 37, 10**6):
+            least, most = choice._power((low, high), n, bits)
+            assert least <= mpmath.ldexp(mpmath.exp(-n * mpmath.mpf(x.numerator) / x.denominator), bits) <= most
+
+
+def test_a_uniform_number_is_one_number_however_many_bits_are_read():
+    u = choice.uniform_number(KEY, 7)
+    assert u(64) == u(128) >> 64 == u(1024) >> 960
+    assert len({choice.uniform_number(KEY, number)(64) for number in range(100)}) == 100
+    words = np.empty(2, "<u4")
+    host.fill(words, KEY, 20, 7 << 32)
+    assert u(64) == int.from_bytes(words.tobytes(), "big")
+
+
+def law(scores, epsilon, k):
+    """The probability of every ordered choice of k."""
+    weights = np.exp(epsilon * (np.array(scores, float) - max(scores)))
+    found = {}
+    for picks in itertools.permutations(range(len(scores)), k):
+        left, p = weights.sum(), 1.0
+        for pick in picks:
+            p, left = p * weights[pick] / left, left - weights[pick]
+        found[picks] = p
+    return found
+
+
+def chi_square(counts, probabilities):
+    n = sum(counts.values())
+    statistic = sum((counts.get(picks, 0) - n * p) ** 2 / (n * p) for picks, p in probabilities.items())
+    return statistic, stats.chi2.isf(FALSE_ALARM, len(probabilities) - 1)
+
+
+def test_picks_have_the_law_and_a_wrong_one_is_seen():
+    scores, epsilon, n = [4, 0, 3, 1], 0.5, 40_000
+    counts = {}
+    for number in range(n):
+        picks = tuple(choice.exponential_top_k(scores, epsilon, 2, host.fold_in(KEY, number)).tolist())
+        counts[picks] = counts.get(picks, 0) + 1
+    statistic, critical = chi_square(counts, law(scores, epsilon, 2))
+    assert statistic < critical
+    statistic, critical = chi_square(counts, law(scores, 1.15 * epsilon, 2))
+    assert statistic > critical
+
+
+def test_picks_are_different_items_that_a_key_repeats():
+    scores = np.random.default_rng(0).integers(0, 30, 50, np.uint16)
+    picks = choice.exponential_top_k(scores, 0.4, 50, KEY)
+    assert sorted(picks.tolist()) == list(range(50))
+    np.testing.assert_array_equal(choice.exponential_top_k(scores, 0.4, 12, KEY), picks[:12])
+    np.testing.assert_array_equal(choice.exponential_top_k(scores.astype(int) - 10**15, 0.4, 50, KEY), picks)
+    assert choice.exponential_top_k(scores, 0.4, 50, bytes(32)).tolist() != picks.tolist()
+
+
+def test_far_apart_scores():
+    scores = [-(2**61), 2**61, 0]
+    assert choice.exponential_top_k(scores, 1e-4, 3, KEY).tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("scores", "epsilon", "k", "error", "message"),
+    [
+        ([1.0, 2.0], 1.0, 1, TypeError, "scores: are float64"),
+        ([True, False], 1.0, 1, TypeError, "scores: are bool"),
+        ([], 1.0, 1, ValueError, r"scores: have shape \(0,\)"),
+        ([[1, 2]], 1.0, 1, ValueError, r"scores: have shape \(1, 2\)"),
+        ([0, 2**61 + 1], 1.0, 1, ValueError, "scores: 0 to"),
+        (np.array([2**63], np.uint64), 1.0, 1, ValueError, "scores: "),
+        ([1, 2], 0.0, 1, ValueError, r"epsilon: 0"),
+        ([1, 2], float("nan"), 1, ValueError, "epsilon: nan"),
+        ([1, 2], 21.0, 1, ValueError, "epsilon: 21"),
+        ([1, 2], "1", 1, TypeError, "epsilon: '1'"),
+        ([1, 2], 1.0, 3, ValueError, r"k: 3 is not in 1\.\.2"),
+        ([1, 2], 1.0, 0, ValueError, "k: 0"),
+        ([1, 2], 1.0, 1.0, TypeError, "k: 1.0"),
+    ],
+)
+def test_bad_arguments_are_named(scores, epsilon, k, error, message):
+    with pytest.raises(error, match=message):
+        choice.exponential_top_k(scores, epsilon, k, KEY)
