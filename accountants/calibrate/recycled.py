@@ -1,0 +1,161 @@
+"""Budget recycling for a budget: q for a kernel, a kernel for q, or the best of both."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from accountants.calibrate.scale import certain_shift, check_target, rescaled, smallest_scale
+from accountants.calibrate.search import best_on
+from accountants.hockey_stick import additive_profile
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import namespace
+from dpkernels.roots import alike, first_crossing, lowest, on_grid, safe_root
+
+
+def recycling_rate(kernel: Distribution, theta: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """The largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
+
+    delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
+    theta. But with the outside's weight u = 1 - q, Z(u) = p_in + u p_out is affine and
+
+        Z(u) delta(eps) = integral max(0, w_u(x) K(x) - e^eps w_u(x - D) K(x - D)) dx
+
+    convex in u, so the feasible q are one interval. The acceptance p_in/Z grows with q: its upper end is the best.
+
+    Args:
+        kernel: the law of a draw.
+        theta: tolerated error, in the kernel's unit.
+        epsilon: eps >= 0.
+        delta: in (0, 1).
+        sensitivity: D, in the kernel's unit.
+
+    Returns:
+        q in [0, 1); as computed its delta(eps) is at most delta. NaN where no q is feasible.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    return _rate(alike(kernel, theta, epsilon, delta, sensitivity))
+
+
+def _rate(parameters: Any, rtol: float = 0.0) -> Any:
+    valley = lowest(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
+    xp = namespace(valley)
+    plain, best = on_grid(_recycled_excess, parameters, xp.stack([xp.asarray(0.0), valley]))
+    root = safe_root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
+    return xp.where(xp.minimum(plain, best) <= 0, root, xp.nan)[()]
+
+
+def _recycled_excess(q: Any, parameters: Any) -> Any:
+    """Z (delta(eps) - delta), convex in q."""
+    kernel, theta, eps, delta, D = parameters
+    law = Reweighted(kernel, -theta, theta, 1 - q)
+    return law.total * (additive_profile(law, D, eps) - delta)
+
+
+def recycled_scale(kernel: Distribution, theta: Any, q: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """The first c from below at which the kernel c times as wide, recycled beyond theta with q, is (eps, delta)-DP.
+
+    For q < 1 there is one: the share within theta of a wide kernel is small, recycled or not.
+
+    Args:
+        kernel: the shape of a draw's law.
+        theta: tolerated error, in the unit of c times the kernel's.
+        q: in [0, 1).
+        epsilon: eps >= 0.
+        delta: in (0, 1).
+        sensitivity: D.
+
+    Returns:
+        c; as computed its delta(eps) is at most delta.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
+    kernel, theta, q, epsilon, delta, sensitivity = alike(kernel, theta, q, epsilon, delta, sensitivity)
+    # Recycling only narrows a law, so delta is above the target where it is for the kernel.
+    low = sensitivity / certain_shift(kernel, epsilon, delta)
+    alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
+    inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
+    high = 4 * namespace(alone, inside).maximum(alone, inside)
+    return first_crossing(_recycled_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+
+
+def _recycled_scale_excess(scale: Any, parameters: Any) -> Any:
+    kernel, theta, q, eps, delta, D = parameters
+    return additive_profile(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), D, eps) - delta
+
+
+def budget_recycled(
+    kernel: Distribution | type, *, theta: Any, epsilon: Any, delta: Any, sensitivity: Any = 1.0, q: Any = None
+) -> Additive:
+    """Budget-recycled noise (Jiang 2024), accounted exactly.
+
+    Args:
+        kernel: a law: it is kept, and q is the largest for it. Or a type of law with one parameter, ``Gaussian`` or
+            ``Laplace``: the narrowest for q; without q, the one that makes P(|Z| <= theta) largest (plain numbers).
+        theta: tolerated error, in data units.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units.
+        q: probability of a redraw, in [0, 1), for a type of kernel.
+
+    Returns:
+        The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
+
+    Raises:
+        ValueError: an argument out of range; a kernel that no q makes private enough, with the width it needs; a q for
+            a kernel that is given.
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    if isinstance(kernel, type):
+        kernel, q = _kernel_and_rate(kernel(1.0), theta, q, epsilon, delta, sensitivity)
+    elif q is not None:
+        raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
+    else:
+        q = recycling_rate(kernel, theta, epsilon, delta, sensitivity)
+        _check_feasible(q, kernel, theta, epsilon, delta, sensitivity)
+    return named.budget_recycled(kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+
+
+def _kernel_and_rate(unit: Distribution, theta: Any, q: Any, *target: Any) -> tuple[Distribution, Any]:
+    if q is not None:
+        return rescaled(unit, recycled_scale(unit, theta, q, *target)), q
+    kernel = rescaled(unit, best_recycled_scale(unit, theta, *target))
+    return kernel, recycling_rate(kernel, theta, *target)
+
+
+def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delta: float, sensitivity: float) -> float:
+    """The c at which the kernel c times as wide, with the largest q for it, has the largest P(|Z| <= theta).
+
+    Searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative; plain numbers only.
+    """
+    target = epsilon, delta, sensitivity
+    alone = smallest_scale(kernel, *target)
+
+    def refusal(log_scale: Any, _: Any) -> Any:
+        wider = rescaled(kernel, math.exp(log_scale))
+        q = _rate((wider, theta, *target), rtol=1e-7)
+        # Infeasible scales are below the kernel's alone: the way to the feasible ones is up.
+        too_narrow = 1 + math.log(alone) - log_scale
+        return too_narrow if math.isnan(q) else 1 - Reweighted(wider, -theta, theta, 1 - q).acceptance
+
+    return math.exp(best_on(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4))
+
+
+def _check_feasible(q: Any, kernel: Any, theta: Any, epsilon: Any, delta: Any, sensitivity: Any) -> None:
+    if checks.concrete(q) is None or not math.isnan(q):
+        return
+    wider = smallest_scale(kernel, epsilon, delta, sensitivity)
+    raise ValueError(
+        f"kernel: {kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at no q;"
+        f" from {wider:.6g} times as wide on it does at q = 0"
+    )

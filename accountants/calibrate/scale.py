@@ -1,0 +1,173 @@
+"""The scale of any law: one root, of the profile in the shift."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import Any
+
+import jax
+
+from accountants.hockey_stick import additive_profile
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import namespace
+from dpkernels.roots import alike, safe_root
+
+
+@singledispatch
+def rescaled(noise: Any, factor: Any) -> Any:
+    """The law of factor * Z, for Z of this law.
+
+    Raises:
+        TypeError: a law of an unknown type.
+    """
+    raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
+
+
+@rescaled.register
+def _(noise: Gaussian, factor: Any) -> Gaussian:
+    return Gaussian(noise.sigma * factor)
+
+
+@rescaled.register
+def _(noise: Laplace, factor: Any) -> Laplace:
+    return Laplace(noise.scale * factor)
+
+
+@rescaled.register
+def _(noise: MergedLaplace, factor: Any) -> MergedLaplace:
+    return MergedLaplace(tuple(r / factor for r in noise.rates), tuple(c * factor for c in noise.breaks))
+
+
+@rescaled.register
+def _(noise: Staircase, factor: Any) -> Staircase:
+    return Staircase(noise.epsilon, noise.period * factor, noise.gamma)
+
+
+@rescaled.register
+def _(noise: Reweighted, factor: Any) -> Reweighted:
+    return Reweighted(rescaled(noise.kernel, factor), noise.low * factor, noise.high * factor, noise.outside)
+
+
+def certain_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
+    """A shift s over which delta(eps) is above delta for certain: s = isf(t) - icdf(t).
+
+    For A = {z < isf(t)}, P(A) - e^eps P(A - s) = 1 - t - e^eps t = (1 + delta)/2 where t = (1 - delta)/(2 (1 + e^eps)).
+    """
+    xp = namespace(epsilon, delta, *jax.tree.leaves(noise))
+    t = xp.asarray((1 - delta) / (2 * (1 + xp.exp(epsilon))))
+    return noise.isf(t) - noise.icdf(t)
+
+
+def largest_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
+    """The largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
+
+    Args:
+        noise: a law with a density unimodal about 0.
+        epsilon: eps >= 0.
+        delta: in (0, 1).
+
+    Returns:
+        s, in the unit of the noise; as computed delta(eps; s) <= delta, and the next float is beyond.
+    """
+    check_target(epsilon, delta)
+    noise, epsilon, delta = alike(noise, epsilon, delta)
+    return safe_root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
+
+
+def _shift_excess(shift: Any, parameters: Any) -> Any:
+    noise, eps, delta = parameters
+    return additive_profile(noise, shift, eps) - delta
+
+
+def smallest_scale(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """The least c for which noise c Z is (eps, delta)-DP over shifts of D: c = D/largest_shift.
+
+    The root is taken in 1/c, of the profile of the very law it is for, so that no rounding comes in between.
+    """
+    check_target(epsilon, delta, sensitivity)
+    noise, epsilon, delta, sensitivity = alike(noise, epsilon, delta, sensitivity)
+    widest = certain_shift(noise, epsilon, delta) / sensitivity
+    return 1 / safe_root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
+
+
+def _scale_excess(inverse: Any, parameters: Any) -> Any:
+    noise, eps, delta, D = parameters
+    return additive_profile(rescaled(noise, 1 / inverse), D, eps) - delta
+
+
+def scaled(noise: Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+    """Noise of this law's shape, as narrow as (eps, delta) allows.
+
+    Args:
+        noise: the shape: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or recycled.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units.
+
+    Returns:
+        The mechanism, with its claim.
+
+    Raises:
+        ValueError: an argument out of range, or a shape whose delta does not fall with its width.
+    """
+    checks.epsilon(epsilon)
+    return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
+
+
+def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+    """Gaussian noise of the least sigma s: the analytic Gaussian of Balle and Wang 2018.
+
+    Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+
+def laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+    """Laplace noise of the least scale, b = D/(eps - 2 ln(1 - delta)).
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+
+def merged_laplace(
+    *, rates: tuple[float, ...], breaks: tuple[float, ...], epsilon: Any, delta: Any, sensitivity: Any = 1.0
+) -> Additive:
+    """Merged Laplace noise (Mugunthan 2020) with rates and breaks in these proportions, as narrow as possible.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+
+def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
+    """Staircase noise of ratio e^eps (Geng and Viswanath 2014), its period as short as delta allows; below D.
+
+    Its steps are placed by NumPy: arguments are plain numbers.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    shape: Any = named.staircase(epsilon=epsilon, gamma=gamma).noise
+    return scaled(shape, epsilon=epsilon, delta=delta, sensitivity=sensitivity)
+
+
+def check_target(epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> None:
+    """Refuse a budget or a sensitivity out of range."""
+    checks.within("epsilon", epsilon, 0.0, math.inf)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.positive("sensitivity", sensitivity)

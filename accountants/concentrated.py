@@ -1,0 +1,232 @@
+"""Concentrated differential privacy (zCDP), and the set-wise bound for mixed kinds of mechanisms.
+
+rho-zCDP (Bun & Steinke 2016): the Renyi divergence of every order alpha > 1 between neighbours is at most alpha rho.
+With ``leak`` = d it is d-approximate: so on events of probability at least 1 - d under both. What neighbouring means is
+whatever the mechanism's sensitivity was taken over. Adaptive composition adds rho. Functions take NumPy arrays and
+broadcast; floating point moves the results by parts in 10^12, in either direction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+
+
+def gaussian_rho(sigma: Any, sensitivity: Any = 1.0) -> Any:
+    """rho = D^2 / (2 s^2) of Gaussian noise on values, or vectors, that neighbours move by at most D in l2.
+
+    Discrete Gaussian noise on integers has the same (Canonne, Kamath & Steinke 2020).
+
+    Raises:
+        ValueError: an argument is not positive.
+    """
+    checks.positive("sigma", sigma)
+    checks.positive("sensitivity", sensitivity)
+    return (np.asarray(sensitivity, float) / sigma) ** 2 / 2
+
+
+def bounded_range_rho(epsilon: Any) -> Any:
+    """rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential mechanism.
+
+    Raises:
+        ValueError: epsilon is negative or not finite.
+    """
+    return _budget(epsilon) ** 2 / 8
+
+
+def pure_rho(epsilon: Any) -> Any:
+    """rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
+
+    The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over
+    1/4..(alpha - 1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
+
+    Raises:
+        ValueError: epsilon is negative or not finite.
+    """
+    eps = _budget(epsilon)
+    return eps * np.tanh(eps / 2)
+
+
+def simple_epsilon(rho: Any, delta: Any) -> Any:
+    """eps = rho + 2 sqrt(rho ln(1/delta)) (Bun & Steinke 2016, Proposition 1.3); ``best_epsilon`` is never larger.
+
+    Raises:
+        ValueError: rho is negative, or delta not in (0, 1).
+    """
+    rho, delta = _checked(rho, delta)
+    return rho + 2 * np.sqrt(rho * np.log(1 / delta))
+
+
+def best_epsilon(rho: Any, delta: Any) -> Any:
+    """eps at delta of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Corollary 13).
+
+        eps = min over alpha > 1 of  alpha rho + ln(1 - 1/alpha) - ln(alpha delta)/(alpha - 1)
+
+    Its derivative is rho + ln(alpha delta)/(alpha - 1)^2. Any alpha gives a valid eps, so nothing hangs on the search.
+
+    Args:
+        rho: any shape.
+        delta: in (0, 1), any shape.
+
+    Raises:
+        ValueError: rho is negative, or delta not in (0, 1).
+    """
+    rho, delta = np.broadcast_arrays(*_checked(rho, delta))
+    some = np.where(rho > 0, rho, 1.0)
+
+    def slope(x: Any) -> Any:
+        return some * x**2 + np.log1p(x) + np.log(delta)
+
+    # x = alpha - 1. The slope is positive at the upper end, where some x^2 = -ln(delta).
+    x = _root(slope, 1e-30, np.sqrt(-np.log(delta) / some))
+    best = (1 + x) * some - np.log1p(1 / x) - (np.log1p(x) + np.log(delta)) / x
+    return np.where(rho > 0, np.maximum(best, 0.0), 0.0)
+
+
+def best_delta(rho: Any, epsilon: Any) -> Any:
+    """delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
+
+        ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
+
+    Args:
+        rho: any shape.
+        epsilon: eps >= 0, any shape.
+
+    Raises:
+        ValueError: an argument is negative.
+    """
+    rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
+    some = np.where(rho > 0, rho, 1.0)
+
+    def slope(x: Any) -> Any:
+        return (2 * x + 1) * some - eps - np.log1p(1 / x)
+
+    x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * some)))
+    exponent = x * ((1 + x) * some - eps) - np.log(x) - (1 + x) * np.log1p(1 / x)
+    return np.where(rho > 0, np.exp(np.minimum(exponent, 0.0)), 0.0)
+
+
+def _root(increasing: Callable[[Any], Any], low: Any, high: Any) -> Any:
+    """Where a function turns positive between positive ends, by bisection of the logarithm."""
+    low, high = np.broadcast_arrays(np.asarray(low, float), high)
+    for _ in range(80):
+        middle = np.sqrt(low * high)
+        positive = increasing(middle) > 0
+        low, high = np.where(positive, low, middle), np.where(positive, middle, high)
+    return high
+
+
+def _budget(value: Any, name: str = "epsilon") -> Any:
+    checks.within(name, value, 0.0, np.finfo(float).max)
+    return np.asarray(value, float)
+
+
+def _checked(rho: Any, delta: Any) -> tuple[Any, Any]:
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    return _budget(rho, "rho"), np.asarray(delta, float)
+
+
+@dataclass(frozen=True)
+class Concentrated:
+    """A mechanism that is leak-approximately rho-zCDP.
+
+    Attributes:
+        rho: at least 0.
+        leak: probability, in [0, 1), of what rho does not cover.
+
+    Raises:
+        ValueError: an attribute out of range.
+    """
+
+    rho: Any
+    leak: Any = 0.0
+
+    def __post_init__(self) -> None:
+        _budget(self.rho, "rho")
+        checks.within("leak", self.leak, 0.0, math.nextafter(1.0, 0.0))
+
+    def compose(self, other: Concentrated) -> Concentrated:
+        """Both, the second perhaps chosen after the first: rho adds, and so do the leaks, less that of both."""
+        return Concentrated(self.rho + other.rho, self.leak + (1 - self.leak) * other.leak)
+
+    def repeat(self, times: Any) -> Concentrated:
+        """Itself several times: (times rho, 1 - (1 - leak)^times)."""
+        return Concentrated(times * np.asarray(self.rho), -np.expm1(times * np.log1p(-np.asarray(self.leak))))
+
+    def rest(self, delta: Any) -> Any:
+        """(delta - leak)/(1 - leak): what of a total delta the leak leaves, for events that rho covers."""
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        return (np.asarray(delta, float) - self.leak) / (1 - np.asarray(self.leak))
+
+    def epsilon(self, delta: Any) -> Any:
+        """eps at a total delta; infinite where the leak takes all of it."""
+        rest = self.rest(delta)
+        return np.where(rest > 0, best_epsilon(self.rho, np.where(rest > 0, rest, 0.5)), np.inf)
+
+    def delta(self, epsilon: Any) -> Any:
+        """Total delta at eps: leak + (1 - leak) delta of rho."""
+        return self.leak + (1 - np.asarray(self.leak)) * best_delta(self.rho, epsilon)
+
+
+def setwise_epsilon(
+    delta: Any,
+    *,
+    pure: Iterable[Any] = (),
+    bounded_range: Iterable[Any] = (),
+    concentrated: Iterable[tuple[Any, Any]] = (),
+) -> Any:
+    """eps at delta of mechanisms whose parameters are fixed beforehand, used adaptively in any order.
+
+    Cesar & Rogers 2021, eq. 3, with E = e^-eps:
+
+        eps_g = sum_DP eps (e^eps - 1)/(e^eps + 1) + sum_BR [eps/(1 - E) - 1 - ln(eps/(1 - E))] + sum_CDP mu
+                + sqrt(2 (sum_DP eps^2 + sum_BR eps^2/4 + sum_CDP tau^2) ln(1/delta))
+
+    Args:
+        delta: in (0, 1).
+        pure: eps of every eps-DP mechanism.
+        bounded_range: eps of every eps-bounded-range mechanism.
+        concentrated: (mu, tau) of every mechanism whose privacy loss has mean at most mu and is tau-subgaussian about
+            it; ``gaussian_concentration`` has Gaussian noise's.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    terms = [*map(pure_terms, pure), *map(bounded_range_terms, bounded_range)]
+    terms += [(_budget(mu, "mu"), _budget(tau, "tau") ** 2) for mu, tau in concentrated]
+    return tail_bound(sum(mean for mean, _ in terms), sum(square for _, square in terms), delta)
+
+
+def gaussian_concentration(sigma: Any, sensitivity: Any = 1.0) -> tuple[Any, Any]:
+    """(mu, tau) = (rho, sqrt(2 rho)) of Gaussian noise: its loss is normal with these."""
+    rho = gaussian_rho(sigma, sensitivity)
+    return rho, np.sqrt(2 * rho)
+
+
+def pure_terms(epsilon: Any) -> tuple[Any, Any]:
+    """An eps-DP mechanism's terms in eq. 3: the mean eps (e^eps - 1)/(e^eps + 1) of its loss, and eps^2."""
+    return pure_rho(epsilon), _budget(epsilon) ** 2
+
+
+def bounded_range_terms(epsilon: Any) -> tuple[Any, Any]:
+    """An eps-bounded-range mechanism's terms in eq. 3: y - ln(1 + y) with y = eps/(1 - E) - 1, and eps^2/4."""
+    eps = _budget(epsilon)
+    some = np.where(eps > 0, eps, 1.0)
+    y = np.where(eps > 0, some / -np.expm1(-some) - 1, 0.0)
+    return y - np.log1p(y), eps**2 / 4
+
+
+def tail_bound(mean: Any, square: Any, delta: Any) -> Any:
+    """mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta.
+
+    Raises:
+        ValueError: delta is not in (0, 1).
+    """
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    return mean + np.sqrt(2 * np.asarray(square) * np.log(1 / np.asarray(delta, float)))

@@ -1,0 +1,127 @@
+"""The profile of a privacy loss with atoms on a lattice, and its inverse, in closed form.
+
+The loss is L = top - s step with probability mass[..., s], s = 0, 1, ...; what is not in ``mass`` never exceeds eps.
+Laws may be stacked on the leading axes. Every sum here has positive terms only, so that results keep their relative
+accuracy down to the smallest floats; NumPy and JAX alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.numerics import namespace
+from dpkernels.roots import alike
+
+
+def lattice_delta(top: Any, step: Any, mass: Any, epsilon: Any) -> Any:
+    """delta(eps) = E [1 - e^(eps - L)]_+.
+
+    With s = floor((top - eps)/step), r = top - eps - s step, and B, C of ``lattice_sums``: (1 - e^-r) B(s) + C(s).
+
+    Args:
+        top: the largest loss, shape of the stack.
+        step: positive, the same shape.
+        mass: probabilities, that shape and one axis more.
+        epsilon: broadcasts with the stack.
+    """
+    xp = namespace(top, mass, epsilon)
+    B, C = lattice_sums(mass, step)
+    s = xp.floor(xp.clip((top - epsilon) / step, -1.0, mass.shape[-1] - 1)).astype(int)
+    some = s >= 0
+    r = xp.maximum(xp.where(some, top - s * step - epsilon, 0.0), 0.0)
+    return xp.where(some, -xp.expm1(-r) * _entry(B, s) + _entry(C, s), 0.0)
+
+
+def lattice_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
+    """The least eps >= 0 at which ``lattice_delta`` is at most delta, up to rounding; shapes as there.
+
+    With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
+    """
+    xp = namespace(top, mass, delta)
+    B, C = lattice_sums(mass, step)
+    s = (xp.expand_dims(delta, -1) >= C).sum(-1) - 1
+    some = s < mass.shape[-1] - 1  # Else eps is below every loss.
+    share = (delta - _entry(C, s)) / xp.where(some, _entry(B, s), 1.0)
+    eps = top - s * step + xp.log1p(-xp.where(some, share, 0.0))
+    return xp.where(some & (eps > 0), eps, 0.0)
+
+
+def lattice_sums(mass: Any, step: Any) -> tuple[Any, Any]:
+    """B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
+
+    B by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
+    """
+    xp = namespace(mass, step)
+    B, step, shift = mass, xp.expand_dims(step, -1), 1
+    while shift < mass.shape[-1]:
+        B, shift = B + xp.exp(-shift * step) * _delayed(B, shift), 2 * shift
+    return B, _delayed(-xp.expm1(-step) * xp.cumsum(B, -1), 1)
+
+
+def _delayed(values: Any, shift: int) -> Any:
+    xp = namespace(values)
+    return xp.concatenate([xp.zeros_like(values[..., :shift]), values[..., :-shift]], -1)
+
+
+def _entry(values: Any, s: Any) -> Any:
+    """values[..., s] with s >= 0 (0 is read below), the stack broadcast with s."""
+    xp = namespace(values, s)
+    s = xp.maximum(s, 0)
+    shape = np.broadcast_shapes(values.shape[:-1], s.shape)
+    spread = xp.broadcast_to(values, (*shape, values.shape[-1]))
+    return xp.take_along_axis(spread, xp.broadcast_to(s, shape)[..., None], -1)[..., 0]
+
+
+def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: Any, scale: Any) -> Any:
+    """eps moved up until the profile at(eps, parameters) is at most delta; the move has no derivative.
+
+    Steps start at a few floats of eps and scale, and grow fourfold.
+    """
+    xp = namespace(epsilon)
+    start = epsilon
+    if xp is jnp:
+        parameters, start, delta, scale = jax.lax.stop_gradient((parameters, epsilon, delta, scale))
+
+    def high(state: Any) -> Any:
+        return xp.any(state[2])
+
+    def move(state: Any) -> Any:
+        eps, step, above = state
+        eps = xp.where(above, eps + step, eps)
+        return eps, 4 * step, at(eps, parameters) > delta
+
+    first = 4 * xp.finfo(start.dtype).eps * (start + scale)
+    moved = while_loop(high, move, (start, first, at(start, parameters) > delta))[0]
+    return epsilon + (moved - start) if xp is jnp else moved
+
+
+def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    """jax.lax.while_loop where the state holds a JAX array; else the same on the host."""
+    if namespace(*jax.tree.leaves(state)) is jnp:
+        return jax.lax.while_loop(unfinished, body, state)
+    while unfinished(state):
+        state = body(state)
+    return state
+
+
+@lru_cache(maxsize=64)
+def log_ways(k: int) -> np.ndarray:
+    """ln C(k, j) for j = 0..k, within some 1e-16 k."""
+    from scipy.special import betaln
+
+    j = np.arange(k + 1)
+    ways = -betaln(k - j + 1, j + 1) - math.log(k + 1)
+    ways.setflags(write=False)
+    return ways
+
+
+def numbers(*values: Any) -> Any:
+    """The values as arrays of one floating type: float64 of NumPy, or JAX's if any is JAX's."""
+    return alike(*(value if isinstance(value, jax.Array) else np.asarray(value, float) for value in values))

@@ -1,0 +1,74 @@
+"""Privacy of a report made on a random sample of the data.
+
+A mechanism that is (eps, delta)-DP on a sample of rate p is (eps_p, delta_p)-DP on the whole,
+
+    eps_p = ln(1 + p (e^eps - 1)),   delta_p = p delta
+
+(Jiang 2024, Theorem 4; Balle, Barthe and Gaboardi 2018): for samples that hold each record independently with
+probability p and neighbours that differ by one record more or less, and for samples of p n records drawn without
+replacement and neighbours with one record changed. Nobody may learn which records were drawn.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dpkernels import checks
+from dpkernels.numerics import namespace
+
+
+def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
+    """The budget on the whole data of one that holds on a sample.
+
+    Args:
+        epsilon: eps on the sample, not negative; any shape.
+        delta: delta on the sample, in [0, 1].
+        rate: p, in (0, 1].
+
+    Returns:
+        ln(1 + p (e^eps - 1)) and p delta, both at most what went in.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    checks.within("epsilon", epsilon, 0.0, float("inf"))
+    checks.within("delta", delta, 0.0, 1.0)
+    _check_rate(rate)
+    xp = namespace(epsilon, rate)
+    # e^eps would overflow: ln(1 - p + p e^eps) = eps + ln(p + (1 - p) e^-eps).
+    moderate = epsilon < 30.0
+    near = xp.log1p(rate * xp.expm1(xp.where(moderate, epsilon, 0.0)))
+    far = epsilon + xp.log(rate + (1 - rate) * xp.exp(-epsilon))
+    return xp.where(moderate, near, far)[()], rate * delta
+
+
+def on_sample(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
+    """The budget that a mechanism may spend on a sample of rate p: the inverse of ``amplified``.
+
+    Args:
+        epsilon: eps on the whole, not negative; any shape.
+        delta: delta on the whole, in [0, p).
+        rate: p, in (0, 1].
+
+    Returns:
+        ln(1 + (e^eps - 1)/p) and delta/p.
+
+    Raises:
+        ValueError: an argument out of range; a rate up to delta, where delta/p is no probability.
+    """
+    checks.within("epsilon", epsilon, 0.0, float("inf"))
+    checks.within("delta", delta, 0.0, 1.0)
+    _check_rate(rate)
+    _check_room(delta, rate)
+    xp = namespace(epsilon, rate)
+    return epsilon + xp.log1p(-xp.expm1(-epsilon) * (1 - rate) / rate), delta / rate
+
+
+def _check_rate(rate: Any) -> None:
+    checks.within("rate", rate, 5e-324, 1.0)
+
+
+def _check_room(delta: Any, rate: Any) -> None:
+    spent, available = checks.concrete(delta), checks.concrete(rate)
+    if spent is not None and available is not None and not (spent < available).all():
+        raise ValueError(f"rate: {available.min():.9g} is not in ({spent.max():.9g}, 1], above delta")

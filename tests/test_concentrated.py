@@ -1,0 +1,148 @@
+"""zCDP: its parameters against Renyi divergences, its conversions against a search, and the set-wise bound."""
+
+from __future__ import annotations
+
+import mpmath
+import numpy as np
+import pytest
+
+from accountants import concentrated as cdp
+from accountants.hockey_stick import additive_profile
+from dpkernels.distributions.gaussian import Gaussian
+
+SETWISE = {0: 3.967, 25: 3.095, 50: 1.921}
+ORDERS = [1 + 1e-6, 1.01, 1.5, 2, 3, 7, 30, 400]
+BUDGETS = [0.01, 0.3, 1.0, 4.0, 20.0]
+
+
+@pytest.mark.parametrize("eps", BUDGETS)
+@pytest.mark.parametrize("order", ORDERS)
+def test_bounded_range_has_its_rho(eps, order):
+    """The tight Renyi curve of an eps-bounded-range mechanism is below alpha eps^2/8."""
+    with mpmath.workdps(40):
+        a, e = mpmath.mpf(order), mpmath.mpf(eps)
+        t = e + mpmath.log((a - 1) * (1 - mpmath.exp(-a * e)) / (a * (1 - mpmath.exp(-(a - 1) * e))))
+        curve = t + mpmath.log((1 - mpmath.exp(-a * e)) / (a * (1 - mpmath.exp(-e)))) / (a - 1)
+        assert curve <= a * mpmath.mpf(float(cdp.bounded_range_rho(eps))) * (1 + mpmath.mpf(10) ** -12)
+
+
+def response(order, eps):
+    """The Renyi divergence of randomised response."""
+    a, e = mpmath.mpf(order), mpmath.mpf(eps)
+    p = 1 / (1 + mpmath.exp(-e))
+    return mpmath.log(p**a * (1 - p) ** (1 - a) + (1 - p) ** a * p ** (1 - a)) / (a - 1)
+
+
+@pytest.mark.parametrize("eps", BUDGETS)
+def test_pure_has_its_rho_and_no_less(eps):
+    rho = float(cdp.pure_rho(eps))
+    assert rho <= eps**2 / 2
+    with mpmath.workdps(40):
+        for order in ORDERS:
+            assert response(order, eps) <= order * mpmath.mpf(rho) * (1 + mpmath.mpf(10) ** -12)
+        assert response(1 + 1e-9, eps) >= rho * (1 - 1e-6)
+
+
+def test_gaussian_rho():
+    np.testing.assert_allclose(cdp.gaussian_rho(np.array([1.0, 2.0]), 3.0), [4.5, 1.125])
+    np.testing.assert_allclose(cdp.gaussian_concentration(2.0, 3.0), (1.125, 1.5))
+
+
+RHO, DELTA = np.array([1e-8, 1e-3, 0.1, 1.0, 30.0, 1e3])[:, None], np.array([0.9, 0.1, 1e-5, 1e-12, 1e-100])
+
+
+def test_the_best_order_is_found():
+    """The least eps over a fine grid of orders is no lower than what is returned."""
+    x = np.geomspace(1e-8, 1e9, 40_001)[:, None, None]
+    grid = (1 + x) * RHO - np.log1p(1 / x) - (np.log1p(x) + np.log(DELTA)) / x
+    found = cdp.best_epsilon(RHO, DELTA)
+    assert np.all(found <= np.maximum(grid.min(0), 0) * (1 + 1e-12))
+    assert np.all(found >= np.maximum(grid.min(0), 0) * (1 - 1e-6) - 1e-12)
+    assert np.all(found <= cdp.simple_epsilon(RHO, DELTA))
+
+
+def test_both_conversions_agree():
+    eps = cdp.best_epsilon(RHO, DELTA)
+    back = cdp.best_delta(RHO, eps)
+    np.testing.assert_allclose(np.log(back)[eps > 0], np.broadcast_to(np.log(DELTA), back.shape)[eps > 0], rtol=1e-8)
+    assert np.all(back <= DELTA * (1 + 1e-8))
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.5, 2.0, 8.0])
+def test_gaussian_noise_does_not_exceed_the_conversion(eps):
+    for sigma in (0.5, 1.0, 5.0):
+        exact = float(additive_profile(Gaussian(sigma), 1.0, eps))
+        assert exact <= cdp.best_delta(cdp.gaussian_rho(sigma), eps)
+
+
+def test_nothing_costs_nothing():
+    assert cdp.best_epsilon(0.0, 1e-9) == 0
+    assert cdp.best_delta(0.0, 0.0) == 0
+    assert cdp.simple_epsilon(0.0, 1e-9) == 0
+
+
+def test_composition():
+    a, b = cdp.Concentrated(0.1, 1e-3), cdp.Concentrated(0.2, 0.25)
+    both = a.compose(b)
+    assert both.rho == pytest.approx(0.3)
+    assert 1 - both.leak == pytest.approx((1 - 1e-3) * 0.75)
+    assert a.repeat(3).rho == pytest.approx(a.compose(a).compose(a).rho)
+    assert a.repeat(3).leak == pytest.approx(a.compose(a).compose(a).leak, rel=1e-12)
+    assert cdp.Concentrated(0.1, 1e-15).repeat(10).leak == pytest.approx(1e-14, rel=1e-12)
+
+
+def test_a_leak_takes_its_part_of_delta():
+    m = cdp.Concentrated(0.1, 1e-6)
+    assert m.epsilon(1e-6) == np.inf
+    np.testing.assert_allclose(m.delta(m.epsilon(3e-6)), 3e-6, rtol=1e-8)
+    assert m.epsilon(3e-6) == pytest.approx(float(cdp.best_epsilon(0.1, 2e-6 / (1 - 1e-6))))
+    np.testing.assert_array_equal(m.epsilon(np.array([1e-7, 1e-3])) < np.inf, [False, True])
+
+
+@pytest.mark.parametrize("ranges", SETWISE)
+def test_setwise_reference(ranges):
+    found = cdp.setwise_epsilon(1e-6, pure=[0.1] * (50 - ranges), bounded_range=[0.1] * ranges)
+    assert found == pytest.approx(SETWISE[ranges], abs=5e-4)
+
+
+def test_setwise_takes_all_kinds():
+    tau = 0.2
+    found = cdp.setwise_epsilon(1e-5, pure=[0.3], bounded_range=[0.5], concentrated=[(0.02, tau)])
+    mean = 0.3 * np.tanh(0.15) + cdp.bounded_range_terms(0.5)[0] + 0.02
+    assert found == pytest.approx(mean + np.sqrt(2 * (0.09 + 0.0625 + 0.04) * np.log(1e5)))
+    assert cdp.setwise_epsilon(1e-5) == 0
+    # A Gaussian alone: the simple conversion of its rho.
+    alone = cdp.setwise_epsilon(1e-5, concentrated=[cdp.gaussian_concentration(3.0)])
+    assert alone == pytest.approx(float(cdp.simple_epsilon(cdp.gaussian_rho(3.0), 1e-5)))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-3, 0.1, 2.0, 20.0])
+def test_bounded_range_terms(eps):
+    mean, square = cdp.bounded_range_terms(eps)
+    with mpmath.workdps(40):
+        ratio = mpmath.mpf(eps) / (1 - mpmath.exp(-mpmath.mpf(eps))) if eps else mpmath.mpf(1)
+        assert float(mean) == pytest.approx(float(ratio - 1 - mpmath.log(ratio)), rel=1e-8, abs=1e-300)
+    assert square == eps**2 / 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: cdp.gaussian_rho(0.0), "sigma: 0"),
+        (lambda: cdp.gaussian_rho(1.0, -1.0), "sensitivity: -1"),
+        (lambda: cdp.bounded_range_rho(-0.1), "epsilon: -0.1"),
+        (lambda: cdp.pure_rho(float("inf")), "epsilon: inf"),
+        (lambda: cdp.best_epsilon(-1.0, 0.1), "rho: -1"),
+        (lambda: cdp.best_epsilon(1.0, 0.0), "delta: 0"),
+        (lambda: cdp.simple_epsilon(1.0, 1.0), "delta: 1"),
+        (lambda: cdp.best_delta(1.0, -1.0), "epsilon: -1"),
+        (lambda: cdp.best_delta(float("nan"), 1.0), "rho: nan"),
+        (lambda: cdp.Concentrated(1.0, 1.0), "leak: 1"),
+        (lambda: cdp.Concentrated(1.0).epsilon(2.0), "delta: 2"),
+        (lambda: cdp.setwise_epsilon(0.0), "delta: 0"),
+        (lambda: cdp.setwise_epsilon(0.1, concentrated=[(-1.0, 0.0)]), "mu: -1"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
