@@ -36,8 +36,7 @@ class Result(NamedTuple):
 Run = Callable[..., Result]
 
 
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def command(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """The command in this process, in an empty folder."""
     monkeypatch.chdir(tmp_path)
 
@@ -49,6 +48,9 @@ def run(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.
         return Result(code, captured.out, captured.err)
 
     return call
+
+
+run = pytest.fixture(command, name="run")
 
 
 @pytest.fixture
@@ -255,7 +257,7 @@ def test_the_sidecar_does_not_hold_the_key(run: Run, known_secret: None) -> None
         assert secret.hex() not in text
         assert str(np.frombuffer(secret, "<u4")[0]) not in text
     form = json.loads(text)
-    assert form["format"] == 1
+    assert form["format"] == 2
     assert form["versions"].keys() == {"dpkernels", "jax", "numpy", "python"}
     assert form["columns"][0]["parameters"]["upper"] == 120
 
@@ -283,6 +285,9 @@ TAMPERINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "format": lambda form: form.update(format=99),
     "columns": lambda form: form.pop("columns"),
     "table": lambda form: form["columns"][0]["certificate"].pop("table"),
+    "neighbouring": lambda form: form.update(neighbouring="rows that are equal"),
+    "a column's neighbouring": lambda form: form["columns"][0].update(neighbouring="any two in [0, 1e9]"),
+    "delta": lambda form: form.update(delta=1e-9),
 }
 
 
@@ -495,7 +500,8 @@ def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> 
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["perturb", "-h"], ["compare", "-h"], ["certify", "-h"]]
+    "arguments",
+    [["--help"], ["--version"], *([name, "-h"] for name in ("perturb", "compare", "certify", "account", "mechanisms"))],
 )
 def test_help_does_not_start_jax(arguments: list[str]) -> None:
     script = (
@@ -612,6 +618,8 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, name: str) -> Non
         (["--verify", "no.json"], 2),
         (["--verify", "list.json"], 1),
         (["--verify", "list.json", "--epsilon", "1"], 2),
+        (["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "1", "--epsilon", "2"], 2),
+        (["--mechanism", "duchi", "--epsilon", "1", "--lower", "0", "--upper", "1", "--sensitivity", "2"], 2),
     ],
 )
 def test_certify_refuses(run: Run, arguments: list[str], code: int) -> None:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dpkernels.cli.choose import exact_form
-from dpkernels.cli.sidecar import FORMAT, parameters, total_epsilon
-from dpkernels.cli.text import shown
-from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.combined import MixtureCertificate, read_certificate
+from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.sidecar import FORMAT, law_of, parameters, title, total
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.combined import read_certificate
 from dpkernels.exact.forms import ExactForm
 
 
@@ -29,14 +30,14 @@ class Report:
     form: ExactForm
 
     @classmethod
-    def of(cls, name: str, epsilon: float, lower: float, upper: float) -> Report:
+    def of(cls, name: str, options: Mapping[str, Any]) -> Report:
         """Certify.
 
         Raises:
-            click.UsageError: no such mechanism, or an argument out of range.
+            click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
             CertificateError: its integers do not have the guarantee.
         """
-        return cls(name, exact_form(name, lower, upper, epsilon))
+        return cls(name, exact_form(name, options))
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
@@ -49,7 +50,9 @@ class Report:
 
     def __str__(self) -> str:
         cost = f"{100 * self.form.variance_cost:+.4g} % in worst-case variance, against the ideal density"
-        return f"mechanism           {self.name}\n{self.form.certificate}\ncost                {cost}"
+        law = law_of(self.form.mechanism)
+        name = f"{self.name}, {law}" if law else self.name
+        return f"mechanism           {name}\n{self.form.certificate}\ncost                {cost}"
 
 
 def verify(path: Path) -> list[str]:
@@ -64,54 +67,59 @@ def verify(path: Path) -> list[str]:
     """
     try:
         form = json.loads(path.read_text(encoding="utf-8"))
-        if form["format"] != FORMAT:
-            raise ValueError(f"{path}: format {form['format']!r}; this version reads {FORMAT}")
+        if form["format"] not in (1, FORMAT):
+            raise ValueError(f"{path}: format {form['format']!r}; this version reads 1 and {FORMAT}")
         if not form["columns"]:
             raise CertificateError(f"{path}: has no columns")
-        lines = [_verified(column) for column in form["columns"]]
-        _check_total(form)
+        guarantees = [_verified(column, form["format"]) for column in form["columns"]]
+        _check_totals(form, guarantees)
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
-    return [*lines, f"ok: total epsilon a row {form['epsilon']:g}"]
+    lines = [_line(column, own) for column, own in zip(form["columns"], guarantees, strict=True)]
+    delta = f", delta {form['delta']:g}" if form.get("delta") else ""
+    return [*lines, f"ok: total epsilon a row {form['epsilon']:g}{delta}"]
 
 
-def _verified(column: dict[str, Any]) -> str:
-    name = "(array)" if column["column"] is None else shown(column["column"])
+def _line(column: dict[str, Any], own: Guarantee) -> str:
+    delta = f", delta {own.delta:g}" if own.delta else ""
+    return f"ok: {title(column['column'])}, epsilon {own.epsilon:g}{delta}; neighbouring: {own.neighbours}"
+
+
+def _verified(column: dict[str, Any], version: int) -> Guarantee:
     try:
-        certificate = read_certificate(column["certificate"])
-        _check_claims(column["parameters"], certificate)
+        own = guarantee(read_certificate(column["certificate"]))
+        _check_parameters(column["parameters"], own)
+        if version > 1:
+            _check_same("neighbouring", column["neighbouring"], own.neighbours)
     except CertificateError as error:
-        raise CertificateError(f"column {name}: {error}") from error
-    return f"ok: {name}, epsilon {certificate.epsilon:g} on {_interval(certificate)}"
+        raise CertificateError(f"column {title(column['column'])}: {error}") from error
+    return own
 
 
-def _interval(certificate: Certificate | MixtureCertificate) -> str:
-    table = certificate.first.table if isinstance(certificate, MixtureCertificate) else certificate.table
-    return f"[{table.lower:g}, {table.upper:g}]"
+def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
+    """The claim written beside a certificate is that of its tables, in both parts of a mixture."""
+    for word, found in own.stated.items():
+        own_names = (word, f"first.{word}", f"second.{word}")
+        claimed = {value for name, value in parameters.items() if name in own_names}
+        if claimed != {found}:
+            raise CertificateError(f"{word}: the parameters say {claimed or 'nothing'}, the tables {found}")
 
 
-def _check_claims(claims: dict[str, Any], certificate: Certificate | MixtureCertificate) -> None:
-    """The interval and budget written beside a certificate are those of its tables."""
-    tables = (
-        (certificate.first.table, certificate.second.table)
-        if isinstance(certificate, MixtureCertificate)
-        else (certificate.table,)
-    )
-    for word in ("lower", "upper", "epsilon"):
-        claimed = {value for name, value in claims.items() if name.split(".")[-1] == word}
-        found = {getattr(part, word) for part in (tables if word != "epsilon" else [certificate])}
-        if len(found) != 1 or claimed != found:
-            raise CertificateError(f"{word}: the parameters say {claimed}, the tables {found}")
-
-
-def _check_total(form: dict[str, Any]) -> None:
+def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
+    """The sums of a file are those of its columns; format 1 had no delta, and only columns without one."""
     values = form["values_per_row"]
     if not (isinstance(values, int) and values >= 1):
         raise CertificateError(f"values_per_row: {values} is not a positive whole number")
-    certificates = [column["certificate"] for column in form["columns"]]
-    realised = values * sum(certificate["realised_epsilon"] for certificate in certificates)
-    if not math.isclose(realised, form["realised_epsilon"], rel_tol=1e-12):
-        raise CertificateError(f"realised_epsilon: the file says {form['realised_epsilon']}, its columns {realised}")
-    total = total_epsilon([certificate["epsilon"] for certificate in certificates], values)
-    if total != form["epsilon"]:
-        raise CertificateError(f"epsilon: the file says {form['epsilon']}, its columns sum to {total}")
+    stated = form if form["format"] > 1 else {**form, "delta": 0.0, "realised_delta": 0.0}
+    for word in ("epsilon", "delta"):
+        _check_same(word, stated[word], total([getattr(own, word) for own in guarantees], values))
+    for word in ("realised_epsilon", "realised_delta"):
+        realised = values * sum(getattr(own, word) for own in guarantees)
+        if not math.isclose(realised, stated[word], rel_tol=1e-12):
+            raise CertificateError(f"{word}: the file says {stated[word]}, its columns {realised}")
+    _check_same("neighbouring", form["neighbouring"], of_a_row(guarantees))
+
+
+def _check_same(word: str, stated: Any, found: Any) -> None:
+    if stated != found:
+        raise CertificateError(f"{word}: the file says {stated}, its columns {found}")

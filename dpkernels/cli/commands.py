@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 import dpkernels as package
+from dpkernels.cli.options import mechanism_options, single
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -16,11 +18,31 @@ Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.parquet out.parquet --column age --lower 0 --upper 120 --epsilon 1 \\
       --column income --lower 0 --upper 1e6 --epsilon 0.5
+  dpkernels perturb in.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
+"""
+
+_OVERVIEW = """\b
+Examples:
+  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
+  dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
+  dpkernels certify --verify out.csv.json
+  dpkernels compare --epsilon 1 --lower 0 --upper 120
+  dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
+  dpkernels mechanisms
+"""
+
+_MORE_ACCOUNT = """\b
+Examples:
+  dpkernels account laplace --sensitivity 1 --epsilon 1
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
+  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
 """
 
 
 @click.group(
-    invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    epilog=_OVERVIEW,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package.__version__, prog_name="dpkernels")
 @click.pass_context
@@ -34,16 +56,14 @@ def dpkernels(context: click.Context) -> None:
 @click.argument("source", metavar="IN", type=_INPUT)
 @click.argument("target", metavar="OUT", type=_OUTPUT)
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="A column to perturb (not for .npy).")
-@click.option("--lower", type=float, multiple=True, required=True, help="Smallest valid value.")
-@click.option("--upper", type=float, multiple=True, required=True, help="Largest valid value.")
-@click.option("--epsilon", type=float, multiple=True, required=True, help="Privacy budget of each value, 0.01 to 20.")
 @click.option(
     "--mechanism",
     metavar="NAME",
     multiple=True,
     default=["piecewise"],
-    help="What draws the noise, piecewise by default; `dpkernels compare` lists them.",
+    help="What draws the noise, piecewise by default; `dpkernels mechanisms` lists them with their options.",
 )
+@mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
@@ -51,24 +71,24 @@ def perturb(
     source: Path,
     target: Path,
     columns: tuple[str, ...],
-    lower: tuple[float, ...],
-    upper: tuple[float, ...],
-    epsilon: tuple[float, ...],
     mechanism: tuple[str, ...],
     clip: bool,
     force: bool,
     progress: bool | None,
+    **options: tuple[Any, ...],
 ) -> None:
     """Perturb columns of IN (.csv or .parquet), or the whole array of a .npy, into OUT of the same format.
 
-    --column repeats; --lower, --upper, --epsilon and --mechanism are given once for every column, or once a
-    column in the same order. All other columns are copied as they are and are NOT protected.
+    --column repeats; --mechanism is given once for every column, or once a column in the same order. Any other option
+    of a mechanism is given once for all columns whose mechanism has it, or once for each of these, in the same order.
+    All other columns are copied as they are and are NOT protected.
 
-    Bounds must be known without looking at the data. A certificate for every column is written to OUT.json.
+    Bounds and sensitivities must be known without looking at the data. A certificate for every column is written to
+    OUT.json.
     """
     from dpkernels.cli.perturb import perturb_file, plan
 
-    release = plan(source, target, columns, (mechanism, lower, upper, epsilon), clip=clip, force=force)
+    release = plan(source, target, columns, mechanism, _given(options), clip=clip, force=force)
     for line in perturb_file(release, progress):
         click.echo(line)
 
@@ -92,34 +112,70 @@ def compare(epsilon: float, lower: float, upper: float, plot: Path | None, as_js
 
 
 @dpkernels.command()
-@click.option("--mechanism", metavar="NAME", help="A mechanism; `dpkernels compare` lists them.")
-@click.option("--epsilon", type=float, help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, help="Smallest valid value.")
-@click.option("--upper", type=float, help="Largest valid value.")
+@click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
+@mechanism_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, the integer table included.")
 @click.option("--verify", type=_INPUT, help="Verify every certificate of this OUT.json again instead.")
-def certify(
-    mechanism: str | None,
-    epsilon: float | None,
-    lower: float | None,
-    upper: float | None,
-    as_json: bool,
-    verify: Path | None,
-) -> None:
+def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
     """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release."""
     from dpkernels.cli import certify as certificates
 
-    wanted = {"--mechanism": mechanism, "--epsilon": epsilon, "--lower": lower, "--upper": upper}
-    missing = [name for name, value in wanted.items() if value is None]
+    wanted = single({"mechanism": mechanism, **options})
     if verify is not None:
-        if len(missing) < len(wanted) or as_json:
+        if wanted or as_json:
             raise click.UsageError("--verify: takes no other option")
         click.echo("\n".join(certificates.verify(verify)))
         return
-    if mechanism is None or epsilon is None or lower is None or upper is None:
-        raise click.UsageError(f"{', '.join(missing)}: missing (or give --verify FILE)")
-    report = certificates.Report.of(mechanism, epsilon, lower, upper)
+    if not mechanism:
+        raise click.UsageError("--mechanism: missing (or give --verify FILE)")
+    report = certificates.Report.of(wanted.pop("mechanism"), wanted)
     click.echo(_json(report.to_dict()) if as_json else str(report))
+
+
+@dpkernels.command(epilog=_MORE_ACCOUNT)
+@click.argument("mechanism")
+@mechanism_options
+@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
+@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@click.option("--plot", type=_OUTPUT, help="Also draw delta against epsilon into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def account(
+    mechanism: str,
+    at_epsilon: tuple[float, ...],
+    at_delta: tuple[float, ...],
+    plot: Path | None,
+    as_json: bool,
+    **options: tuple[Any, ...],
+) -> None:
+    """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
+
+    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
+    nothing is claimed, and the parameters of the noise must be given.
+    """
+    from dpkernels.cli import account as accounting
+
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+    found = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    if plot is not None:
+        from dpkernels.cli.profile_plot import draw
+
+        draw(plot, found)
+    click.echo(_json(found.to_dict()) if as_json else str(found))
+
+
+@dpkernels.command()
+def mechanisms() -> None:
+    """Every mechanism and its options."""
+    from dpkernels.cli.choose import listing
+
+    click.echo("\n".join(listing()))
+
+
+def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
+    return {name: values for name, values in options.items() if values}
 
 
 def _json(form: object) -> str:

@@ -22,7 +22,7 @@ def comparison(epsilon: float, lower: float, upper: float) -> list[dict[str, Any
     Raises:
         click.UsageError: an argument out of range.
     """
-    made = {name: mechanism(name, epsilon, lower, upper) for name in MECHANISMS}
+    made = {name: mechanism(name, {"epsilon": epsilon, "lower": lower, "upper": upper}) for name in MECHANISMS}
     laplace = laplace_variance(epsilon, upper - lower)
     rows = [_row(name, one, laplace) for name, one in made.items()]
     rows.append(

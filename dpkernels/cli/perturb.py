@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +14,16 @@ import click
 import numpy as np
 
 from dpkernels.cli import sidecar
-from dpkernels.cli.choose import exact_form
+from dpkernels.cli.choose import check_count, exact_form, spread
 from dpkernels.cli.files import Source, known_suffix, open_source
 from dpkernels.cli.output import Output, check_target, sidecar_path
-from dpkernels.cli.sidecar import Column, Release
-from dpkernels.cli.text import aligned, listed, shown
+from dpkernels.cli.sidecar import Column, Release, law_of
+from dpkernels.cli.text import aligned, listed
 from dpkernels.random import host
 from dpkernels.release import Engine, exact_engine, in_chunks
 from dpkernels.validation import Bounds, InputError
 
 _LONG_BYTES = 1 << 26
-_OPTIONS = ("--mechanism", "--lower", "--upper", "--epsilon")
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ def plan(
     path: Path,
     target: Path,
     names: Sequence[str],
-    options: tuple[Sequence[Any], ...],
+    mechanisms: Sequence[str],
+    options: Mapping[str, Sequence[Any]],
     *,
     clip: bool,
     force: bool,
@@ -59,7 +59,8 @@ def plan(
         path: the input.
         target: the output.
         names: columns to perturb; none for an array.
-        options: mechanism names, lower ends, upper ends and budgets, one each or one a column.
+        mechanisms: their names, one for all columns or one a column.
+        options: the values of the mechanisms' options that were given; see ``choose.spread``.
         clip: clip values outside the interval.
         force: replace an existing output.
 
@@ -72,13 +73,13 @@ def plan(
     check_target(path, target, force)
     source = open_source(path)
     chosen = _chosen(source, names)
-    settings = (_each(*pair, len(chosen)) for pair in zip(_OPTIONS, options, strict=True))
-    columns = tuple(_column(*setting) for setting in zip(chosen, *settings, strict=True))
+    each = _each(mechanisms, len(chosen))
+    columns = tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
     return Plan(source, target, columns, clip)
 
 
-def _column(name: str | None, mechanism: str, lower: float, upper: float, epsilon: float) -> Column:
-    return Column(name, mechanism, exact_form(mechanism, lower, upper, epsilon, _label(name)))
+def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
+    return Column(name, mechanism, exact_form(mechanism, options, _label(name)))
 
 
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
@@ -97,11 +98,9 @@ def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
     return names
 
 
-def _each(option: str, values: Sequence[Any], count: int) -> Sequence[Any]:
-    if len(values) not in (1, count):
-        allowed = "once" if count == 1 else f"once, or once for each of the {count} columns"
-        raise click.UsageError(f"{option}: given {len(values)} times; give it {allowed}")
-    return list(values) * (count if len(values) == 1 else 1)
+def _each(mechanisms: Sequence[str], count: int) -> list[str]:
+    check_count("mechanism", len(mechanisms), count)
+    return list(mechanisms) * (count if len(mechanisms) == 1 else 1)
 
 
 def _label(name: str | None) -> str:
@@ -160,7 +159,8 @@ def _perturbed(plan: Plan, engines: Sequence[Engine], piece: Any, start: int) ->
             reports[column.name] = in_chunks(engine, bounds, values, start=start)
         except InputError as error:
             clips = "" if error.interval is None else "; --clip clips"
-            where = f"{plan.source.place(error.row)} is {error.value:g}{error.reason}{clips}"
+            limits = "" if error.interval is None else column.guarantee.limits
+            where = f"{plan.source.place(error.row)} is {error.value:g}{error.reason}{limits}{clips}"
             raise ValueError(_label(column.name) + where) from error
         except ValueError as error:
             raise ValueError(_label(column.name) + str(error)) from error
@@ -168,13 +168,11 @@ def _perturbed(plan: Plan, engines: Sequence[Engine], piece: Any, start: int) ->
 
 
 def _summary(plan: Plan, release: Release) -> list[str]:
-    heading = ["column", "mechanism", "interval", "epsilon", "realised"]
+    heading = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
     copied = [name for name in plan.source.names if name not in {column.name for column in plan.columns}]
     lines = aligned([heading, *map(_summary_row, plan.columns)])
-    lines.append(
-        f"total epsilon a row: {release.epsilon:g} (realised {release.realised_epsilon:.6g}); "
-        f"neighbouring: {sidecar.NEIGHBOURING}"
-    )
+    lines += [line for column in plan.columns for line in _noise_line(column)]
+    lines += _totals(release)
     if copied:
         lines.append(f"copied as they are, NOT protected: {listed(copied)}")
     lines.append(f"{release.rows} rows: {plan.target}, certificates: {sidecar_path(plan.target)}")
@@ -182,10 +180,26 @@ def _summary(plan: Plan, release: Release) -> list[str]:
 
 
 def _summary_row(column: Column) -> list[str]:
-    certificate, (low, high) = column.form.certificate, column.form.mechanism.input_interval
-    name = "(array)" if column.name is None else shown(column.name)
-    interval = f"[{low:g}, {high:g}]"
-    return [name, column.mechanism, interval, f"{certificate.epsilon:g}", f"{certificate.realised_epsilon:.6g}"]
+    own = column.guarantee
+    realised = f"{own.realised_epsilon:.6g}", f"{own.delta:g}", f"{own.realised_delta:.9g}"
+    return [column.title, column.mechanism, own.neighbours, f"{own.epsilon:g}", *realised]
+
+
+def _noise_line(column: Column) -> list[str]:
+    """The parameters of additive noise, some of which may have been calibrated."""
+    law = law_of(column.form.mechanism)
+    return [f"{column.title}: noise of {law}"] if law else []
+
+
+def _totals(release: Release) -> list[str]:
+    budget, realised = f"{release.epsilon:g}", f"{release.realised_epsilon:.6g}"
+    if release.delta:
+        budget += f", delta {release.delta:g}"
+        realised += f", delta {release.realised_delta:.9g}"
+    lines = [f"total epsilon a row: {budget} (realised {realised}); neighbouring: {release.neighbouring}"]
+    if release.delta >= 1:
+        lines.append("WARNING: a total delta of 1 or more guarantees nothing")
+    return lines
 
 
 @contextmanager

@@ -27,10 +27,23 @@ def draw(target: Path, epsilon: float) -> None:
     Raises:
         click.UsageError: not a ``.png``, or its folder does not exist.
     """
+    check_target(target)
+    click.echo("drawing: computes every mechanism at up to 25 budgets, about 15 s", err=True)
+    write_png(_figure({name: _curve(name) for name in MECHANISMS}, epsilon), target)
+
+
+def check_target(target: Path) -> None:
+    """Refuse a place for a picture that cannot be one.
+
+    Raises:
+        click.UsageError: not a ``.png``, or its folder does not exist.
+    """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise click.UsageError(f"--plot: {target} must be a .png in an existing folder")
-    click.echo("drawing: computes every mechanism at up to 25 budgets, about 15 s", err=True)
-    figure = _figure({name: _curve(name) for name in MECHANISMS}, epsilon)
+
+
+def write_png(figure: Figure, target: Path) -> None:
+    """Write a figure, whole or not at all."""
     image = io.BytesIO()
     FigureCanvasAgg(figure).print_png(image)
     write_whole(target, image.getvalue())

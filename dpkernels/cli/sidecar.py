@@ -12,11 +12,13 @@ import jax
 import numpy as np
 
 import dpkernels
+from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.text import shown
 from dpkernels.exact.forms import ExactForm
 from dpkernels.exact.tables import rational
 
-FORMAT = 1
-NEIGHBOURING = "any two values of a row (local DP, replace one row's values)"
+# Format 1 knew bounded mechanisms only: it has no deltas, and no neighbouring of a column.
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -33,12 +35,23 @@ class Column:
     mechanism: str
     form: ExactForm
 
+    @cached_property
+    def guarantee(self) -> Guarantee:
+        """What its certificate guarantees."""
+        return guarantee(self.form.certificate)
+
+    @property
+    def title(self) -> str:
+        """Its name for a terminal."""
+        return title(self.name)
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON form with the certificate, and without anything secret."""
         return {
             "column": self.name,
             "mechanism": self.mechanism,
             "parameters": parameters(self.form.mechanism),
+            "neighbouring": self.guarantee.neighbours,
             "certificate": self.form.certificate.to_dict(),
         }
 
@@ -62,17 +75,42 @@ class Release:
     @cached_property
     def epsilon(self) -> float:
         """The budget of a row: the sum over its values, each budget read as the decimal it prints as."""
-        return total_epsilon([column.form.certificate.epsilon for column in self.columns], self.values_per_row)
+        return total([one.epsilon for one in self.guarantees], self.values_per_row)
+
+    @cached_property
+    def delta(self) -> float:
+        """The delta of a row, likewise."""
+        return total([one.delta for one in self.guarantees], self.values_per_row)
 
     @cached_property
     def realised_epsilon(self) -> float:
         """The sum of what the tables realise."""
-        return self.values_per_row * sum(column.form.certificate.realised_epsilon for column in self.columns)
+        return self.values_per_row * sum(one.realised_epsilon for one in self.guarantees)
+
+    @cached_property
+    def realised_delta(self) -> float:
+        """The sum of what the tables realise."""
+        return self.values_per_row * sum(one.realised_delta for one in self.guarantees)
+
+    @property
+    def guarantees(self) -> list[Guarantee]:
+        """The columns' guarantees."""
+        return [column.guarantee for column in self.columns]
+
+    @property
+    def neighbouring(self) -> str:
+        """Which rows the totals are for."""
+        return of_a_row(self.guarantees)
 
 
-def total_epsilon(budgets: list[float], values_per_row: int) -> float:
+def total(parts: list[float], values_per_row: int) -> float:
     """Basic composition over the values of a row, without rounding on the way."""
-    return float(values_per_row * sum(map(rational, budgets)))
+    return float(values_per_row * sum(map(rational, parts)))
+
+
+def title(name: str | None) -> str:
+    """A column's name for a terminal; an array has none."""
+    return "(array)" if name is None else shown(name)
 
 
 def parameters(mechanism: Any) -> dict[str, float]:
@@ -81,13 +119,21 @@ def parameters(mechanism: Any) -> dict[str, float]:
     return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in leaves}
 
 
+def law_of(mechanism: Any) -> str:
+    """The parameters of additive noise in a sentence; nothing for other mechanisms."""
+    named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
+    return ", ".join(f"{name} {value:.9g}" for name, value in named.items())
+
+
 def to_json(release: Release) -> str:
     """The sidecar's text."""
     form = {
         "format": FORMAT,
         "epsilon": release.epsilon,
         "realised_epsilon": release.realised_epsilon,
-        "neighbouring": NEIGHBOURING,
+        "delta": release.delta,
+        "realised_delta": release.realised_delta,
+        "neighbouring": release.neighbouring,
         "rows": release.rows,
         "values_per_row": release.values_per_row,
         "clip": release.clip,

@@ -1,0 +1,83 @@
+"""What a certificate guarantees, in the same words wherever the command states it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+from dpkernels.exact.certificate import Certificate
+from dpkernels.exact.combined import MixtureCertificate
+from dpkernels.exact.noise_certificate import NoiseCertificate
+
+_LOCAL = "any two values of a row (local DP, replace one row's values)"
+_MIXED = "rows whose perturbed values are neighbouring in every column"
+
+
+@dataclass(frozen=True)
+class Guarantee:
+    """The (epsilon, delta) of one report and what it is for.
+
+    Attributes:
+        epsilon: the budget.
+        realised_epsilon: what the integers realise of it.
+        delta: the delta; 0 for bounded mechanisms.
+        realised_delta: what the integers realise of it.
+        stated: what the mechanism's own parameters must say.
+        neighbours: which values are neighbouring, for a table.
+        limits: why values are refused, if not for an interval of the user's.
+    """
+
+    epsilon: float
+    realised_epsilon: float
+    delta: float
+    realised_delta: float
+    stated: dict[str, float]
+    neighbours: str
+    limits: str = ""
+
+
+@singledispatch
+def guarantee(certificate: Any) -> Guarantee:
+    """The guarantee of a certificate of single reports.
+
+    Raises:
+        ValueError: a certificate of vectors.
+    """
+    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
+
+
+@guarantee.register
+def _(certificate: Certificate) -> Guarantee:
+    return _bounded(certificate, certificate)
+
+
+@guarantee.register
+def _(certificate: MixtureCertificate) -> Guarantee:
+    return _bounded(certificate, certificate.first)
+
+
+def _bounded(whole: Certificate | MixtureCertificate, part: Certificate) -> Guarantee:
+    epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
+    stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
+    return Guarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, stated, f"any two in [{lower:g}, {upper:g}]")
+
+
+@guarantee.register
+def _(certificate: NoiseCertificate) -> Guarantee:
+    epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
+    return Guarantee(
+        epsilon,
+        certificate.realised_epsilon,
+        delta,
+        float(certificate.realised_delta),
+        {"epsilon": epsilon, "delta": delta, "sensitivity": D},
+        f"at most {D:.12g} apart",
+        "; additive noise takes values up to 2^34 sensitivities from 0",
+    )
+
+
+def of_a_row(guarantees: Iterable[Guarantee]) -> str:
+    """Which rows are neighbouring."""
+    return _MIXED if any(one.delta for one in guarantees) else _LOCAL
