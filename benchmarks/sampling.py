@@ -3,6 +3,7 @@
     python -m benchmarks.sampling                     # 10^4 to 10^8 values, about 8 minutes
     python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
     python -m benchmarks.sampling --sizes 7 --only exact,numpy
+    python -m benchmarks.sampling --sizes 6,7 --only "laplace,gaussian,staircase,numpy normal"
 
 Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values.
 """
@@ -25,7 +26,8 @@ import numpy as np
 
 import dpkernels as dpk
 
-EPSILON, LOWER, UPPER = 1.0, 0.0, 120.0
+EPSILON, DELTA, LOWER, UPPER = 1.0, 1e-6, 0.0, 120.0
+WIDTH = UPPER - LOWER
 _KEY_SEED = 7
 
 Task = Callable[[], Any]
@@ -54,7 +56,30 @@ def _device(task: Callable[[], jax.Array]) -> Task:
     return lambda: task().block_until_ready()
 
 
+# Additive noise of the scale of the peers', by the name of its row.
+ADDITIVE: dict[str, Callable[[], Any]] = {
+    "laplace": lambda: dpk.laplace(epsilon=EPSILON, sensitivity=WIDTH),
+    "truncated laplace": lambda: dpk.truncated_laplace(epsilon=EPSILON, delta=DELTA, sensitivity=WIDTH),
+    "merged laplace": lambda: dpk.merged_laplace(rates=(1 / WIDTH, 0, 0.5 / WIDTH), breaks=(0.5 * WIDTH, WIDTH)),
+    "staircase": lambda: dpk.staircase(epsilon=EPSILON, sensitivity=WIDTH),
+    "recycled laplace": lambda: dpk.budget_recycled(dpk.Laplace(WIDTH), theta=2 * WIDTH, q=0.5),
+    "gaussian": lambda: dpk.gaussian(sigma=WIDTH),
+    "truncated gaussian": lambda: dpk.truncated_gaussian(sigma=WIDTH, delta=DELTA, sensitivity=WIDTH),
+    "recycled gaussian": lambda: dpk.budget_recycled(dpk.Gaussian(WIDTH), theta=2 * WIDTH, q=0.5),
+}
+
+# What a release takes: noise with a claim that its integer table is certified for.
+CLAIMED: dict[str, Callable[[], Any]] = {
+    "laplace, 64 bits": ADDITIVE["laplace"],
+    "truncated laplace, 64 bits": ADDITIVE["truncated laplace"],
+    "gaussian, 64 bits": lambda: dpk.gaussian(sigma=5 * WIDTH, sensitivity=WIDTH, epsilon=EPSILON, delta=DELTA),
+}
+
+
 def _mechanism(name: str) -> Any:
+    made = {**ADDITIVE, **CLAIMED}.get(name)
+    if made is not None:
+        return made()
     return dpk.MECHANISMS[name](epsilon=EPSILON, lower=LOWER, upper=UPPER)
 
 
@@ -120,7 +145,7 @@ def numpy_noise(kind: str) -> Callable[[int], Task]:
 
     def prepare(count: int) -> Task:
         x, rng = _inputs(count), np.random.default_rng(3)
-        return lambda: x + getattr(rng, kind)(0.0, (UPPER - LOWER) / EPSILON, count)
+        return lambda: x + getattr(rng, kind)(0.0, WIDTH / EPSILON, count)
 
     return prepare
 
@@ -128,7 +153,7 @@ def numpy_noise(kind: str) -> Callable[[int], Task]:
 def jax_laplace(count: int) -> Task:
     """Inputs plus ``jax.random.laplace``, jitted, float32."""
     x, key = jnp.asarray(_inputs(count, np.float32)), jax.random.key(_KEY_SEED)
-    run = jax.jit(lambda key, x: x + (UPPER - LOWER) / EPSILON * jax.random.laplace(key, x.shape))
+    run = jax.jit(lambda key, x: x + WIDTH / EPSILON * jax.random.laplace(key, x.shape))
     return _device(lambda: run(key, x))
 
 
@@ -138,7 +163,7 @@ def opendp_laplace(count: int) -> Task:
 
     dp.enable_features("contrib")
     space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
-    measure, x = dp.m.make_laplace(*space, scale=(UPPER - LOWER) / EPSILON), _inputs(count).tolist()
+    measure, x = dp.m.make_laplace(*space, scale=WIDTH / EPSILON), _inputs(count).tolist()
     return lambda: measure(x)
 
 
@@ -146,7 +171,7 @@ def diffprivlib_laplace(count: int) -> Task:
     """The Laplace mechanism of diffprivlib, value by value as it offers."""
     from diffprivlib.mechanisms import Laplace
 
-    mechanism, x = Laplace(epsilon=EPSILON, sensitivity=UPPER - LOWER), _inputs(count).tolist()
+    mechanism, x = Laplace(epsilon=EPSILON, sensitivity=WIDTH), _inputs(count).tolist()
     return lambda: [mechanism.randomise(value) for value in x]
 
 
@@ -156,16 +181,18 @@ def memory_copy(count: int) -> Task:
     return lambda: x.copy()
 
 
-BASELINES = ("numpy laplace", "textbook piecewise, jax.random.uniform", "opendp laplace")
+BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
 
 CONTESTANTS = (
     Contestant("float kernel, piecewise", float_kernel("piecewise")),
     Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
     Contestant("exact perturb float64, piecewise", exact_numpy("piecewise", np.float64)),
     Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
     Contestant("exact perturb float64, sine-quartic", exact_numpy("sine-quartic", np.float64)),
     Contestant("exact perturb float64, hybrid", exact_numpy("hybrid", np.float64)),
     Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
+    *(Contestant(f"exact perturb float64, {name}", exact_numpy(name, np.float64)) for name in CLAIMED),
     Contestant("textbook piecewise, numpy", textbook_numpy),
     Contestant("textbook piecewise, jax.random.uniform", textbook_jax),
     Contestant("numpy laplace", numpy_noise("laplace")),
