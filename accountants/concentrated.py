@@ -8,7 +8,6 @@ broadcast; floating point moves the results by parts in 10^12, in either directi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ def gaussian_rho(sigma: Any, sensitivity: Any = 1.0) -> Any:
         ValueError: an argument is not positive.
     """
     checks.positive("sigma", sigma)
-    checks.positive("sensitivity", sensitivity)
+    checks.sensitivity(sensitivity)
     return (np.asarray(sensitivity, float) / sigma) ** 2 / 2
 
 
@@ -149,7 +148,7 @@ class Concentrated:
 
     def __post_init__(self) -> None:
         _budget(self.rho, "rho")
-        checks.within("leak", self.leak, 0.0, math.nextafter(1.0, 0.0))
+        checks.below_one("leak", self.leak)
 
     def compose(self, other: Concentrated) -> Concentrated:
         """Both, the second perhaps chosen after the first: rho adds, and so do the leaks, less that of both."""

@@ -175,7 +175,10 @@ def _reports(counts: Mapping[Any, int], sampler: Any, key: Array, exact: bool) -
 def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:
     """The noise on a count, with its largest finite loss (T - D/2) D/s^2 as the budget of its claim."""
     T = truncation_bound(sigma, truncation_delta, sensitivity)
-    loss = max((T - sensitivity / 2) * sensitivity / sigma**2, checks.EPSILON_RANGE[0])
+    least, most = checks.EPSILON_RANGE
+    loss = max((T - sensitivity / 2) * sensitivity / sigma**2, least)
+    if loss > most:
+        raise ValueError(f"sigma: {sigma:g} is too small; a count's loss is up to {loss:.3g}, and {most:g} is the most")
     return truncated_gaussian(sigma=sigma, delta=truncation_delta, sensitivity=sensitivity, epsilon=loss)
 
 
@@ -197,17 +200,15 @@ def _(law: Gaussian, noise: Additive) -> dict[str, Any]:
 
 @_charge.register
 def _(law: Laplace, noise: Additive) -> dict[str, Any]:
-    if noise.sensitivity is None or noise.sensitivity < 1 or noise.epsilon is None or noise.delta is None:
+    if noise.sensitivity is None or noise.epsilon is None or noise.delta is None:
         return {"scale": float(law.scale)}
+    if noise.sensitivity < 1:
+        raise ValueError(f"noise: its claim is for sensitivity {noise.sensitivity:g}, and a count changes by up to 1")
     return {"scale": 1 / float(noise.epsilon), "leak": float(noise.delta)}
 
 
 def _counts(counts: Any) -> np.ndarray:
-    array = np.asarray(counts)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"counts: have shape {array.shape}; a 1-D array of one or more is needed")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"counts: are {array.dtype}; integers are needed")
+    array = checks.integers("counts", counts)
     if array.min() < 0 or array.max() >= 1 << 53:
         raise ValueError(f"counts: {array.min()} to {array.max()} is not within 0..2^53")
     return array.astype(np.int64)

@@ -281,7 +281,7 @@ def _steps(pair: Shifted) -> Curve:
     """
     pieces = split(pair)
     largest = cap(pieces.loss.dtype)
-    mass = jnp.exp(pieces.log_p) * pieces.width * _copies(pair, pieces.at)
+    mass = jnp.exp(pieces.log_p) * pieces.width * step_copies(pair, pieces.at)
     certain = pieces.loss >= largest
     level = jnp.clip(pieces.loss, -largest, largest)
     order = jnp.argsort(-level)
@@ -299,7 +299,7 @@ def _steps(pair: Shifted) -> Curve:
     return at
 
 
-def _copies(pair: Shifted, at: Any) -> Any:
+def step_copies(pair: Shifted, at: Any) -> Any:
     """How often a piece counts: beyond all edges a staircase repeats, e^-eps as high each period.
 
     The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.

@@ -129,8 +129,8 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Any:
     D = mechanism.sensitivity if sensitivity is None else sensitivity
     if D is None:
         raise ValueError("sensitivity: None; the mechanism claims none, so it must be given, a positive number")
-    checks.positive("sensitivity", D)
-    return D
+    checks.sensitivity(D)
+    return np.asarray(D, float) if isinstance(D, list | tuple) else D
 
 
 @singledispatch
@@ -158,6 +158,8 @@ def _(noise: Lattice, sensitivity: Any) -> tuple[Any, ...]:
     D, step = (checks.concrete(value) for value in (sensitivity, noise.step))
     if D is None or step is None:
         raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
+    if D.ndim or step.ndim:
+        raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
     n = math.ceil(Fraction(float(D)) / Fraction(float(step)))
     weights, xp = noise.probabilities, namespace(noise.probabilities)
     return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights])),)

@@ -63,9 +63,10 @@ def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
 
     Raises:
         TypeError: an unknown mechanism.
-        ValueError: delta outside [0, 1), and as for ``accountants.delta``.
+        ValueError: delta outside [0, 1); arrays of mechanisms or sensitivities; and as for ``accountants.delta``.
     """
-    checks.within("delta", delta, 0.0, float(np.nextafter(1.0, 0.0)))
+    checks.below_one("delta", delta)
+    _check_numbers(mechanism, sensitivity)
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
         pairs = worst_pairs(mechanism, sensitivity)
         target = floating(jnp.asarray(delta))
@@ -74,8 +75,20 @@ def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
         return _plain(np.full(target.shape, level))
-    found = _safe(worst_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
+    found = epsilon_of(worst_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
     return _plain(np.where(target > 0, found, level))
+
+
+def epsilon_of(pairs: tuple[Any, ...], delta: Any) -> Any:
+    """``epsilon`` of pairs, for delta in (0, 1)."""
+    return _plain(_safe(pairs, np.asarray(delta, np.float64)))
+
+
+def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
+    parameters = jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else []
+    for value in (sensitivity, *parameters):
+        if np.ndim(value):
+            raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.forms import ExactForm, ExactMultivariate
+from dpkernels.exact.forms import ExactForm, ExactMultivariate, ExactNoise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import Windowed, critical_points
@@ -20,9 +20,9 @@ def epsilon(mechanism: Any) -> float:
     """The smallest eps for which the mechanism is eps-DP; neighbouring: any two inputs of its interval.
 
     Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
-    with every kink, refined at the best. Mixtures: an upper bound, that
-    of the choice revealed. Exact forms: from the integers. Covers one report of a float mechanism in exact
-    arithmetic; floating-point sampling is not covered.
+    with every kink, refined at the best. Mixtures: an upper bound, that of the choice revealed. Exact forms: from the
+    integers; inf for tables of noise, which end. Covers one report of a float mechanism in exact arithmetic;
+    floating-point sampling is not covered.
 
     Raises:
         TypeError: an unknown mechanism.
@@ -60,3 +60,9 @@ def _(mechanism: Multivariate) -> float:
 @epsilon.register(ExactMultivariate)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)
+
+
+@epsilon.register
+def _(mechanism: ExactNoise) -> float:
+    """A report beyond the shifted table's end is impossible for the other input; the claim is of (eps, delta)."""
+    return math.inf

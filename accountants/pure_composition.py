@@ -155,7 +155,7 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 
 def checked_delta(delta: Any) -> Any:
     """The delta, refused outside [0, 1)."""
-    checks.within("delta", delta, 0.0, float(np.nextafter(1.0, 0.0)))
+    checks.below_one("delta", delta)
     return delta
 
 

@@ -90,13 +90,13 @@ def recycled(kernel: Distribution, theta: Any, q: Any) -> Reweighted:
         ValueError: an argument out of range.
     """
     checks.positive("theta", theta)
-    checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
+    checks.below_one("q", q)
     return Reweighted(kernel, -theta, theta, 1 - q)
 
 
 def profile(kernel: Distribution, theta: Any, q: Any, sensitivity: Any, epsilon: Any) -> Any:
     """The exact delta(eps) of budget recycling, over all shifts of size up to D; of epsilon's shape."""
-    checks.positive("sensitivity", sensitivity)
+    checks.sensitivity(sensitivity)
     return additive_profile(recycled(kernel, theta, q), sensitivity, epsilon)
 
 

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 EPSILON_RANGE = (0.01, 20.0)
+_SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -53,8 +54,27 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
     return int(value)
 
 
-def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = False) -> None:
+def integers(name: str, values: Any) -> np.ndarray:
+    """A vector of integers, at least one.
+
+    Raises:
+        TypeError: not integers, or some are masked.
+        ValueError: not a vector, or empty.
+    """
+    if np.ma.is_masked(values):
+        raise TypeError(f"{name}: some are masked; there is no number for these")
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name}: have shape {array.shape}; a 1-D array of one or more is needed")
+    if array.dtype.kind not in "iu":
+        raise TypeError(f"{name}: are {array.dtype}; integers are needed")
+    return array
+
+
+def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = False, span: str = "") -> None:
     """Refuse a concrete value outside [low, high], or (low, high) with ``open_ends``; NaN is outside.
+
+    An error shows the range, or ``span`` for it.
 
     Raises:
         ValueError: naming the argument, the value and the range.
@@ -70,13 +90,23 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
         return
     inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
     if not np.all(inside):
-        span = f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]"
+        span = span or (f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]")
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")
 
 
 def positive(name: str, value: Any) -> None:
     """Refuse what is not positive and finite."""
     within(name, value, 0.0, np.inf, open_ends=True)
+
+
+def below_one(name: str, value: Any) -> None:
+    """Refuse what is not in [0, 1)."""
+    within(name, value, 0.0, float(np.nextafter(1.0, 0.0)), span="[0, 1)")
+
+
+def sensitivity(value: Any) -> None:
+    """Refuse a sensitivity that is not positive, or whose noise floats cannot hold."""
+    within("sensitivity", value, *_SENSITIVITY_RANGE)
 
 
 def epsilon(value: Any) -> None:

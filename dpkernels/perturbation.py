@@ -15,6 +15,7 @@ from jax import Array
 
 from dpkernels import containers
 from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
+from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
@@ -42,9 +43,11 @@ def perturb(
     """Reports for every value of ``x``, each with noise of its own.
 
     With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
-    of 256 bits from the operating system. Guarantee: epsilon-DP of each report, any two inputs of the interval being
-    neighbours (local DP). Not covered: timing and other side channels, the generator's assumption, rows that
-    concern one person several times. With ``exact=False`` they come from float kernels: for simulation only.
+    of 256 bits from the operating system. Guarantee: bounded mechanisms, epsilon-DP of each report, any two inputs of
+    the interval being neighbours (local DP); additive ones, their claim of (epsilon, delta) for inputs, as the floats
+    that are perturbed, up to the sensitivity apart. Not covered: timing and other side channels, the generator's
+    assumption, rows that concern one person several times. With ``exact=False`` they come from float kernels: for
+    simulation only.
 
     The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
 
@@ -64,7 +67,7 @@ def perturb(
 
     Raises:
         ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval: names
-            the first such row.
+            the first such row. Noise on integers that the floats of its reports would round.
         TypeError: x is not numeric, or the key is not fit for the purpose.
         CertificateError: the mechanism's exact form fails its certificate.
 
@@ -94,16 +97,33 @@ def _check_whole(mechanism: Any, x: Any, clip: bool) -> None:
 
 
 @_check_whole.register
+def _(mechanism: Additive, x: Any, clip: bool) -> None:
+    """Rounded integers may be further apart than the true ones, which is what a sensitivity is about."""
+    dtype = _perturbed_type(x)
+    most = 1 << (np.finfo(dtype).nmant + 1)
+    if x.dtype.kind in "iu" and max(-int(x.min()), int(x.max())) > most:
+        raise ValueError(
+            f"x: holds {x.dtype} beyond {most}, which {dtype} rounds, and with it how far apart neighbours are; use "
+            "NumPy or JAX's 64-bit types, or make them floats first and take the sensitivity of those"
+        )
+
+
+def _perturbed_type(x: Any) -> np.dtype:
+    """The type that values are perturbed in; JAX may have no 64-bit types."""
+    dtype = report_type(x.dtype)
+    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)) if isinstance(x, jax.Array) else dtype
+
+
+@_check_whole.register
 def _(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
     mechanism.check_shape(x.shape)
+    _check_whole(mechanism.coordinate, x, clip)
     if mechanism.lattice is None:
         return
     if clip:
         raise ValueError("clip: values on a lattice are not clipped; its ends may be off the lattice")
     rows = np.asarray(x).reshape(-1, x.shape[-1])
-    # What counts is the value in the type it is perturbed in; JAX may have no 64-bit types.
-    dtype = report_type(x.dtype)
-    dtype = jax.dtypes.canonicalize_dtype(dtype) if isinstance(x, jax.Array) else dtype
+    dtype = _perturbed_type(x)
     for first in range(0, len(rows), _ROWS):
         block = rows[first : first + _ROWS].astype(dtype).astype(np.float64)
         off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)

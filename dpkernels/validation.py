@@ -59,7 +59,7 @@ class Bounds:
         lower: smallest valid input; for vectors, one a coordinate.
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
-        largest: largest finite size of a report.
+        largest: largest finite size of an input or a report.
     """
 
     lower: Any
@@ -71,8 +71,8 @@ class Bounds:
     def of(cls, mechanism: Any, clip: bool) -> Bounds:
         """The bounds of a mechanism."""
         lower, upper = mechanism.input_interval
-        reports = np.abs([np.asarray(end, float) for end in mechanism.output_interval])
-        largest = float(np.max(reports, where=np.isfinite(reports), initial=0.0))
+        ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
+        largest = max(float(np.max(end, where=np.isfinite(end), initial=0.0)) for end in ends)
         return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
@@ -119,9 +119,9 @@ class Bounds:
         Raises:
             ValueError: reports would not fit the type.
         """
-        most = np.finfo(dtype).max
+        most = float(np.finfo(dtype).max)
         if self.largest > most:
-            raise ValueError(f"x: holds {dtype}, and reports reach {self.largest:g}; use float64")
+            raise ValueError(f"x: holds {dtype}, and inputs or reports reach {self.largest:g}; use float64")
         return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 
 

@@ -26,7 +26,7 @@ from noise_tables import (
 import dpkernels as dpk
 from accountants.hockey_stick import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import read_certificate
+from dpkernels.exact.combined import MultivariateCertificate, read_certificate
 from dpkernels.exact.noise_certificate import NoiseCertificate, certify_noise
 from dpkernels.exact.noise_lattice import BITS, noise_tables
 from dpkernels.exact.noise_table import NoiseTable, excess, hockey_stick
@@ -166,9 +166,9 @@ def test_what_claims_nothing_is_not_released(missing):
         dpk.certify(dataclasses.replace(dpk.laplace(epsilon=1.0), **missing))
 
 
-@pytest.mark.parametrize("D", [1e-40, 1e-300, 5e-324, 1e300])
+@pytest.mark.parametrize("D", [1e-32, 1e-40, 1e-99])
 def test_sensitivities_beyond_what_floats_can_place_are_refused(D):
-    """Subnormal inputs may be read as 0, and reports may be infinite."""
+    """Subnormal inputs may be read as 0."""
     with pytest.raises(CertificateError, match=r"^sensitivity: .* rescale"):
         dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=D))
 
@@ -537,3 +537,29 @@ def test_mpmath_agrees_on_laplace():
             abs(delta - mpmath.mpf(certificate.realised_delta.numerator) / certificate.realised_delta.denominator)
             < 1e-30
         )
+
+
+def test_no_vector_of_pure_budget_is_made_of_noise():
+    """Its certificate would say pure epsilon-DP of tables that are (epsilon, delta)-DP."""
+    own = dpk.certify(dpk.laplace(epsilon=1.0)).certificate
+    with pytest.raises(CertificateError, match="coordinate: NoiseCertificate is not of pure"):
+        MultivariateCertificate(own, 2, 1)
+    multivariate = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="piecewise")
+    form = dpk.certify(multivariate).certificate.to_dict() | {"coordinate": own.to_dict()}
+    with pytest.raises(CertificateError, match="coordinate: NoiseCertificate is not of pure"):
+        read_certificate(form)
+
+
+def test_a_shift_beyond_the_table_reveals_all_and_costs_nothing_to_see():
+    table = NoiseTable(np.array([1 << 14, 1 << 15, 1 << 14]), -1, 16, 0, 1)
+    assert hockey_stick(table, 10**300, Fraction(3)) == hockey_stick(table, 3, Fraction(3)) == 1
+    humps = NoiseTable(np.array([1 << 15, 0, 1 << 15]), -1, 16, 0, 1)
+    assert hockey_stick(humps, 10**300, Fraction(1)) == 1
+
+
+def test_a_sensitivity_of_no_size_is_named():
+    for D in (1e300, 1e200, 1e-200, 5e-324, -1.0, math.nan):
+        with pytest.raises(ValueError, match="sensitivity: "):
+            dpk.laplace(epsilon=1.0, sensitivity=D)
+    with pytest.raises(TypeError, match=r"mechanism: a parameter has shape \(2,\)"):
+        dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 2.0])))

@@ -22,7 +22,7 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels import release
 from dpkernels.exact.noise_lattice import noise_tables
-from dpkernels.perturbation import column_key
+from dpkernels.perturbation import _check_whole, column_key
 from dpkernels.random import host
 from dpkernels.release import DeviceRelease, HostRelease, in_chunks
 from dpkernels.validation import Bounds
@@ -405,3 +405,23 @@ def test_noise_tables_is_lazy():
 if __name__ == "__main__":
     assert jax.device_count() == int(sys.argv[1])
     print(json.dumps(released()))
+
+
+def test_integers_that_the_floats_of_reports_would_round_are_refused():
+    """Of 2^30 + 1 and 2^30 + 65, 64 apart, float32 makes two numbers that are 128 apart."""
+    x = np.array([(1 << 30) + 1, (1 << 30) + 65])
+    noise = dpk.laplace(epsilon=1.0, sensitivity=64.0)
+    assert np.ptp(x.astype(np.float32)) == 128
+    vector = dpk.on_vectors(noise, dimensions=2, norm="l1", lattice=1.0)
+    for mechanism in (noise, vector):
+        with jax.enable_x64(False), pytest.raises(ValueError, match="x: holds int32 beyond 16777216, which float32"):
+            _check_whole(mechanism, jnp.asarray(x, jnp.int32), False)  # As arrays on accelerators come here.
+        assert dpk.perturb(x, mechanism).dtype == np.float64
+    with pytest.raises(ValueError, match="x: holds int64 beyond 9007199254740992, which float64 rounds"):
+        dpk.perturb(np.array([-(1 << 54) - 1]), dpk.laplace(epsilon=1.0, sensitivity=2.0**30))
+
+
+def test_noise_that_float32_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match=r"x: holds float32, and inputs or reports reach 1\.7.*use float64"):
+        dpk.perturb(np.ones(3, np.float32), dpk.laplace(epsilon=1.0, sensitivity=1e60))
+    assert np.isfinite(dpk.perturb(np.ones(3), dpk.laplace(epsilon=1.0, sensitivity=1e60))).all()

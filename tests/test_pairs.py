@@ -15,7 +15,7 @@ from noise_registry import LAWS, scale
 
 import accountants
 import dpkernels as dpk
-from accountants import hockey_stick, placed
+from accountants import hockey_stick, placed, pure
 from accountants.hockey_stick import profile, shift_profile
 from accountants.pairs import Atoms, Mixed, Placed, Shifted, falls, is_even, worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
@@ -205,7 +205,7 @@ def test_bad_arguments():
         with pytest.raises(ValueError, match=r"^epsilon: .* is not in \[0, inf\]"):
             accountants.delta(m, bad)
     for bad in (-1e-9, 1.0, 1.5, math.nan):
-        with pytest.raises(ValueError, match=r"^delta: .* is not in \[0, 1\]"):
+        with pytest.raises(ValueError, match=r"^delta: .* is not in \[0, 1\)"):
             accountants.epsilon(m, bad)
     with pytest.raises(ValueError, match=r"^sensitivity: 1e\+06 is 1e\+06 periods"):
         accountants.delta(Additive(Staircase(1.0, 1.0, 0.3)), 1.0, 1e6)
@@ -459,3 +459,32 @@ def test_shift_by_whole_periods_makes_no_pieces_of_rounding():
 def test_relabelled_mechanisms_have_the_same_profile():
     m = WINDOWED["sine-1"]
     assert accountants.delta(dataclasses.replace(m, epsilon=3.3), 0.2) == accountants.delta(m, 0.2)
+
+
+def test_released_tables_of_noise_are_pure_at_no_budget():
+    """Their claim is of (epsilon, delta): the budget of it must not pass for a pure level."""
+    form = dpk.certify(named.truncated_laplace(epsilon=1.0, delta=0.1))
+    assert accountants.epsilon(form) == pure.epsilon(form) == math.inf
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda m: accountants.delta(m, 0.5, sensitivity=1e200), r"sensitivity: 1\.?e\+200 is not in"),
+        (lambda m: accountants.delta(m, 0.5, sensitivity=-1.0), r"sensitivity: -1"),
+        (lambda m: accountants.epsilon(m, 1e-6, sensitivity=math.nan), "sensitivity: nan"),
+        (lambda m: accountants.epsilon(m, 0.0, sensitivity=[1.0, 2.0]), r"sensitivity.*shape \(2,\)"),
+        (lambda m: accountants.epsilon(Additive(Laplace(np.ones(3)), 1.0), 1e-6), r"sensitivity.*shape \(3,\)"),
+        (lambda m: accountants.epsilon(m, 1.0), r"delta: 1\. is not in \[0, 1\)"),
+        (lambda m: accountants.delta(named.discrete_laplace(epsilon=1.0), 0.5, [1.0, 2.0]), "sensitivity: .*one "),
+    ],
+)
+def test_arguments_that_would_give_no_profile_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(named.laplace(epsilon=1.0))
+
+
+def test_several_sensitivities_may_be_a_list():
+    m = named.laplace(epsilon=1.0)
+    both = [accountants.delta(m, 0.5, sensitivity=D) for D in (1.0, 2.0)]
+    np.testing.assert_allclose(accountants.delta(m, 0.5, sensitivity=[1.0, 2.0]), both, rtol=1e-14)

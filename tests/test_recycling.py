@@ -225,7 +225,7 @@ def test_the_claim_on_the_sample_gives_that_on_the_whole():
     ("call", "message"),
     [
         (lambda: recycling.recycled(Laplace(1.0), 0.0, 0.5), r"theta: 0.* is not in \(0, inf\)"),
-        (lambda: recycling.recycled(Laplace(1.0), 1.0, 1.0), r"q: 1.* is not in \[0, 1\]"),
+        (lambda: recycling.recycled(Laplace(1.0), 1.0, 1.0), r"q: 1.* is not in \[0, 1\)"),
         (lambda: recycling.recycled(Laplace(1.0), 1.0, -0.1), r"q: -0.1"),
         (lambda: recycling.profile(Laplace(1.0), 1.0, 0.1, -1.0, 1.0), r"sensitivity: -1"),
         (lambda: recycling.acceptance(Laplace(1.0), -1.0), r"theta: -1"),

@@ -77,7 +77,7 @@ def recycled_scale(kernel: Distribution, theta: Any, q: Any, epsilon: Any, delta
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
-    checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
+    checks.below_one("q", q)
     kernel, theta, q, epsilon, delta, sensitivity = alike(kernel, theta, q, epsilon, delta, sensitivity)
     # Recycling only narrows a law, so delta is above the target where it is for the kernel.
     low = sensitivity / certain_shift(kernel, epsilon, delta)

@@ -7,6 +7,7 @@ from functools import singledispatch
 from typing import Any
 
 import jax
+import numpy as np
 
 from accountants.hockey_stick import additive_profile
 from dpkernels import checks
@@ -167,7 +168,10 @@ def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: 
 
 
 def check_target(epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> None:
-    """Refuse a budget or a sensitivity out of range."""
+    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is that of numbers."""
+    for name, value in (("epsilon", epsilon), ("delta", delta), ("sensitivity", sensitivity)):
+        if np.ndim(value):
+            raise ValueError(f"{name}: has shape {np.shape(value)}; calibration takes numbers (jax.vmap takes arrays)")
     checks.within("epsilon", epsilon, 0.0, math.inf)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    checks.positive("sensitivity", sensitivity)
+    checks.sensitivity(sensitivity)

@@ -31,7 +31,7 @@ def reading() -> Iterator[None]:
         yield
     except CertificateError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
         raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
 
 

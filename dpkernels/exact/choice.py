@@ -107,11 +107,7 @@ def exponential_choice(scores: Any, epsilon: float, uniform: Uniform) -> int:
 
 def _checked(scores: Any, epsilon: Any) -> tuple[np.ndarray, Fraction]:
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
-    array = np.asarray(scores)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"scores: have shape {array.shape}; a 1-D array of one or more is needed")
-    if array.dtype.kind not in "iu":
-        raise TypeError(f"scores: are {array.dtype}; integers are needed")
+    array = checks.integers("scores", scores)
     low, high = int(array.min()), int(array.max())
     if not -_LARGEST_SCORE <= low <= high <= _LARGEST_SCORE:
         raise ValueError(f"scores: {low} to {high} is not within -2^61..2^61")

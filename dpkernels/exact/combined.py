@@ -126,6 +126,8 @@ class MultivariateCertificate:
     sampled: int
 
     def __post_init__(self) -> None:
+        if not isinstance(self.coordinate, Certificate | MixtureCertificate):
+            raise CertificateError(f"coordinate: {type(self.coordinate).__name__} is not of pure epsilon-DP")
         if not (isinstance(self.sampled, int) and 1 <= self.sampled <= self.dimensions):
             raise CertificateError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
 

@@ -245,6 +245,8 @@ def _(mechanism: Multivariate) -> ExactMultivariate:
 def _concrete(leaf: Any) -> float:
     if isinstance(leaf, jax.core.Tracer):
         raise TypeError("mechanism: a traced mechanism cannot be certified; certify it outside jit, vmap and grad")
+    if np.ndim(leaf):
+        raise TypeError(f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each")
     return float(leaf)
 
 

@@ -137,8 +137,9 @@ def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
     """delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
 
     For unimodal weights the largest shift is the worst: a term of ``excess`` is 0 while the shifted weight is the
-    larger one, and grows with the shift after that.
+    larger one, and grows with the shift after that. Beyond the table's length nothing changes.
     """
+    shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)
     worst = max(excess(table.outcomes, sign * s, ratio) for s in shifts for sign in (1, -1))
     return worst / table.total

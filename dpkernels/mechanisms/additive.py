@@ -44,7 +44,7 @@ class Additive(Mechanism):
 
     def __post_init__(self) -> None:
         if self.sensitivity is not None:
-            checks.positive("sensitivity", self.sensitivity)
+            checks.sensitivity(self.sensitivity)
         if self.epsilon is not None:
             checks.epsilon(self.epsilon)
         if self.delta is not None:

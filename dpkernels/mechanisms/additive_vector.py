@@ -132,7 +132,7 @@ def on_vectors(
     vector = AdditiveVector(claim, 1.0, dimensions, norm, lattice)
     most = mechanism.sensitivity / growth(norm, vector.own_norm, dimensions)
     D = most if sensitivity is None else sensitivity
-    checks.positive("sensitivity", D)
+    checks.sensitivity(D)
     if lattice is not None:
         checks.within("lattice", lattice, 0.0, D)
     if most * (1 + 1e-12) < D:

@@ -124,7 +124,7 @@ def truncated_gaussian(
         ValueError: an argument out of range.
     """
     checks.positive("sigma", sigma)
-    checks.positive("sensitivity", sensitivity)
+    checks.sensitivity(sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if bound is not None:
         checks.positive("bound", bound)
@@ -199,7 +199,7 @@ def budget_recycled(
         TypeError: a kernel on a lattice.
     """
     checks.positive("theta", theta)
-    checks.within("q", q, 0.0, math.nextafter(1.0, 0.0))
+    checks.below_one("q", q)
     law: Any = kernel.noise if isinstance(kernel, Additive) else kernel
     if not isinstance(law, Distribution):
         raise TypeError(f"kernel: {type(law).__name__} has no density; a law such as Gaussian or Laplace is needed")
@@ -266,4 +266,4 @@ def _cells(sensitivity: float, step: float) -> int:
 
 def _check(epsilon: Any, sensitivity: Any) -> None:
     checks.epsilon(epsilon)
-    checks.positive("sensitivity", sensitivity)
+    checks.sensitivity(sensitivity)
