@@ -1,20 +1,32 @@
 """Privacy accounting for the mechanisms of dpkernels.
 
 ``delta`` and ``epsilon`` compute the privacy profile that a mechanism's density realises, from the density and not from
-the budget it was built for. ``calibrate`` finds the least noise for a budget, ``recycling`` accounts for budget
-recycling, ``histograms`` releases the largest counts. An unknown mechanism is an error, never a number.
+the budget it was built for; ``guarantee`` composes, ``Filter`` and ``Ledger`` keep a budget. ``calibrate`` finds the
+least noise for a budget, ``recycling`` accounts for budget recycling, ``known_domain_top_k`` and
+``unknown_domain_top_k`` release the largest counts. An unknown mechanism is an error, never a number.
 """
 
 from accountants import calibrate, recycling
+from accountants.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
+from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
+from accountants.ledger import Ledger, LedgerError
 from accountants.profile import delta, epsilon
 from accountants.subsampling import amplified, on_sample
 
 __all__ = [
+    "BudgetExceeded",
+    "ConcentratedFilter",
+    "Filter",
+    "Guarantee",
+    "Ledger",
+    "LedgerError",
+    "Odometer",
     "amplified",
     "calibrate",
     "delta",
     "epsilon",
+    "guarantee",
     "known_domain_top_k",
     "on_sample",
     "recycling",

@@ -115,6 +115,16 @@ def worst_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
 
+@worst_pairs.register(Shifted)
+@worst_pairs.register(Placed)
+@worst_pairs.register(Atoms)
+@worst_pairs.register(Mixed)
+def _(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+    """A pair by itself, such as two weight tables of the user's own."""
+    take_none(sensitivity)
+    return (mechanism,)
+
+
 @worst_pairs.register
 def _(mechanism: Additive, sensitivity: Any = None) -> tuple[Any, ...]:
     return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))

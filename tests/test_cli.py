@@ -501,7 +501,11 @@ def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *([name, "-h"] for name in ("perturb", "compare", "certify", "account", "mechanisms"))],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "-h"] for name in ("perturb", "compare", "certify", "account", "mechanisms", "ledger")),
+    ],
 )
 def test_help_does_not_start_jax(arguments: list[str]) -> None:
     script = (

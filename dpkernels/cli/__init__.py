@@ -29,8 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run(list(sys.argv[1:] if arguments is None else arguments))
             sys.stdout.flush()
             return code
-    except KeyboardInterrupt:
-        return _fail("interrupted")
+    except KeyboardInterrupt as error:
+        return _fail("interrupted" + _also(error))
     except BrokenPipeError:
         # The reader of stdout has gone: Python would complain again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if os.environ.get("DPKERNELS_DEBUG") == "1":
             raise
-        return _fail(_message(error), getattr(error, "exit_code", 1))
+        return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
 
 
 def _run(arguments: list[str]) -> int:
@@ -57,6 +57,11 @@ def _run(arguments: list[str]) -> int:
 def _fail(message: str, code: int = 1) -> int:
     print(f"dpkernels: error: {' '.join(message.split())}", file=sys.stderr)
     return code
+
+
+def _also(error: BaseException) -> str:
+    """What the failure left behind, where something did. Not a note of the error: libraries add notes too."""
+    return f" {left}" if (left := getattr(error, "left_behind", "")) else ""
 
 
 def _message(error: Exception) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.options import mechanism_options, single
+from dpkernels.cli.options import Numbers, mechanism_options, single
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
@@ -19,6 +19,7 @@ Examples:
   dpkernels perturb in.parquet out.parquet --column age --lower 0 --upper 120 --epsilon 1 \\
       --column income --lower 0 --upper 1e6 --epsilon 0.5
   dpkernels perturb in.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
+  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
 """
 
 _OVERVIEW = """\b
@@ -29,6 +30,7 @@ Examples:
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
   dpkernels mechanisms
+  dpkernels ledger people.ledger
 """
 
 _MORE_ACCOUNT = """\b
@@ -65,6 +67,20 @@ def dpkernels(context: click.Context) -> None:
 )
 @mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
+@click.option(
+    "--ledger",
+    type=_OUTPUT,
+    metavar="FILE",
+    multiple=True,
+    help="Charge a row's total to this ledger first, and refuse what would exceed its budget.",
+)
+@click.option(
+    "--budget",
+    type=Numbers(),
+    metavar="EPS[,DELTA]",
+    multiple=True,
+    help="Budget of FILE: makes FILE, or must be that of the FILE there is. Additive noise needs a DELTA.",
+)
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
 def perturb(
@@ -73,6 +89,8 @@ def perturb(
     columns: tuple[str, ...],
     mechanism: tuple[str, ...],
     clip: bool,
+    ledger: tuple[Path, ...],
+    budget: tuple[tuple[float, ...], ...],
     force: bool,
     progress: bool | None,
     **options: tuple[Any, ...],
@@ -85,10 +103,15 @@ def perturb(
 
     Bounds and sensitivities must be known without looking at the data. A certificate for every column is written to
     OUT.json.
+
+    What is released about the same people adds up. A --ledger is for one group of people, one row each: it adds a
+    row's total over the perturbed columns of every release, whatever the file, and refuses before it reads the data.
+    Someone with k rows spends k times as much. A charge stays, even if the release then fails.
     """
     from dpkernels.cli.perturb import perturb_file, plan
 
-    release = plan(source, target, columns, mechanism, _given(options), clip=clip, force=force)
+    charged = single({"ledger": ledger, "budget": budget})
+    release = plan(source, target, columns, mechanism, _given(options), clip=clip, force=force, charged=charged)
     for line in perturb_file(release, progress):
         click.echo(line)
 
@@ -164,6 +187,16 @@ def account(
 
         draw(plot, found)
     click.echo(_json(found.to_dict()) if as_json else str(found))
+
+
+@dpkernels.command()
+@click.argument("file", type=_INPUT)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ledger(file: Path, as_json: bool) -> None:
+    """The budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
+    from dpkernels.cli import ledger as ledgers
+
+    click.echo(_json(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
 
 
 @dpkernels.command()

@@ -12,15 +12,28 @@ from typing import Any, NoReturn
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
+# Requests seen. An exception raised while JAX collects its garbage is swallowed there, so the request is kept too.
+_seen: list[int] = []
+
+
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    _seen.append(number)
     raise KeyboardInterrupt
+
+
+def stop_if_asked() -> None:
+    """Raise what a request to stop should have raised already."""
+    if _seen:
+        raise KeyboardInterrupt
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all."""
     # A signal that the caller has set to be ignored (nohup) stays ignored.
-    with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) is signal.SIG_DFL}):
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    _seen.clear()
+    with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}):
         yield
 
 

@@ -10,7 +10,7 @@ from types import TracebackType
 
 import click
 
-from dpkernels.cli.interrupts import uninterrupted
+from dpkernels.cli.interrupts import stop_if_asked, uninterrupted
 
 
 def sidecar_path(target: Path) -> Path:
@@ -69,6 +69,7 @@ class Output:
         shutil.copymode(self._source, self.temporary)
         for path in (self.temporary, self._temporary_sidecar):
             _to_disk(path)
+        stop_if_asked()
         with uninterrupted():
             self._target.unlink(missing_ok=True)
             self._temporary_sidecar.replace(self._sidecar)

@@ -16,9 +16,11 @@ import numpy as np
 from dpkernels.cli import sidecar
 from dpkernels.cli.choose import check_count, exact_form, spread
 from dpkernels.cli.files import Source, known_suffix, open_source
+from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.ledger import Purse, Receipt
 from dpkernels.cli.output import Output, check_target, sidecar_path
-from dpkernels.cli.sidecar import Column, Release, law_of
-from dpkernels.cli.text import aligned, listed
+from dpkernels.cli.sidecar import Column, Release, exact_total, law_of
+from dpkernels.cli.text import aligned, listed, shown
 from dpkernels.random import host
 from dpkernels.release import Engine, exact_engine, in_chunks
 from dpkernels.validation import Bounds, InputError
@@ -35,12 +37,14 @@ class Plan:
         target: the output.
         columns: what is perturbed, and how.
         clip: clip values outside the interval.
+        purse: what pays for it; None for nothing.
     """
 
     source: Source
     target: Path
     columns: tuple[Column, ...]
     clip: bool
+    purse: Purse | None = None
 
 
 def plan(
@@ -52,6 +56,7 @@ def plan(
     *,
     clip: bool,
     force: bool,
+    charged: Mapping[str, Any],
 ) -> Plan:
     """Check everything that can be checked before a value is read.
 
@@ -63,6 +68,7 @@ def plan(
         options: the values of the mechanisms' options that were given; see ``choose.spread``.
         clip: clip values outside the interval.
         force: replace an existing output.
+        charged: the options of a ledger that were given.
 
     Raises:
         click.UsageError: a wrong option or argument.
@@ -71,11 +77,12 @@ def plan(
     if known_suffix(path) != known_suffix(target):
         raise click.UsageError(f"OUT: {target} must have the suffix of IN, {path.suffix}")
     check_target(path, target, force)
+    purse = Purse.of(charged, (path, target, sidecar_path(target)))
     source = open_source(path)
     chosen = _chosen(source, names)
     each = _each(mechanisms, len(chosen))
     columns = tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
-    return Plan(source, target, columns, clip)
+    return Plan(source, target, columns, clip, purse)
 
 
 def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
@@ -108,21 +115,39 @@ def _label(name: str | None) -> str:
 
 
 def perturb_file(plan: Plan, progress: bool | None) -> list[str]:
-    """Write the output and its sidecar.
+    """Charge the ledger, if there is one, then write the output and its sidecar.
 
     Returns:
         Lines for the user: what was done to which column, and what it guarantees.
 
     Raises:
-        ValueError: an input value is unfit, or the input is empty or damaged; nothing is written.
+        ValueError: the budget would be exceeded, an input value is unfit, or the input is empty or damaged; nothing is
+            written.
         OSError: reading or writing failed; nothing is written.
     """
-    with Output(plan.source.path, plan.target) as output, _naming(plan):
+    with Output(plan.source.path, plan.target) as output, _charged(plan) as receipt, _naming(plan):
         with _bar(plan.source, progress) as show:
             rows = _write(plan, output.temporary, show)
-        release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip)
+        release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip, receipt)
         output.commit(sidecar.to_json(release))
     return _summary(plan, release)
+
+
+@contextmanager
+def _charged(plan: Plan) -> Iterator[Receipt | None]:
+    """Pays before a value is read. The charge stays, come what may: a failure says so."""
+    if plan.purse is None:
+        yield None
+        return
+    parts, values = [column.guarantee for column in plan.columns], plan.source.values_per_row
+    totals = exact_total([one.epsilon for one in parts], values), exact_total([one.delta for one in parts], values)
+    names = f"perturb {shown(plan.source.path.name)} to {shown(plan.target.name)}"
+    receipt = plan.purse.charge(*totals, names)
+    try:
+        yield receipt
+    except BaseException as error:
+        error.left_behind = receipt.stays  # type: ignore[attr-defined]
+        raise
 
 
 @contextmanager
@@ -145,6 +170,7 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
             sink.write(_perturbed(plan, engines, piece, start))
             start += len(piece)
             show()
+            stop_if_asked()
     if start == 0:
         raise ValueError(f"{plan.source.path}: is empty; there is nothing to perturb")
     return start // plan.source.values_per_row
@@ -173,6 +199,8 @@ def _summary(plan: Plan, release: Release) -> list[str]:
     lines = aligned([heading, *map(_summary_row, plan.columns)])
     lines += [line for column in plan.columns for line in _noise_line(column)]
     lines += _totals(release)
+    if release.receipt is not None:
+        lines.append(str(release.receipt))
     if copied:
         lines.append(f"copied as they are, NOT protected: {listed(copied)}")
     lines.append(f"{release.rows} rows: {plan.target}, certificates: {sidecar_path(plan.target)}")

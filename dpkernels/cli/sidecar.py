@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import platform
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -16,6 +17,9 @@ from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.text import shown
 from dpkernels.exact.forms import ExactForm
 from dpkernels.exact.tables import rational
+
+if TYPE_CHECKING:
+    from dpkernels.cli.ledger import Receipt
 
 # Format 1 knew bounded mechanisms only: it has no deltas, and no neighbouring of a column.
 FORMAT = 2
@@ -65,12 +69,14 @@ class Release:
         rows: how many rows there are.
         values_per_row: how many values a row holds in each column.
         clip: whether inputs were clipped.
+        receipt: what was charged for it, if it was.
     """
 
     columns: tuple[Column, ...]
     rows: int
     values_per_row: int
     clip: bool
+    receipt: Receipt | None = None
 
     @cached_property
     def epsilon(self) -> float:
@@ -105,7 +111,12 @@ class Release:
 
 def total(parts: list[float], values_per_row: int) -> float:
     """Basic composition over the values of a row, without rounding on the way."""
-    return float(values_per_row * sum(map(rational, parts)))
+    return float(exact_total(parts, values_per_row))
+
+
+def exact_total(parts: list[float], values_per_row: int) -> Fraction:
+    """The same, not rounded at all."""
+    return values_per_row * sum(map(rational, parts), Fraction(0))
 
 
 def title(name: str | None) -> str:
@@ -140,6 +151,8 @@ def to_json(release: Release) -> str:
         "columns": [column.to_dict() for column in release.columns],
         "versions": versions(),
     }
+    if release.receipt is not None:
+        form["ledger"] = release.receipt.to_dict()
     return json.dumps(form) + "\n"
 
 

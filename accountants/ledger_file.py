@@ -1,0 +1,181 @@
+"""A ledger's SQLite file: how it is made, opened, read and verified; ``ledger`` has what it guarantees.
+
+One transaction a charge. A rollback journal and not a write-ahead log: then the file alone is the ledger
+between charges, while a log left behind by a copy would un-charge. With synchronous=EXTRA, not FULL: a commit is the
+deletion of the journal, and only EXTRA makes that durable; with FULL a journal that reappears after a power failure
+rolls the charge back. Locks are the file system's: not for network file systems whose locks do not work (many NFS),
+nor through two hard links of one file.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from accountants.amounts import EpsilonDelta
+from accountants.statements import VERSION, Entry, Statement, UnsoundError, text, verified
+
+_APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
+_TABLES = {
+    "budget": "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)",
+    "charges": (
+        "CREATE TABLE charges (id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, hash TEXT)"
+    ),
+}
+_SETTINGS = ("synchronous = EXTRA", "fullfsync = ON", "trusted_schema = OFF", "cell_size_check = ON")
+
+_CANNOT_WRITE = "cannot be written"
+_WHY = {
+    sqlite3.SQLITE_FULL: "the disk is full",
+    sqlite3.SQLITE_IOERR: "reading or writing failed",
+    sqlite3.SQLITE_READONLY: _CANNOT_WRITE,
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened, or its folder cannot be written",
+    sqlite3.SQLITE_PERM: _CANNOT_WRITE,
+}
+
+
+class LedgerError(ValueError):
+    """A file that is not a sound ledger, or that cannot be charged; names the file and says what is wrong."""
+
+
+def make(path: Path, budget: EpsilonDelta, timeout: float) -> None:
+    """A complete ledger under a name of its own, which then appears as the file: there is never half of one."""
+    _refuse_leftovers(path)
+    temporary = path.with_name(f".dpkernels-{secrets.token_hex(8)}.part")
+    try:
+        with _explained(path, timeout), closing(_connect(temporary, "rwc", timeout)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            _fill(connection, Statement(secrets.token_hex(16), now(), budget))
+            connection.execute("COMMIT")
+        with suppress(FileExistsError):  # another process was faster
+            path.hardlink_to(temporary)
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be made: {error.strerror}") from error
+    finally:
+        for name in (temporary, temporary.with_name(temporary.name + "-journal")):
+            name.unlink(missing_ok=True)
+    _to_disk(path.parent)
+
+
+def _refuse_leftovers(path: Path) -> None:
+    for ending in ("-journal", "-wal"):
+        if os.path.lexists(f"{path}{ending}") and not os.path.lexists(path):
+            raise LedgerError(f"{path}: is gone, but {path.name}{ending} is left of it; put it back or delete both")
+
+
+def _fill(connection: sqlite3.Connection, new: Statement) -> None:
+    connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+    connection.execute(f"PRAGMA user_version = {VERSION}")
+    for table in _TABLES.values():
+        connection.execute(table)
+    row = (new.ledger, new.created, *map(text, new.budget), new.head)
+    connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
+
+
+@contextmanager
+def transaction(path: Path, kind: str, timeout: float) -> Iterator[sqlite3.Connection]:
+    """One transaction on a connection of its own, committed at the end; anything that is raised rolls it back.
+
+    A connection each time, because SQLite's must not cross a fork.
+    """
+    _check_file(path)
+    with _explained(path, timeout), closing(_connect(path, "rw", timeout)) as connection:
+        connection.execute(f"BEGIN {kind}")
+        yield connection
+        connection.execute("COMMIT")
+
+
+def _check_file(path: Path) -> None:
+    size = path.stat().st_size
+    if not path.is_file():
+        raise LedgerError(f"{path}: is not a file")
+    if size == 0:
+        raise LedgerError(f"{path}: is damaged: it is empty, and a ledger never is")
+
+
+def _connect(path: Path, mode: str, timeout: float) -> sqlite3.Connection:
+    where = f"{path.absolute().as_uri()}?mode={mode}"
+    connection = sqlite3.connect(where, uri=True, timeout=timeout, isolation_level=None)
+    try:
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+        if connection.execute("PRAGMA journal_mode = DELETE").fetchone() != ("delete",):
+            raise UnsoundError("cannot be given a rollback journal")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def _explained(path: Path, timeout: float) -> Iterator[None]:
+    """Errors of SQLite and of the content as errors that name the file."""
+    try:
+        yield
+    except UnsoundError as error:
+        raise LedgerError(f"{path}: {error}") from error
+    except UnicodeDecodeError as error:  # of SQLite's own message about a damaged page
+        raise LedgerError(f"{path}: is damaged: holds bytes that are no text") from error
+    except sqlite3.Error as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest are kinds of it
+        if code == sqlite3.SQLITE_BUSY:
+            raise LedgerError(f"{path}: other processes held it for {timeout:g} s; nothing was charged") from error
+        after = "if it shows the charge, that stays" if code == sqlite3.SQLITE_IOERR else "nothing was charged"
+        why = f"{_WHY[code]} ({error})" if code in _WHY else f"is damaged or not a ledger: {error}"
+        raise LedgerError(f"{path}: {why}; {after}") from error
+
+
+def read(connection: sqlite3.Connection) -> Statement:
+    """All of a file, verified.
+
+    Raises:
+        UnsoundError: says what is wrong.
+        sqlite3.Error: SQLite cannot read it.
+    """
+    _check_kind(connection)
+    budgets = connection.execute("SELECT ledger, created, epsilon, delta, head FROM budget")
+    charges = connection.execute("SELECT id, time, label, epsilon, delta, hash FROM charges ORDER BY id")
+    return verified(budgets.fetchall(), charges.fetchall())
+
+
+def write(connection: sqlite3.Connection, entry: Entry) -> None:
+    """One more charge."""
+    row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash)
+    connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", row)
+    connection.execute("UPDATE budget SET head = ?", (entry.hash,))
+
+
+def _check_kind(connection: sqlite3.Connection) -> None:
+    """Whose file it is, of which version, with which tables, and whether SQLite finds it whole."""
+
+    def pragma(name: str) -> Any:
+        return connection.execute(f"PRAGMA {name}").fetchone()[0]
+
+    if (found := pragma("application_id")) != _APPLICATION:
+        raise UnsoundError(f"is not a ledger of dpkernels (application {found:#x})")
+    if (version := pragma("user_version")) != VERSION:
+        raise UnsoundError(f"is a ledger of version {version}; this program reads {VERSION}")
+    tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
+    if tables != list(_TABLES.items()):  # no triggers or views either
+        raise UnsoundError("is damaged: its tables are not those of a ledger")
+    if (problem := pragma("integrity_check(1)")) != "ok":
+        raise UnsoundError(f"is damaged: {problem}")
+
+
+def _to_disk(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def now() -> str:
+    """The time, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

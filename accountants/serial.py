@@ -1,0 +1,118 @@
+"""Pairs and guarantees as JSON: known frozen dataclasses by name, numbers and arrays as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+
+_ABSENT = "is not of this version's guarantees"
+
+
+@cache
+def _kinds() -> dict[str, Any]:
+    """Every class that may occur, by its name."""
+    from accountants.guarantee import Guarantee, Term
+    from accountants.pairs import Atoms, Mixed, Placed, Shifted
+    from dpkernels.distributions.gaussian import Gaussian
+    from dpkernels.distributions.laplace import Laplace
+    from dpkernels.distributions.merged_laplace import MergedLaplace
+    from dpkernels.distributions.reweighted import Reweighted
+    from dpkernels.distributions.staircase import Staircase
+    from dpkernels.mechanisms.bases import Constant, Quartic
+    from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Windowed
+
+    kinds: tuple[Any, ...] = (
+        *(Guarantee, Term, Atoms, Mixed, Placed, Shifted),
+        *(Gaussian, Laplace, MergedLaplace, Reweighted, Staircase),
+        *(Constant, Quartic, Sine, Triangle, Uniform, Windowed),
+    )
+    return {kind.__name__: kind for kind in kinds}
+
+
+def to_form(item: Any) -> Any:
+    """A JSON form.
+
+    Raises:
+        TypeError: something that has none, such as a window of the user's own.
+    """
+    if item is None or isinstance(item, str):
+        return item
+    if isinstance(item, tuple):
+        return {"tuple": [to_form(entry) for entry in item]}
+    if _kinds().get(type(item).__name__) is type(item):
+        fields = {field.name: to_form(getattr(item, field.name)) for field in dataclasses.fields(item)}
+        return {"type": type(item).__name__, **fields}
+    if isinstance(item, int):
+        return item
+    array = np.asarray(item)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(f"{type(item).__name__} has no JSON form")
+    return float(array) if array.ndim == 0 else {"array": array.tolist()}
+
+
+def from_form(form: Any) -> Any:
+    """What ``to_form`` was given.
+
+    Raises:
+        ValueError: a form of nothing known.
+    """
+    if form is None or isinstance(form, int | float | str):
+        return form
+    if not isinstance(form, dict):
+        raise ValueError(f"form: {type(form).__name__} {_ABSENT}")
+    if "tuple" in form:
+        return tuple(from_form(entry) for entry in form["tuple"])
+    if "array" in form:
+        return np.array(form["array"], np.float64)
+    kind = _kinds().get(form.get("type", ""))
+    names = {field.name for field in dataclasses.fields(kind)} if kind else set()
+    if kind is None or set(form) - {"type"} != names:
+        raise ValueError(f"form: {form.get('type')!r} {_ABSENT}")
+    return kind(**{name: from_form(form[name]) for name in names})
+
+
+def check_terms(terms: Any) -> None:
+    """Refuse the terms of a form where ``guarantee`` could not have made them.
+
+    Raises:
+        ValueError: saying what is wrong.
+        TypeError: the same, of a type.
+    """
+    from accountants.guarantee import Term
+
+    if not (isinstance(terms, tuple) and terms and all(isinstance(term, Term) for term in terms)):
+        raise ValueError("form: the terms of a guarantee are one or more")
+    for term in terms:
+        checks.whole("count", term.count, 1, 1 << 62)
+        if term.rate is not None:
+            checks.within("rate", term.rate, np.nextafter(0.0, 1.0), 1.0)
+        if not (isinstance(term.pairs, tuple) and term.pairs):
+            raise ValueError("form: the pairs of a term are one or more")
+        for pair in term.pairs:
+            _check_pair(pair)
+
+
+def _check_pair(pair: Any) -> None:
+    from accountants.pairs import Atoms, Mixed, Placed, Shifted
+
+    if isinstance(pair, Atoms):
+        for name, mass in (("p", pair.p), ("q", pair.q)):
+            checks.within(name, mass, 0.0, 1.0)
+            if np.shape(mass) != np.shape(pair.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
+                raise ValueError(f"{name}: is not of as many probabilities as the other, or they do not add up to 1")
+    elif isinstance(pair, Mixed):
+        checks.within("weight", pair.weight, 0.0, 1.0)
+        _check_pair(pair.first)
+        _check_pair(pair.second)
+    elif isinstance(pair, Shifted):
+        checks.sensitivity(np.abs(pair.shift))
+    elif isinstance(pair, Placed):
+        for name, x in (("x", pair.x), ("other", pair.other)):
+            checks.within(name, x, pair.mechanism.lower, pair.mechanism.upper)
+    else:
+        raise ValueError(f"form: {type(pair).__name__} is no pair of laws")

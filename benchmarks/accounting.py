@@ -1,0 +1,289 @@
+"""Composed budgets by our accountants and by the peers that are installed, in one run, as markdown tables.
+
+    python -m benchmarks.accounting            # about two minutes, half of them for the brackets
+    python -m benchmarks.accounting --quick    # no brackets, short runs: a smoke run
+
+Peers are not among our dependencies: pip install dp-accounting prv-accountant autodp. A missing one is left out.
+Neighbouring: inputs of additive noise differ by at most its sensitivity, in every report; with Poisson samples, one
+record is added or removed. Times are medians of warm runs; an error's sign says on which side of the truth it is. An
+interval is (lower to upper) as its maker states it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import math
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.optimize import brentq
+
+import dpkernels as dpk
+from accountants.guarantee import Guarantee, Term, guarantee
+from accountants.pairs import Atoms
+from accountants.pure_composition import pure_epsilon
+from benchmarks.recycling import markdown
+from benchmarks.sampling import _processor
+
+SIGMA, RATE, COUNT, PURE, PURE_COUNT = 30.74956613197745, 0.01, 1000, 0.1, 100
+EPSILON, DELTA, SMALL_DELTA = 1.0, 1e-6, 1e-10  # of the calibration; of the second table
+
+
+@dataclass(frozen=True)
+class Accountant:
+    """One way to account: eps as a number, or as (lower, estimate, upper), or as a bracket (lower, upper).
+
+    Attributes:
+        name: as in the tables.
+        gaussian: eps at delta of 1000 reports with Gaussian noise of SIGMA.
+        laplace: the same of Laplace noise, each report 0.1-DP.
+        sampled: from sigma and delta, of Gaussian noise on Poisson samples of rate 0.01.
+        pure: of 100 mechanisms that are 0.1-DP.
+        calibrated: the sigma of ``sampled`` for EPSILON at DELTA.
+    """
+
+    name: str
+    gaussian: Callable[[float], Any]
+    laplace: Callable[[float], Any]
+    sampled: Callable[[float, float], Any]
+    pure: Callable[[float], Any]
+    calibrated: Callable[[], Any] | None
+
+
+def _root(epsilon_of: Callable[[float], float]) -> float:
+    """The sigma whose eps is EPSILON; for accountants without a calibration of their own."""
+    return float(brentq(lambda sigma: epsilon_of(sigma) - EPSILON, 1.0, 3.0, xtol=1e-12, rtol=1e-12))
+
+
+def _sampled(sigma: float) -> Any:
+    return guarantee(dpk.gaussian(sigma=sigma), 1.0).subsample(RATE).repeat(COUNT)
+
+
+def ours() -> Accountant:
+    """The precise values: characteristic functions, and the closed form of pure composition."""
+    gaussian = guarantee(dpk.gaussian(sigma=SIGMA), 1.0).repeat(COUNT)
+    laplace = guarantee(dpk.laplace(epsilon=PURE)).repeat(COUNT)
+    return Accountant(
+        "ours",
+        gaussian.epsilon,
+        laplace.epsilon,
+        lambda sigma, delta: _sampled(sigma).epsilon(delta),
+        lambda delta: float(pure_epsilon(PURE, PURE_COUNT, delta)),
+        lambda: _root(lambda sigma: _sampled(sigma).epsilon(DELTA)),
+    )
+
+
+def brackets() -> Accountant:
+    """Our rigorous intervals."""
+    likely = 1 / (1 + math.exp(-PURE))
+    pair = Atoms(np.array([likely, 1 - likely]), np.array([1 - likely, likely]))
+    response = Guarantee((Term((pair,), 1),))
+    return Accountant(
+        "our bracket",
+        lambda delta: guarantee(dpk.gaussian(sigma=SIGMA), 1.0).repeat(COUNT).bracket(delta=delta),
+        lambda delta: guarantee(dpk.laplace(epsilon=PURE)).repeat(COUNT).bracket(delta=delta),
+        lambda sigma, delta: _sampled(sigma).bracket(delta=delta),
+        lambda delta: response.repeat(PURE_COUNT).bracket(delta=delta),
+        None,
+    )
+
+
+def dp_accounting() -> Accountant:
+    """Google's dp-accounting: privacy loss distributions, its default grid of 1e-4."""
+    google, pld = import_module("dp_accounting"), import_module("dp_accounting.pld")
+
+    def composed(event: Any, delta: float) -> float:
+        return float(pld.PLDAccountant().compose(event, COUNT).get_epsilon(delta))
+
+    def noise(sigma: float) -> Any:
+        return google.PoissonSampledDpEvent(RATE, google.GaussianDpEvent(sigma))
+
+    def pure(delta: float) -> float:
+        budget = pld.common.DifferentialPrivacyParameters(PURE, 0)
+        one = pld.privacy_loss_distribution.from_privacy_parameters(budget)
+        return float(one.self_compose(PURE_COUNT).get_epsilon_for_delta(delta))
+
+    def calibrated() -> float:
+        def event(sigma: float) -> Any:
+            return google.SelfComposedDpEvent(noise(sigma), COUNT)
+
+        return float(google.calibrate_dp_mechanism(pld.PLDAccountant, event, EPSILON, DELTA))
+
+    return Accountant(
+        "dp_accounting",
+        lambda delta: composed(google.GaussianDpEvent(SIGMA), delta),
+        lambda delta: composed(google.LaplaceDpEvent(1 / PURE), delta),
+        lambda sigma, delta: composed(noise(sigma), delta),
+        pure,
+        calibrated,
+    )
+
+
+def prv_accountant() -> Accountant:
+    """Microsoft's prv_accountant at the errors that it calls typical: 0.1 of eps, a thousandth of delta."""
+    prv = import_module("prv_accountant")
+
+    def composed(variable: Any, count: int, delta: float) -> tuple[float, ...]:
+        made = prv.PRVAccountant([variable], eps_error=0.1, delta_error=delta / 1000, max_self_compositions=[count])
+        return tuple(float(value) for value in made.compute_epsilon(delta, [count]))
+
+    def sampled(sigma: float, delta: float) -> tuple[float, ...]:
+        return composed(prv.PoissonSubsampledGaussianMechanism(RATE, sigma), COUNT, delta)
+
+    return Accountant(
+        "prv_accountant",
+        lambda delta: composed(prv.GaussianMechanism(SIGMA), COUNT, delta),
+        lambda delta: composed(prv.LaplaceMechanism(PURE), COUNT, delta),
+        sampled,
+        lambda delta: composed(prv.PureDPMechanism(PURE), PURE_COUNT, delta),
+        lambda: _root(lambda sigma: sampled(sigma, DELTA)[1]),
+    )
+
+
+def autodp() -> Accountant:
+    """autodp's default, Renyi composition."""
+    zoo, transformers = import_module("autodp.mechanism_zoo"), import_module("autodp.transformer_zoo")
+
+    def composed(mechanism: Any, count: int, delta: float) -> float:
+        return float(transformers.Composition()([mechanism], [count]).get_approxDP(delta))
+
+    def sampled(sigma: float, delta: float) -> float:
+        return float(zoo.NoisySGD_Mechanism(RATE, sigma, COUNT).get_approxDP(delta))
+
+    likely = 1 / (1 + math.exp(-PURE))
+    return Accountant(
+        "autodp",
+        lambda delta: composed(zoo.GaussianMechanism(SIGMA), COUNT, delta),
+        lambda delta: composed(zoo.LaplaceMechanism(1 / PURE), COUNT, delta),
+        sampled,
+        lambda delta: composed(zoo.RandresponseMechanism(likely), PURE_COUNT, delta),
+        lambda: _root(lambda sigma: sampled(sigma, DELTA)),
+    )
+
+
+PEERS = {"dp-accounting": dp_accounting, "prv-accountant": prv_accountant, "autodp": autodp}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One number to compute.
+
+    Attributes:
+        name: as in the table.
+        run: computes it.
+        reference: the true value, or None where ours stands in for it.
+    """
+
+    name: str
+    run: Callable[[Accountant], Any]
+    reference: float | None = None
+
+
+TASKS = (
+    Task(f"{COUNT} x Gaussian, sigma {SIGMA:.4f}", lambda by: by.gaussian(1e-5), 4.521553285812701),
+    Task(f"{COUNT} x Laplace, eps {PURE}", lambda by: by.laplace(1e-5), 17.423651987537447),
+    Task(f"{COUNT} x Gaussian, q {RATE}, sigma 1", lambda by: by.sampled(1.0, 1e-5), 1.828236666496),
+    Task(f"{PURE_COUNT} x pure DP, eps {PURE}", lambda by: by.pure(1e-5), 4.306791372516507),
+    Task(
+        f"sigma of {COUNT} x Gaussian, q {RATE}, for ({EPSILON:g}, {DELTA:g})",
+        lambda by: by.calibrated() if by.calibrated else None,
+        1.5626656014552,
+    ),
+)
+SMALL_TASKS = (
+    Task(TASKS[0].name, lambda by: by.gaussian(SMALL_DELTA)),
+    Task(TASKS[1].name, lambda by: by.laplace(SMALL_DELTA)),
+    Task(TASKS[2].name, lambda by: by.sampled(1.0, SMALL_DELTA)),
+)
+
+
+def measured(run: Callable[[], Any], seconds: float) -> tuple[Any, float]:
+    """The value, and the median time of warm runs that last about ``seconds`` in all, at least 3; 1 of slow ones."""
+    start = time.perf_counter()
+    run()
+    slow = time.perf_counter() - start > 5 * seconds
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < (1 if slow else 3) or (time.perf_counter() < end and len(times) < 200):
+        start = time.perf_counter()
+        value = run()
+        times.append(time.perf_counter() - start)
+    return value, float(np.median(times))
+
+
+def rows(tasks: tuple[Task, ...], accountants: list[Accountant], seconds: float) -> Iterator[list[str]]:
+    """Rows of a table; the first accountant is the one whose time is the unit."""
+    for task in tasks:
+        reference, unit = task.reference, 0.0
+        for by in accountants:
+            value, took = measured(lambda by=by, task=task: task.run(by), seconds)  # type: ignore[misc]
+            if value is None:
+                continue
+            reference, unit = reference or value, unit or took
+            yield [task.name, by.name, *_cells(value, reference), f"{1e3 * took:,.3g}", f"{took / unit:,.3g}"]
+
+
+def _cells(value: Any, reference: float) -> tuple[str, str]:
+    """The value and its error; of an interval its ends, and the error of each."""
+    if not isinstance(value, tuple):
+        return f"{value:.10g}", _error(value, reference)
+    low, high = value[0], value[-1]
+    inside = "" if low <= reference <= high else " (misses it)"
+    if len(value) == 2:
+        return f"{low:.8g} to {high:.8g}", f"{_error(low, reference)} to {_error(high, reference)}{inside}"
+    return f"{value[1]:.6g} ({low:.4g} to {high:.4g})", _error(value[1], reference) + inside
+
+
+def _error(value: float, reference: float) -> str:
+    return f"{value / reference - 1:+.1e}"
+
+
+def installed() -> Iterator[Accountant]:
+    """The peers that can be imported; says which cannot."""
+    for package, make in PEERS.items():
+        try:
+            yield make()
+        except ImportError as error:
+            print(f"{package}: left out ({error})", flush=True)
+
+
+def machine() -> str:
+    """What the figures were measured on, with the load at the start."""
+    versions = []
+    for name in ("jax", "numpy", "scipy", *PEERS):
+        try:
+            versions.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    where = f"{_processor()}, {os.cpu_count()} cores, JAX on {jax.devices()[0].device_kind}"
+    return f"{where}, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, {', '.join(versions)}"
+
+
+def main() -> None:
+    """Run and print."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.accounting", description=__doc__.partition("\n")[0])
+    parser.add_argument("--quick", action="store_true", help="no brackets and short runs")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    print(machine(), flush=True)
+    accountants = [ours(), *([] if options.quick else [brackets()]), *installed()]
+    seconds = 0.1 if options.quick else 1.0
+    for title, tasks, against in (
+        ("eps at delta = 1e-5, and a calibration", TASKS, "relative error"),
+        (f"eps at delta = {SMALL_DELTA:g}", SMALL_TASKS, "against ours"),
+    ):
+        columns = ["task", "by", "value", against, "ms", "x ours"]
+        print(f"\n### {title}\n\n{markdown(columns, rows(tasks, accountants, seconds))}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

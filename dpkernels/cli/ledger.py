@@ -1,0 +1,161 @@
+"""``--ledger`` and ``--budget`` of ``dpkernels perturb``, and ``dpkernels ledger``, which shows what a ledger holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accountants.amounts import EpsilonDelta, budgeted, printed
+from accountants.filters import check
+from accountants.ledger import Entry, Ledger, Statement
+from dpkernels.cli.text import aligned, shown
+
+
+@dataclass(frozen=True)
+class Purse:
+    """The ledger that a release is charged to.
+
+    Attributes:
+        path: its file.
+        budget: the (epsilon, delta) it has, or is made with; empty for that of an existing one.
+    """
+
+    path: Path
+    budget: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], files: Iterable[Path]) -> Purse | None:
+        """The purse of the options, if they name one.
+
+        Args:
+            given: ``ledger`` and ``budget`` as far as they were given.
+            files: what the release reads and writes.
+
+        Raises:
+            click.UsageError: a budget without a ledger or out of range; a ledger that is one of the files, or missing.
+        """
+        path, budget = given.get("ledger"), given.get("budget", ())
+        if path is None:
+            if budget:
+                raise click.UsageError("--budget: needs --ledger FILE, which keeps it")
+            return None
+        _check_budget(budget)
+        _check_apart(path, files)
+        if not budget and not path.exists():
+            raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
+        return cls(path, budget)
+
+    def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> Receipt:
+        """Charge; what comes after is paid for.
+
+        Raises:
+            BudgetExceeded: it does not fit; nothing was charged.
+            LedgerError: the file is not a sound ledger, has another budget, or cannot be written.
+        """
+        if self.budget:  # no ledger is made for what it could not pay for
+            check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
+        ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
+        return Receipt(self.path, ledger.charge(epsilon, delta, label))
+
+
+def _check_budget(budget: tuple[float, ...]) -> None:
+    try:
+        if len(budget) > 2:
+            raise ValueError(f"{len(budget)} numbers; it is EPS or EPS,DELTA")
+        if budget:
+            budgeted(*budget)
+    except ValueError as error:
+        raise click.UsageError(f"--budget: {error}") from error
+
+
+def _check_apart(path: Path, files: Iterable[Path]) -> None:
+    """A release that replaced its own ledger would forget what was spent."""
+    for file in files:
+        if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
+            raise click.UsageError(f"--ledger: {path} is a file of the release")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A charge that was made.
+
+    Attributes:
+        path: the ledger's file.
+        after: the ledger just after it.
+    """
+
+    path: Path
+    after: Statement
+
+    @property
+    def entry(self) -> Entry:
+        """The charge."""
+        return self.after.entries[-1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form; its amounts are decimals, exactly. The hash shows later that the ledger still has the charge."""
+        return {
+            "ledger": self.after.ledger,
+            "charge": self.entry.id,
+            "time": self.entry.time,
+            "hash": self.entry.hash,
+            **_exact("", self.entry.amounts),
+            **_exact("spent_", self.after.spent),
+            **_exact("budget_", self.after.budget),
+        }
+
+    @property
+    def stays(self) -> str:
+        """What a release that fails after the charge says."""
+        return (
+            f"(charge {self.entry.id} of {self.entry.amounts} stays in {self.path}: that nobody has seen any of a "
+            "release that had begun cannot be known)"
+        )
+
+    def __str__(self) -> str:
+        after = f"spent {self.after.spent}; left {self.after.left}"
+        return f"ledger {self.path}: charge {self.entry.id} of {self.entry.amounts}; {after}"
+
+
+def listing(path: Path) -> list[str]:
+    """A ledger for a terminal."""
+    statement = Ledger(path).statement()
+    facts = {
+        "ledger": f"{path}, {statement.ledger}, made {statement.created}",
+        "budget": statement.budget,
+        "spent": statement.spent,
+        "left": statement.left,
+    }
+    lines = [f"{name:<7} {text}" for name, text in facts.items()]
+    if statement.entries:
+        lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *map(_row, statement.entries)])]
+    return lines
+
+
+def to_dict(path: Path) -> dict[str, Any]:
+    """A JSON form of a ledger; amounts are decimals, exactly."""
+    statement = Ledger(path).statement()
+    return {
+        "ledger": statement.ledger,
+        "created": statement.created,
+        **_exact("budget_", statement.budget),
+        **_exact("spent_", statement.spent),
+        **_exact("left_", statement.left),
+        "charges": [
+            {"charge": one.id, "time": one.time, **_exact("", one.amounts), "label": one.label, "hash": one.hash}
+            for one in statement.entries
+        ],
+    }
+
+
+def _row(entry: Entry) -> list[str]:
+    return [str(entry.id), entry.time, *map(printed, entry.amounts), shown(entry.label) if entry.label else ""]
+
+
+def _exact(prefix: str, amounts: Any) -> dict[str, str]:
+    return {prefix + name: printed(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}
