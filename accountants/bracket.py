@@ -75,13 +75,12 @@ class Bracket:
     @cached_property
     def _directions(self) -> list[list[tuple[list[Spectrum], int]]]:
         """The spectra of every term, for either direction of a neighbour."""
-        sampled = any(term.rate is not None for term in self.guarantee.terms)
         return [
             [
                 ([_spectrum(pair, term.rate, added) for pair in term.pairs], int(term.count))
                 for term in self.guarantee.terms
             ]
-            for added in ((False, True) if sampled else (False,))
+            for added in self.guarantee.ways
         ]
 
     def _sums(self, direction: list[tuple[list[Spectrum], int]], step: float, tilt: float) -> tuple[Sum, Sum]:
@@ -133,10 +132,9 @@ def _guess(made: Any, delta: Any) -> Any:
 
 def _spectrum(pair: Any, rate: Any, added: bool) -> Spectrum:
     whole = spectrum(pair)
-    if rate is None or float(rate) == 1.0:
-        return whole
-    sampled = whole.sampled(float(rate))
-    return sampled.mirrored() if added else sampled
+    if rate is not None and float(rate) != 1.0:
+        whole = whole.sampled(float(rate))
+    return whole.mirrored() if added else whole
 
 
 def _highest(masses: list[Masses], step: float) -> Masses:

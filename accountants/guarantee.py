@@ -126,7 +126,8 @@ class Guarantee:
     def _read(self, what: str, at: Any, exact: Callable[..., Any], bracket: Callable[[float], Any]) -> Any:
         if namespace(at, *jax.tree.leaves(self)) is jnp:
             values, good = _contour(self, floating(jnp.asarray(at)), what, characteristic.MIDDLE)
-            return jnp.where(good, values, jnp.nan)
+            # Times NaN rather than a choice of it: derivatives are NaN too.
+            return values * jnp.where(good, 1.0, jnp.nan)
         if self._is_single:
             return exact(self, at)
         points = np.asarray(at, np.float64)
@@ -152,14 +153,18 @@ class Guarantee:
         return len(self.terms) == 1 and self.terms[0].count == 1 and self.terms[0].rate is None
 
     def directions(self) -> tuple[Parts, ...]:
-        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays.
+        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays."""
+        return tuple(tuple(_part(term, added) for term in self.terms) for added in self.ways)
 
-        Without samples one direction is enough: a pair and its mirror have one profile.
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        """Whether the neighbour has one record more: both, but where a pair and its mirror have one profile.
+
+        They have for noise and windows on all the data; samples break the symmetry, and weight tables may have none.
         """
-        sampled = any(term.rate is not None for term in self.terms)
-        return tuple(
-            tuple(_part(term, added) for term in self.terms) for added in ((False, True) if sampled else (False,))
-        )
+        pairs = [pair for term in self.terms for pair in term.pairs]
+        whole = all(term.rate is None for term in self.terms)
+        return (False,) if whole and not any(isinstance(pair, Atoms) for pair in pairs) else (False, True)
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
@@ -282,14 +287,18 @@ def _contour(made: Guarantee, at: Any, what: str, size: tuple[int, float]) -> tu
 
 
 def _exact_delta(made: Guarantee, epsilon: Any) -> Any:
-    value = profile(made.terms[0].pairs, epsilon)
+    value = profile(_both_ways(made.terms[0].pairs), epsilon)
     return float(value) if np.ndim(value) == 0 else value
 
 
 def _exact_epsilon(made: Guarantee, delta: Any) -> Any:
     from accountants.profile import epsilon_of
 
-    return epsilon_of(made.terms[0].pairs, delta)
+    return epsilon_of(_both_ways(made.terms[0].pairs), delta)
+
+
+def _both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return (*pairs, *(Atoms(pair.q, pair.p) for pair in pairs if isinstance(pair, Atoms)))
 
 
 def _part(term: Term, added: bool) -> Part:
@@ -306,5 +315,5 @@ def _part(term: Term, added: bool) -> Part:
         nodes = jax.tree.map(lambda leaf: leaf * jnp.nan, nodes)
     if term.rate is not None:
         nodes = nodes.sampled(term.rate)
-        nodes = nodes.mirrored() if added else nodes
+    nodes = nodes.mirrored() if added else nodes
     return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)

@@ -1,0 +1,326 @@
+"""Composed guarantees: reference values, closed forms, and convolutions done in other ways."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from helpers import SKEW, UNIT
+from scipy.special import ndtr
+
+import accountants
+import dpkernels as dpk
+from accountants import guarantee
+from accountants.guarantee import Guarantee, Term
+from accountants.pairs import Atoms
+from accountants.pure_composition import pure_delta
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+
+
+def gaussian(sigma, D=1.0):
+    return guarantee(Additive(Gaussian(sigma)), D)
+
+
+def laplace(eps0):
+    return guarantee(Additive(Laplace(1 / eps0)), 1.0)
+
+
+def response(eps0):
+    return guarantee(dpk.duchi(epsilon=eps0, **UNIT))
+
+
+# Reference values: name, what, argument, value, relative error allowed.
+
+REFERENCE = {
+    "gaussian": (
+        lambda: gaussian(30.74956613197745).repeat(1000),
+        [
+            ("delta", 2.0, 0.024798212940362597, 1e-9),
+            ("delta", 4.0, 7.8155977912139e-05, 1e-9),
+            ("epsilon", 1e-5, 4.521553285812701, 1e-9),
+        ],
+    ),
+    "laplace": (
+        lambda: laplace(0.1).repeat(1000),
+        [
+            ("delta", 10.0, 0.028034041215477545, 1e-9),
+            ("delta", 20.0, 1.7889027779797768e-07, 1e-9),
+            ("epsilon", 1e-5, 17.423651987537447, 1e-9),
+        ],
+    ),
+    "sampled": (
+        lambda: gaussian(1.0).subsample(0.01).repeat(1000),
+        [("delta", 2.0, 2.66557192435e-06, 1e-8), ("epsilon", 1e-5, 1.828236666496, 1e-8)],
+    ),
+    "response": (
+        lambda: response(0.1).repeat(100),
+        [("delta", 2.0, 0.020140178428191532, 1e-9), ("epsilon", 1e-5, 4.306791372516507, 1e-9)],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCE)
+def test_reference_values(name):
+    make, rows = REFERENCE[name]
+    made = make()
+    for what, at, expected, allowed in rows:
+        assert getattr(made, what)(at) == pytest.approx(expected, rel=allowed)
+
+
+def test_calibrated_sigma_of_the_reference_meets_its_budget():
+    made = gaussian(1.5626656014552).subsample(0.01).repeat(1000)
+    assert made.epsilon(1e-6) == pytest.approx(1.0, rel=1e-8)
+
+
+# Closed forms
+
+
+@pytest.mark.parametrize(("sigma", "D", "n"), [(30.7, 1.0, 1000), (2.3, 0.4, 7), (0.9, 1.3, 2), (1300.0, 0.7, 10**6)])
+def test_gaussian_n_fold_is_one_gaussian(sigma, D, n):
+    mu = D * math.sqrt(n) / sigma
+    made = gaussian(sigma, D).repeat(n)
+    eps = mu**2 / 2 + mu * np.array([-0.4, 0.0, 1.0, 3.0, 6.0])
+    eps = eps[eps >= 0]
+    exact = ndtr(mu / 2 - eps / mu) - np.exp(eps) * ndtr(-mu / 2 - eps / mu)
+    # The closed form loses digits to cancellation.
+    rounding = 1e-15 * ndtr(mu / 2 - eps / mu)
+    np.testing.assert_allclose(made.delta(eps), exact, rtol=2e-9, atol=rounding.max() if eps.max() > 50 else 1e-20)
+    for at, target in zip(eps, exact, strict=True):
+        if 1e-12 < target < 0.5:
+            assert made.epsilon(float(target)) == pytest.approx(at, rel=1e-8)
+
+
+@pytest.mark.parametrize(("eps0", "n"), [(0.1, 100), (1.0, 5), (0.5, 30), (3.0, 2)])
+def test_response_n_fold_is_kairouz(eps0, n):
+    """Its losses are a lattice: a contour alone misses how the characteristic function comes back."""
+    made = response(eps0).repeat(n)
+    for share in (0.13, 0.47, 0.71):
+        eps = share * n * eps0
+        exact = float(pure_delta(eps0, n, eps))
+        low, high = made.bracket(epsilon=eps)
+        assert low <= exact <= high
+        assert high - low <= 1e-5 * high
+        assert made.delta(eps) == pytest.approx(exact, rel=1e-8)
+
+
+@pytest.mark.parametrize("n", [2, 10, 100])
+def test_lattices_never_pass_as_smooth(n):
+    """Many atoms with spread mass between: what is returned is within the bracket, from whichever method."""
+    made = guarantee(Additive(Laplace(10.0)), 1.0).repeat(n)
+    low, high = made.bracket(epsilon=0.05 * n)
+    assert low <= made.delta(0.05 * n) <= high
+
+
+# Another way: one report's exact profile, averaged over the other's loss in 30 digits
+
+
+def laplace_profile(eps0, eps):
+    """delta of one Laplace report at any eps, also negative."""
+    if eps >= eps0:
+        return mpmath.mpf(0)
+    if eps <= -eps0:
+        return 1 - mpmath.exp(eps)
+    return 1 - mpmath.exp((eps - eps0) / 2)
+
+
+def two_laplace(eps0, eps):
+    """E over the first report's loss l of the profile at eps - l: atoms at both ends, eps0 - 2 x between."""
+    with mpmath.workdps(30):
+        eps0, eps = mpmath.mpf(eps0), mpmath.mpf(eps)
+        ends = sorted({mpmath.mpf(0), eps0, *(x for x in ((2 * eps0 - eps) / 2, -eps / 2) if 0 < x < eps0)})
+        inner = mpmath.quad(lambda x: mpmath.exp(-x) / 2 * laplace_profile(eps0, eps - eps0 + 2 * x), ends)
+        at_ends = laplace_profile(eps0, eps - eps0) + mpmath.exp(-eps0) * laplace_profile(eps0, eps + eps0)
+        return float(inner + at_ends / 2)
+
+
+@pytest.mark.parametrize(("eps0", "shares"), [(0.3, (0.0, 0.7)), (2.5, (0.31, 0.9))])
+def test_two_laplace_reports_by_convolution(eps0, shares):
+    made = laplace(eps0).repeat(2)
+    for share in shares:
+        eps = 2 * share * eps0
+        exact = two_laplace(eps0, eps)
+        low, high = made.bracket(epsilon=eps)
+        assert low <= exact <= high
+        assert high - low <= 1e-4 * high
+        assert made.delta(eps) == pytest.approx(exact, rel=1e-4)
+
+
+def test_one_recycled_gaussian_by_quadrature():
+    s, theta, q, D, eps = 1.7, 2.0, 0.35, 0.9, 0.6
+    made = guarantee(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), D)
+    with mpmath.workdps(25):
+        out = 2 * mpmath.ncdf(-theta / s)
+
+        def f(x):
+            return mpmath.npdf(x, 0, s) * (1 if abs(x) <= theta else 1 - q) / (1 - out * q)
+
+        def gap(x):
+            return max(f(x) - mpmath.exp(eps) * f(x - D), mpmath.mpf(0))
+
+        levels = (0, mpmath.log(1 - q), -mpmath.log(1 - q))
+        cuts = [D / 2 - (eps + level) * s**2 / D for level in levels]
+        points = sorted([*range(-18, 20, 2), theta, -theta, D - theta, D + theta, *cuts])
+        exact = float(mpmath.quad(gap, points))
+    assert made.delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert accountants.delta(Additive(Reweighted(Gaussian(s), -theta, theta, 1 - q)), eps, D) == made.delta(eps)
+
+
+def test_different_mechanisms_by_enumeration():
+    """Two points and three points, twice each: all sums of losses one by one; the larger of both directions."""
+    p, q = np.array([0.55, 0.3, 0.15]), np.array([0.2, 0.3, 0.5])
+    made = response(0.7).compose(Guarantee((Term((Atoms(p, q),), 1),))).repeat(2)
+    high = 1 / (1 + math.exp(-0.7))
+
+    def enumerated(eps, *pairs):
+        loss, mass = np.zeros(1), np.ones(1)
+        for one_p, one_q in pairs:
+            loss = np.add.outer(loss, np.log(one_p) - np.log(one_q)).ravel()
+            mass = np.multiply.outer(mass, one_p).ravel()
+        return mass @ -np.expm1(np.minimum(eps - loss, 0.0))
+
+    points = ((high, 1 - high), (1 - high, high))
+    for eps in (0.0, 0.45, 1.1, 2.3):
+        ways = [enumerated(eps, *[points, pair] * 2) for pair in ((p, q), (q, p))]
+        low, top = made.bracket(epsilon=eps)
+        assert low <= max(ways) <= top
+        assert abs(ways[0] - ways[1]) > 1e-3 * top or eps == 0.0
+        assert top - low <= 1e-3 * top
+
+
+def test_independent_infinite_losses_add_up():
+    """Truncated noise: 1 - (1 - m)^n is never less than delta, however large eps is."""
+    made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1).repeat(50)
+    one = float(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0).mass(-3.0, -2.9))
+    certain = -math.expm1(50 * math.log1p(-one))
+    assert made.delta(60.0) == pytest.approx(certain, rel=1e-9)
+    low, high = made.bracket(epsilon=60.0)
+    assert low <= certain * (1 + 1e-12)
+    assert certain * (1 - 1e-12) <= high
+    assert high - low <= 1e-6 * high
+    assert made.epsilon(0.9 * certain) == math.inf
+    assert made.bracket(delta=0.9 * certain) == (math.inf, math.inf)
+
+
+# Laws of composition
+
+
+def test_order_of_two_does_not_matter():
+    a, b = gaussian(9.0).repeat(30), gaussian(4.0).subsample(0.3).repeat(40)
+    assert a.compose(b).delta(2.0) == pytest.approx(b.compose(a).delta(2.0), rel=1e-11)
+
+
+def mixed_terms() -> list[Guarantee]:
+    return [
+        gaussian(9.0).repeat(30),
+        laplace(0.2).repeat(40),
+        guarantee(dpk.composite("sine", epsilon=0.3, width=0.7, **SKEW)).repeat(20),
+    ]
+
+
+@pytest.mark.slow
+def test_order_and_grouping_do_not_matter():
+    a, b, c = mixed_terms()
+    whole = a.compose(b, c)
+    for other in (c.compose(b).compose(a), b.compose(a.compose(c))):
+        assert other.epsilon(1e-6) == pytest.approx(whole.epsilon(1e-6), rel=1e-12)
+        assert other.delta(3.0) == pytest.approx(whole.delta(3.0), rel=1e-11)
+
+
+def test_repeat_is_repeated_compose():
+    one = gaussian(3.0).subsample(0.2).repeat(5)
+    assert one.compose(one, one).delta(0.5) == pytest.approx(one.repeat(3).delta(0.5), rel=1e-11)
+    assert one.repeat(2).repeat(3).terms == one.repeat(6).terms
+    two = laplace(0.7)
+    np.testing.assert_allclose(two.compose(two).bracket(epsilon=0.4), two.repeat(2).bracket(epsilon=0.4), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_more_reports_reveal_more():
+    a, b, _ = mixed_terms()
+    assert a.compose(b).epsilon(1e-6) > max(a.epsilon(1e-6), b.epsilon(1e-6))
+    assert a.repeat(2).epsilon(1e-6) > a.epsilon(1e-6)
+    assert a.compose(b).epsilon(1e-6) < a.epsilon(5e-7) + b.epsilon(5e-7)
+
+
+@pytest.mark.parametrize(
+    "made", [gaussian(4.0).repeat(10), pytest.param(laplace(0.2).repeat(500), marks=pytest.mark.slow)]
+)
+def test_sampling_everything_changes_nothing(made):
+    eps = np.array([0.3, 1.0, 2.5])
+    np.testing.assert_allclose(made.subsample(1.0).delta(eps), made.delta(eps), rtol=1e-8)
+    np.testing.assert_allclose(made.subsample(1.0).bracket(epsilon=1.0), made.bracket(epsilon=1.0), rtol=1e-3)
+
+
+def test_samples_reveal_less_and_one_sample_is_amplified():
+    made = gaussian(2.0)
+    rates = [made.subsample(rate).repeat(50).epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
+    assert rates == sorted(rates)
+    assert rates[-1] == pytest.approx(made.repeat(50).epsilon(1e-6), rel=1e-8)
+    # One report: eps' = log(1 + r (e^eps - 1)) at r delta, of record added and removed the larger.
+    rate, eps = 0.3, 0.8
+    delta = rate * made.delta(eps)
+    low, high = made.subsample(rate).bracket(delta=delta)
+    assert low <= math.log1p(rate * math.expm1(eps)) * (1 + 1e-9)
+    assert math.log1p(rate * math.expm1(eps)) * (1 - 1e-9) <= high
+
+
+def test_one_report_is_the_exact_profile():
+    for m, D in [
+        (Additive(Laplace(0.7)), 1.1),
+        (Additive(Reweighted(Gaussian(0.9), -5.2, 1.3, 0.0)), 0.8),
+        (dpk.piecewise(epsilon=1.0, **SKEW), None),
+        (dpk.hybrid(epsilon=1.0, **UNIT), None),
+    ]:
+        eps = np.array([0.0, 0.3, 0.9])
+        np.testing.assert_array_equal(guarantee(m, D).delta(eps), accountants.delta(m, eps, D))
+        assert guarantee(m, D).epsilon(1e-3) == accountants.epsilon(m, 1e-3, D)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [gaussian(2.0).subsample(0.1).repeat(100), *(pytest.param(made, marks=pytest.mark.slow) for made in mixed_terms())],
+)
+def test_profiles_fall_and_are_convex_in_exp_eps(made):
+    x = np.linspace(1.0, math.exp(2.0), 25)
+    delta = made.delta(np.log(x))
+    steps = np.diff(delta)
+    assert np.all(steps < 0)
+    assert np.all(np.diff(steps) > -1e-9 * delta[1:-1])
+    assert np.all((delta > 0) & (delta < 1))
+
+
+# Renyi
+
+
+def test_renyi_of_gaussian_and_laplace():
+    order = np.array([1.0001, 1.5, 2.0, 7.3, 64.0])
+    sigma, n = 2.3, 11
+    np.testing.assert_allclose(gaussian(sigma).repeat(n).renyi(order), n * order / (2 * sigma**2), rtol=1e-12)
+    eps0 = 0.4
+    exact = np.log(
+        order / (2 * order - 1) * np.exp((order - 1) * eps0) + (order - 1) / (2 * order - 1) * np.exp(-order * eps0)
+    )
+    np.testing.assert_allclose(laplace(eps0).repeat(n).renyi(order), n * exact / (order - 1), rtol=1e-10, atol=1e-12)
+    pure = 1 / (1 + math.exp(-eps0))
+    both = np.log(pure**order * (1 - pure) ** (1 - order) + (1 - pure) ** order * pure ** (1 - order)) / (order - 1)
+    np.testing.assert_allclose(response(eps0).repeat(3).renyi(order), 3 * both, rtol=1e-10, atol=1e-12)
+
+
+def test_renyi_of_truncated_noise_is_infinite():
+    made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1)
+    assert made.renyi(2.0) == math.inf
+
+
+def test_trade_off_of_gaussian():
+    mu, alpha = 0.8, np.array([0.0, 0.03, 0.3, 0.9, 1.0])
+    from scipy.special import ndtri
+
+    exact = np.where((alpha > 0) & (alpha < 1), ndtr(ndtri(1 - np.clip(alpha, 1e-9, 1 - 1e-9)) - mu), alpha == 0)
+    found = gaussian(1 / mu).trade_off(alpha)
+    assert np.all(found <= exact + 1e-12)
+    np.testing.assert_allclose(found, exact, atol=2e-3)

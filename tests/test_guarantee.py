@@ -1,0 +1,223 @@
+"""Guarantees as values: gradients, vmap, compilation, JSON, equality and errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import SKEW, UNIT, WINDOWED
+from noise_registry import LAWS
+
+import dpkernels as dpk
+from accountants import Guarantee, guarantee
+from accountants import guarantee as call
+from accountants.guarantee import _contour
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+
+
+def sampled(sigma, rate, D=1.0):
+    return guarantee(Additive(Gaussian(sigma)), D).subsample(rate).repeat(100)
+
+
+def recycled(sigma, q):
+    return guarantee(Additive(Reweighted(Gaussian(sigma), -20.0, 20.0, q)), 1.0).repeat(100)
+
+
+# name: (guarantee of one parameter, where, eps and delta asked for)
+PARAMETERS = {
+    "sigma": (lambda v: guarantee(Additive(Gaussian(v)), 1.0).repeat(10), 2.0, 1.0, 1e-6),
+    "scale": (lambda v: guarantee(Additive(Laplace(v)), 1.0).repeat(1000), 10.0, 15.0, 1e-6),
+    "sensitivity": (lambda v: sampled(2.0, 0.1, v), 1.1, 1.0, 1e-6),
+    "rate": (lambda v: sampled(2.0, v), 0.1, 1.0, 1e-6),
+    "q": (lambda v: recycled(17.0, v), 0.35, 9.0, 1e-6),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.slow if name in ("sensitivity", "scale") else ()) for name in PARAMETERS],
+)
+def test_gradients_against_differences(x64, name):
+    """Central differences in two step sizes, extrapolated."""
+    make, at, eps, delta = PARAMETERS[name]
+    for read in (lambda v: make(v).delta(jnp.float64(eps)), lambda v: make(v).epsilon(jnp.float64(delta))):
+        both = jax.jit(jax.value_and_grad(read))
+
+        def difference(h, both=both):
+            return float(both(jnp.float64(at + h))[0] - both(jnp.float64(at - h))[0]) / (2 * h)
+
+        h = 1e-3 * at
+        expected = (4 * difference(h / 2) - difference(h)) / 3
+        assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_gradients_in_the_budget(x64):
+    made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
+    eps = made.epsilon(1e-6)
+    d_eps = float(jax.grad(lambda d: made.epsilon(d))(jnp.float64(1e-6)))
+    d_delta = float(jax.grad(lambda e: made.delta(e))(jnp.float64(eps)))
+    assert d_eps * d_delta == pytest.approx(1.0, rel=1e-7)
+    h = 1e-4
+    assert d_delta == pytest.approx((made.delta(eps + h) - made.delta(eps - h)) / (2 * h), rel=1e-6)
+
+
+def test_vmap_over_parameters(x64):
+    sigma = np.array([1.5, 2.0, 3.0])
+    make = PARAMETERS["sigma"][0]
+    found = jax.vmap(lambda s: make(s).epsilon(jnp.float64(1e-6)))(jnp.asarray(sigma))
+    np.testing.assert_allclose(found, [make(float(s)).epsilon(1e-6) for s in sigma], rtol=1e-8)
+
+
+def test_no_value_under_tracing_is_not_a_number(x64):
+    """Two reports of a lattice: no contour converges, and only a bracket could tell."""
+    made = guarantee(dpk.duchi(epsilon=0.1, **UNIT)).repeat(100)
+    assert np.isnan(made.delta(jnp.float64(2.0)))
+    assert made.delta(2.0) > 0
+
+
+def test_other_parameters_do_not_compile_again():
+    def calls(step):
+        made = guarantee(Additive(Gaussian(2.0 + step)), 1.0 + step).repeat(10 + int(8 * step))
+        made.delta(1.0 + step)
+        made.epsilon(1e-6 * (1 + step))
+
+    calls(0.0)
+    before = _contour._cache_size()
+    calls(0.25)
+    assert _contour._cache_size() == before
+    guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10).delta(np.ones((5, 2)))
+    assert _contour._cache_size() == before + 1
+
+
+def test_kinds_and_shapes():
+    made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
+    assert type(made.delta(1.0)) is type(made.epsilon(1e-6)) is type(made.renyi(2.0)) is float
+    found = made.delta(np.ones((5, 2)))
+    assert found.shape == (5, 2)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, made.delta(1.0), rtol=1e-12)
+    assert float(made.delta(jnp.float32(1.0))) == pytest.approx(made.delta(1.0), rel=1e-3)
+    assert made.epsilon(0.999) == 0.0
+
+
+# Values
+
+
+def several() -> dict[str, Guarantee]:
+    laws = {name: guarantee(Additive(law), 0.7) for name, law in LAWS.items()}
+    windowed = {name: guarantee(WINDOWED[name]).repeat(3) for name in ("sine-1", "uniform-quartic0.3-1")}
+    mixed = guarantee(dpk.hybrid(epsilon=1.0, **SKEW)).subsample(0.1).repeat(7)
+    return laws | windowed | {"hybrid": mixed, "all": laws["gaussian"].compose(mixed, windowed["sine-1"])}
+
+
+@pytest.mark.parametrize("name", several())
+def test_json_round_trip(name):
+    made = several()[name]
+    again = Guarantee.from_json(made.to_json())
+    assert again == made
+    assert hash(again) == hash(made)
+    assert again.to_dict() == json.loads(made.to_json()) == made.to_dict()
+    if len(made.terms) == 1 and made.terms[0].count == 1:
+        np.testing.assert_array_equal(again.delta([0.0, 0.3]), made.delta([0.0, 0.3]))
+
+
+def forged(change):
+    form = json.loads(guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3).to_json())
+    return change(form) or form
+
+
+FORGED = {
+    "no format": lambda f: f.pop("format") and None,
+    "other format": lambda f: f.update(format=2),
+    "no guarantee": lambda f: f.pop("guarantee") and None,
+    "unknown type": lambda f: f["guarantee"].update(type="Popen"),
+    "other type": lambda f: {"format": 1, "guarantee": f["guarantee"]["terms"]["tuple"][0]},
+    "field missing": lambda f: f["guarantee"]["terms"]["tuple"][0].pop("rate") and None,
+    "field too many": lambda f: f["guarantee"].update(more=1),
+    "a list": lambda f: {"format": 1, "guarantee": [1, 2]},
+    "a negative sigma": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["noise"].update(sigma=-2.0),
+    "a count of nothing": lambda f: f["guarantee"]["terms"]["tuple"][0].update(count=0),
+    "a negative count": lambda f: f["guarantee"]["terms"]["tuple"][0].update(count=-3),
+    "half a count": lambda f: f["guarantee"]["terms"]["tuple"][0].update(count=0.5),
+    "a rate above 1": lambda f: f["guarantee"]["terms"]["tuple"][0].update(rate=1.5),
+    "no shift": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(shift=0.0),
+    "no terms": lambda f: f["guarantee"]["terms"].update(tuple=[]),
+    "terms of text": lambda f: f["guarantee"]["terms"].update(tuple=["none"]),
+    "no pairs": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"].update(tuple=[]),
+}
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_forged_forms_are_refused(name):
+    form = forged(lambda f: FORGED[name](f))
+    with pytest.raises((ValueError, TypeError)):
+        Guarantee.from_dict(form)
+
+
+def test_immutable_and_equal_by_value():
+    one, other = (guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != one.repeat(2)
+    assert one != one.subsample(0.5)
+    assert one != guarantee(Additive(Gaussian(2.5)), 1.0).repeat(3)
+    assert one != "gaussian"
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.terms = ()
+    before = one.to_json()
+    one.repeat(2), one.compose(other), one.subsample(0.5), one.delta(1.0)
+    assert one.to_json() == before
+
+
+# Errors
+
+MADE = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda: MADE.subsample(0.0), ValueError, "^rate: "),
+        (lambda: MADE.subsample(1.0 + 1e-12), ValueError, "^rate: "),
+        (lambda: MADE.subsample(-0.5), ValueError, "^rate: "),
+        (lambda: MADE.subsample(math.nan), ValueError, "^rate: "),
+        (lambda: MADE.subsample("half"), TypeError, "^rate: "),
+        (lambda: MADE.subsample(0.5).subsample(0.5), ValueError, "^rate: .*samples already"),
+        (lambda: MADE.compose(MADE.subsample(0.5)).subsample(0.5), ValueError, "^rate: .*samples already"),
+        (lambda: MADE.delta(-1e-9), ValueError, "^epsilon: "),
+        (lambda: MADE.delta([0.5, math.nan]), ValueError, "^epsilon: "),
+        (lambda: MADE.delta("much"), TypeError, "^epsilon: "),
+        (lambda: MADE.epsilon(0.0), ValueError, "^delta: "),
+        (lambda: MADE.epsilon(1.0), ValueError, "^delta: "),
+        (lambda: MADE.epsilon([1e-5, 2.0]), ValueError, "^delta: "),
+        (lambda: MADE.repeat(0), ValueError, "^count: "),
+        (lambda: MADE.repeat(-1), ValueError, "^count: "),
+        (lambda: MADE.repeat(2.0), TypeError, "^count: "),
+        (lambda: MADE.repeat(True), TypeError, "^count: "),
+        (lambda: MADE.renyi(1.0), ValueError, "^order: "),
+        (lambda: MADE.trade_off(1.5), ValueError, "^alpha: "),
+        (lambda: call("gaussian"), TypeError, "^mechanism: str has no known"),
+        (lambda: call(Gaussian(1.0), 1.0), TypeError, "^mechanism: Gaussian has no known"),
+        (lambda: call(Additive(Gaussian(1.0))), ValueError, "^sensitivity: None"),
+        (lambda: call(WINDOWED["sine-1"], 1.0), ValueError, "^sensitivity: "),
+    ],
+)
+def test_bad_arguments(wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        wrong()
+
+
+def test_guarantees_of_a_pair_of_laws():
+    """As the docstring of ``guarantee`` promises."""
+    from accountants.pairs import Atoms
+
+    made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
+    assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
