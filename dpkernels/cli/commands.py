@@ -49,7 +49,7 @@ Examples:
 @click.version_option(package.__version__, prog_name="dpkernels")
 @click.pass_context
 def dpkernels(context: click.Context) -> None:
-    """Differential-privacy noise: bounded, unbiased, released by certified integer samplers."""
+    """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
     if context.invoked_subcommand is None:
         raise click.UsageError(f"a subcommand is missing, one of {', '.join(dpkernels.commands)}")
 
