@@ -2,17 +2,21 @@
 
 ``delta`` and ``epsilon`` compute the privacy profile that a mechanism's density realises, from the density and not from
 the budget it was built for; ``guarantee`` composes, ``Filter`` and ``Ledger`` keep a budget. ``calibrate`` finds the
-least noise for a budget, ``recycling`` accounts for budget recycling, ``known_domain_top_k`` and
-``unknown_domain_top_k`` release the largest counts. An unknown mechanism is an error, never a number.
+least noise for a budget; ``recycling`` accounts for budget recycling,
+``known_domain_top_k`` and ``unknown_domain_top_k`` release the largest counts. An unknown mechanism is an error, never
+a number.
 """
 
 from accountants import calibrate, recycling
+from accountants.comparison import compare
+from accountants.density_pairs import densities
 from accountants.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms import known_domain_top_k, unknown_domain_top_k
 from accountants.ledger import Ledger, LedgerError
 from accountants.profile import delta, epsilon
 from accountants.subsampling import amplified, on_sample
+from accountants.user_pairs import randomised_response, weights
 
 __all__ = [
     "BudgetExceeded",
@@ -24,11 +28,15 @@ __all__ = [
     "Odometer",
     "amplified",
     "calibrate",
+    "compare",
     "delta",
+    "densities",
     "epsilon",
     "guarantee",
     "known_domain_top_k",
     "on_sample",
+    "randomised_response",
     "recycling",
     "unknown_domain_top_k",
+    "weights",
 ]

@@ -21,9 +21,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
+from accountants.adaptive_gradient import upper_delta
 from dpkernels import checks
+from dpkernels.numerics import namespace
 
 KINDS = ("BR", "DP")
 CELLS = 512
@@ -38,8 +41,15 @@ class Bracket:
     upper: Any
 
 
-def adaptive_delta(order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = CELLS) -> Any:
-    """delta at eps of mechanisms run in this order, from above; see ``adaptive_bracket``, whose upper end it is."""
+def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = CELLS) -> Any:
+    """delta at eps of mechanisms run in this order, from above; see ``adaptive_bracket``, whose upper end it is.
+
+    JAX arguments give a JAX value, differentiable in epsilon0 and epsilon; rounding is then not accounted for.
+    """
+    if namespace(epsilon0, epsilon) is jnp:
+        checks.positive("epsilon0", epsilon0)
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        return upper_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
     return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
 
 

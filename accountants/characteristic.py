@@ -135,19 +135,19 @@ def saddle(parts: Parts, epsilon: Any) -> Any:
     return jnp.exp(_bisect(rising, *ends))
 
 
+def approximation(parts: Parts, c: Any) -> tuple[Any, Any]:
+    """(log delta, eps) of the saddle-point approximation at the eps whose saddle is c."""
+    value, slope, bend = _slopes(parts, c)
+    eps = slope - 1 / c - 1 / (1 + c)
+    bend = bend + 1 / c**2 + 1 / (1 + c) ** 2
+    return value - c * eps - jnp.log(c * (1 + c)) - jnp.log(2 * jnp.pi * bend) / 2, eps
+
+
 def saddle_of_delta(parts: Parts, log_delta: Any) -> tuple[Any, Any]:
     """(c, eps) at which the saddle-point approximation of log delta(eps) has this value."""
-
-    def at(log_c: Any) -> tuple[Any, Any]:
-        c = jnp.exp(log_c)
-        value, slope, bend = _slopes(parts, c)
-        eps = slope - 1 / c - 1 / (1 + c)
-        bend = bend + 1 / c**2 + 1 / (1 + c) ** 2
-        return value - c * eps - jnp.log(c * (1 + c)) - jnp.log(2 * jnp.pi * bend) / 2, eps
-
     ends = jnp.full_like(log_delta, _LOWEST), jnp.full_like(log_delta, _HIGHEST)
-    log_c = _bisect(lambda log_c: log_delta - at(log_c)[0], *ends)
-    return jnp.exp(log_c), at(log_c)[1]
+    log_c = _bisect(lambda log_c: log_delta - approximation(parts, jnp.exp(log_c))[0], *ends)
+    return jnp.exp(log_c), approximation(parts, jnp.exp(log_c))[1]
 
 
 @pytree

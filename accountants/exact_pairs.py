@@ -33,7 +33,7 @@ def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
     none = np.zeros(certificate.shift)
     near, far = np.concatenate([weights, none]), np.concatenate([none, weights])
     even = bool((weights == weights[::-1]).all())
-    return (Atoms(near, far),) if even else (Atoms(near, far), Atoms(far, near))
+    return (Atoms(near, far, certificate.shift),) if even else (Atoms(near, far), Atoms(far, near))
 
 
 @worst_pairs.register

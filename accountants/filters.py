@@ -9,6 +9,7 @@ included; the data may be reached in no other way. Objects here live in one proc
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple
 
 from accountants.amounts import Amounts, EpsilonDelta, Rho, amount, asked, budgeted, minus, plus
@@ -82,7 +83,37 @@ class _Account(Generic[Amounts]):
             return made
 
 
-class Filter:
+class _Charged(ABC, Generic[Amounts]):
+    """What has been charged to an account."""
+
+    _account: _Account[Amounts]
+
+    @abstractmethod
+    def __init__(self) -> None: ...
+
+    @property
+    def spent(self) -> Amounts:
+        """The sum of the charges."""
+        return self._account.spent
+
+    @property
+    def charges(self) -> tuple[Charge[Amounts], ...]:
+        """Every charge, the first first."""
+        return tuple(self._account.charges)
+
+
+class _Limited(_Charged[Amounts]):
+    """The same of an account with a budget."""
+
+    budget: Amounts
+
+    @property
+    def left(self) -> Amounts:
+        """What can still be charged."""
+        return minus(self.budget, self.spent)
+
+
+class Filter(_Limited[EpsilonDelta]):
     """An (epsilon, delta) fixed in advance, and charges that never exceed it.
 
     Guaranteed: whoever charges every query before running it, and runs none that is refused, learns something
@@ -127,23 +158,8 @@ class Filter:
         """
         return self._account.charge(asked(epsilon, delta), label)
 
-    @property
-    def spent(self) -> EpsilonDelta:
-        """The sum of the charges."""
-        return self._account.spent
 
-    @property
-    def left(self) -> EpsilonDelta:
-        """What can still be charged."""
-        return minus(self.budget, self.spent)
-
-    @property
-    def charges(self) -> tuple[Charge[EpsilonDelta], ...]:
-        """Every charge, the first first."""
-        return tuple(self._account.charges)
-
-
-class ConcentratedFilter:
+class ConcentratedFilter(_Limited[Rho]):
     """A rho of zCDP fixed in advance, and charges that never exceed it.
 
     Guaranteed as ``Filter`` has it, with rho-zCDP instead: rho may be chosen on the way too (Feldman & Zrnic 2021,
@@ -178,23 +194,8 @@ class ConcentratedFilter:
         """
         return self._account.charge(Rho(amount("rho", rho)), label)
 
-    @property
-    def spent(self) -> Rho:
-        """The sum of the charges."""
-        return self._account.spent
 
-    @property
-    def left(self) -> Rho:
-        """What can still be charged."""
-        return minus(self.budget, self.spent)
-
-    @property
-    def charges(self) -> tuple[Charge[Rho], ...]:
-        """Every charge, the first first."""
-        return tuple(self._account.charges)
-
-
-class Odometer:
+class Odometer(_Charged[EpsilonDelta]):
     """Running totals without a budget: it never refuses.
 
     Guaranteed for pure queries (delta 0), with certainty and whenever one looks or stops: of whatever has been seen,
@@ -223,13 +224,3 @@ class Odometer:
             ValueError: an amount that is negative, infinite or NaN.
         """
         return self._account.charge(asked(epsilon, delta), label)
-
-    @property
-    def spent(self) -> EpsilonDelta:
-        """The totals."""
-        return self._account.spent
-
-    @property
-    def charges(self) -> tuple[Charge[EpsilonDelta], ...]:
-        """Every charge, the first first."""
-        return tuple(self._account.charges)

@@ -3,9 +3,10 @@
     guarantee(mechanism).subsample(rate).repeat(n).compose(other)
 
 Neighbouring is that of the mechanisms: additive noise, datasets whose true values differ by at most the sensitivity in
-every report; bounded mechanisms, any two inputs. With ``subsample``, every report is on a Poisson sample of its own,
-and neighbouring is adding or removing one record. Covered: the reports of float laws in exact arithmetic, or exactly
-the integer tables of exact forms; mechanisms fixed in advance (for budgets chosen as one goes see ``filters``).
+every report, and so bounded mechanisms with one; others, any two inputs. With ``subsample``, every report is on a
+Poisson sample of its own, and neighbouring is adding or removing one record, or replacing one by another, whichever is
+asked for. Covered: the reports of float laws in exact arithmetic, or exactly the integer tables of exact forms;
+mechanisms fixed in advance (for budgets chosen as one goes see ``filters``).
 """
 
 from __future__ import annotations
@@ -25,33 +26,18 @@ import numpy as np
 from accountants import characteristic, serial
 from accountants import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
 from accountants.bracket import Bracket
-from accountants.characteristic import ConvergenceError, Part, Parts
+from accountants.characteristic import ConvergenceError, Parts
+from accountants.density_pairs import Densities
 from accountants.hockey_stick import as_float64, profile
-from accountants.losses import losses
 from accountants.pairs import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
+from accountants.replacement import check_replaceable
+from accountants.terms import ADJACENCIES, Term, both_ways, neighbouring, one_adjacency, part_of, with_mirror
 from dpkernels import checks
-from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
 # How far the upper end of a bracket may be from the lower one where it stands in for a number.
 _NEAR = 1e-3
-
-
-@pytree
-@dataclass(frozen=True)
-class Term:
-    """n independent reports of one mechanism, each on a Poisson sample of rate r.
-
-    Attributes:
-        pairs: the mechanism's worst pairs; its profile is the maximum over them.
-        count: n.
-        rate: r, or None for all the data.
-    """
-
-    pairs: tuple[Any, ...]
-    count: Any
-    rate: Any = None
 
 
 @pytree
@@ -76,21 +62,42 @@ class Guarantee:
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
     def compose(self, *others: Guarantee) -> Guarantee:
-        """This and the others."""
-        return Guarantee(sum((other.terms for other in others), self.terms))
-
-    def subsample(self, rate: Any) -> Guarantee:
-        """Every report on a Poisson sample of its own, of this rate; neighbouring: one record added or removed.
-
-        The two worst inputs are then those of the dataset with the record and of the one without it.
+        """This and the others.
 
         Raises:
-            ValueError: the rate is not in (0, 1], or reports are on samples already.
+            ValueError: samples with added and removed records, and samples with replaced ones.
+        """
+        return Guarantee(one_adjacency(sum((other.terms for other in others), self.terms)))
+
+    def subsample(self, rate: Any, adjacency: str = "add_remove") -> Guarantee:
+        """Every report on a Poisson sample of its own, of this rate.
+
+        Neighbouring is by records of the datasets, and the sensitivity of noise is the most that one record, if it is
+        in the sample, adds to the true value or takes from it.
+
+        Args:
+            rate: in (0, 1].
+            adjacency: "add_remove": one record added or removed; the two worst inputs are those of the dataset with
+                the record and of the one without it. "replace": one record replaced by another, so that the true
+                value may change by twice the sensitivity; see ``replacement``.
+
+        Raises:
+            ValueError: the rate is not in (0, 1], or reports are on samples already; replaced records and asymmetric
+                noise, tables or densities.
         """
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
+        checks.one_of("adjacency", adjacency, ADJACENCIES)
         if any(term.rate is not None for term in self.terms):
             raise ValueError("rate: these reports are on samples already")
-        return Guarantee(tuple(dataclasses.replace(term, rate=rate) for term in self.terms))
+        if adjacency == "replace":
+            for term in self.terms:
+                check_replaceable(term.pairs)
+        return Guarantee(tuple(dataclasses.replace(term, rate=rate, adjacency=adjacency) for term in self.terms))
+
+    @property
+    def neighbouring(self) -> str:
+        """Which inputs are neighbours, in words."""
+        return neighbouring(self.terms)
 
     def delta(self, epsilon: Any) -> Any:
         """The least delta at eps.
@@ -131,7 +138,7 @@ class Guarantee:
         if self._is_single:
             return exact(self, at)
         points = np.asarray(at, np.float64)
-        values = self._converged(what, points)
+        values = self.converged(what, points)
         for place in np.argwhere(np.isnan(values)):
             low, high = bracket(float(points[tuple(place)]))
             if low != high and not (high < np.inf and high - low <= _NEAR * high + 1e-12):
@@ -139,7 +146,7 @@ class Guarantee:
             values[tuple(place)] = high
         return float(values) if values.ndim == 0 else values
 
-    def _converged(self, what: str, points: np.ndarray) -> np.ndarray:
+    def converged(self, what: str, points: np.ndarray) -> np.ndarray:
         """Values on the smallest contour that converges for all, else NaN for those that do not."""
         with jax.enable_x64(True):
             for size in (characteristic.SMALL, characteristic.MIDDLE, characteristic.LARGE):
@@ -154,17 +161,12 @@ class Guarantee:
 
     def directions(self) -> tuple[Parts, ...]:
         """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays."""
-        return tuple(tuple(_part(term, added) for term in self.terms) for added in self.ways)
+        return tuple(tuple(part_of(term, added) for term in self.terms) for added in self.ways)
 
     @property
     def ways(self) -> tuple[bool, ...]:
-        """Whether the neighbour has one record more: both, but where a pair and its mirror have one profile.
-
-        They have for noise and windows on all the data; samples break the symmetry, and weight tables may have none.
-        """
-        pairs = [pair for term in self.terms for pair in term.pairs]
-        whole = all(term.rate is None for term in self.terms)
-        return (False,) if whole and not any(isinstance(pair, Atoms) for pair in pairs) else (False, True)
+        """Whether the neighbour has one record more: both, but where a pair and its mirror have one profile."""
+        return (False, True) if any(term.has_directions for term in self.terms) else (False,)
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
@@ -228,7 +230,7 @@ class Guarantee:
         return cls.from_dict(json.loads(text))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Guarantee) and self.to_dict() == other.to_dict()
+        return self is other or (isinstance(other, Guarantee) and self.to_dict() == other.to_dict())
 
     def __hash__(self) -> int:
         return hash(self.to_json())
@@ -250,16 +252,16 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
 
     Args:
         mechanism: a mechanism of dpkernels, its exact form (then the integers are accounted), or a pair of laws of
-            ``accountants.pairs`` such as ``Atoms``.
+            ``accountants.pairs``, such as those that ``weights``, ``randomised_response`` and ``densities`` make.
         sensitivity: D of an additive mechanism, by default its claim's; others take none.
 
     Raises:
         TypeError: an unknown mechanism.
         ValueError: no sensitivity for an additive mechanism, or one for another.
     """
-    if isinstance(mechanism, Atoms | Mixed | Placed | Shifted):
+    if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
         take_none(sensitivity)
-        return Guarantee((Term((mechanism,), 1),))
+        return Guarantee((Term(with_mirror(mechanism), 1),))
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 
 
@@ -286,33 +288,11 @@ def _contour(made: Guarantee, at: Any, what: str, size: tuple[int, float]) -> tu
 
 
 def _exact_delta(made: Guarantee, epsilon: Any) -> Any:
-    value = profile(_both_ways(made.terms[0].pairs), epsilon)
+    value = profile(both_ways(made.terms[0].pairs), epsilon)
     return float(value) if np.ndim(value) == 0 else value
 
 
 def _exact_epsilon(made: Guarantee, delta: Any) -> Any:
     from accountants.profile import epsilon_of
 
-    return epsilon_of(_both_ways(made.terms[0].pairs), delta)
-
-
-def _both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return (*pairs, *(Atoms(pair.q, pair.p) for pair in pairs if isinstance(pair, Atoms)))
-
-
-def _part(term: Term, added: bool) -> Part:
-    """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
-
-    Of two pairs (asymmetric noise) the choice may differ from report to report: such a term has no nodes, and NaN
-    tells that the contour cannot be used.
-    """
-    (pair, *others) = term.pairs
-    if term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian):
-        return Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count)
-    nodes = losses(pair)
-    if others:
-        nodes = jax.tree.map(lambda leaf: leaf * jnp.nan, nodes)
-    if term.rate is not None:
-        nodes = nodes.sampled(term.rate)
-    nodes = nodes.mirrored() if added else nodes
-    return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)
+    return epsilon_of(both_ways(made.terms[0].pairs), delta)

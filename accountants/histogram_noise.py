@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from accountants.concentrated import gaussian_rho, simple_epsilon
-from accountants.hockey_stick import additive_profile
+from accountants.calibrate.scale import smallest_scale
+from accountants.concentrated import gaussian_rho
+from accountants.pairs import noise_pairs
+from accountants.profile import epsilon_of
 from accountants.pure_composition import pure_delta
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -93,7 +95,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
 
     # From b = Dinf D0/eps on, all budgets added are within eps.
     b = _least(pure_is_enough, 1e-6, 1 + 1e-12)
-    return HistogramNoise(math.sqrt(D0) * Dinf * _gaussian_sigma(epsilon, delta), b * Dinf / share)
+    return HistogramNoise(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf), b * Dinf / share)
 
 
 def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int | None:
@@ -113,21 +115,9 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
     return next((D0 for D0 in range(1, most + 1) if better(D0)), None)
 
 
-def _gaussian_sigma(epsilon: float, delta: float) -> float:
-    """The least sigma for sensitivity 1; that of zCDP, rho + 2 sqrt(rho L) = eps with L = ln(1/delta), is enough."""
-    L = -math.log(delta)
-    enough = (math.sqrt(L + epsilon) + math.sqrt(L)) / (math.sqrt(2) * epsilon)
-    return _least(lambda s: _gaussian_delta(1 / s, epsilon) <= delta, enough * 1e-6, enough)
-
-
 def gaussian_epsilon(ratio: float, delta: float) -> float:
     """The least eps of Gaussian noise at delta, D/s being ``ratio``."""
-    enough = float(simple_epsilon(ratio**2 / 2, delta))
-    return _least(lambda eps: _gaussian_delta(ratio, eps) <= delta, enough * 1e-6, enough)
-
-
-def _gaussian_delta(ratio: float, epsilon: float) -> float:
-    return float(additive_profile(Gaussian(1.0), ratio, epsilon))
+    return float(epsilon_of(noise_pairs(Gaussian(1.0), ratio), delta))
 
 
 def _least(enough: Callable[[float], bool], low: float, high: float) -> float:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.hockey_stick import step_copies
+from accountants.noise_sticks import step_copies
 from accountants.pairs import Atoms, Mixed, Placed, Shifted
 from accountants.pieces import Pieces, split
 from dpkernels.numerics import floating, gauss_legendre, like, namespace
@@ -60,9 +60,30 @@ class Losses:
         sampled = jnp.where(jnp.isfinite(self.loss), there, jnp.where(self.loss > 0, jnp.inf, jnp.log1p(-rate)))
         return Losses(rate * self.p + (1 - rate) * self.q, self.q, sampled, self.spread)
 
+    def both_ways(self) -> Losses:
+        """The pair whose profile is the larger of this pair's and its mirror's, where that is this one's at eps >= 0.
+
+        It has the positive losses, their mirror images, and otherwise no loss.
+        """
+        # What is rounding would count twice, and be taken off from the rest.
+        positive = self.loss > 64 * jnp.finfo(self.loss.dtype).eps
+        p, q = jnp.where(positive, self.p, 0.0), jnp.where(positive, self.q, 0.0)
+        rest = 1 - p.sum(keepdims=True) - q.sum(keepdims=True)
+        nothing = Losses(rest, rest, 0 * rest, rest != rest)
+        there = Losses(p, q, self.loss, self.spread)
+        return joined([there, there.mirrored(), nothing])
+
     @property
     def _finite(self) -> Any:
         return jnp.where(jnp.isfinite(self.loss), self.loss, 0.0)
+
+
+def log_ratio(log_p: Any, log_q: Any) -> Any:
+    """log p - log q: infinite where one of the two is 0, and 0 where both are."""
+    xp = namespace(log_p, log_q)
+    p, q = log_p > -np.inf, log_q > -np.inf
+    finite = xp.where(p & q, log_p, 0.0) - xp.where(p & q, log_q, 0.0)
+    return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
 
 
 @singledispatch
@@ -152,7 +173,7 @@ def _(pair: Placed) -> Losses:
 
 
 def whole(pair: Placed) -> tuple[Any, Any, Any]:
-    """The densities of p and q on the scaled reports [-1, 1], and all their knots."""
+    """The densities of p and q on the scaled reports [-1, 1], and all their knots and the point half-way."""
     m = pair.mechanism
     xp = namespace(*jax.tree.leaves(pair))
     middles = [(x - m.middle) * m.scale / m.window_mass for x in (pair.x, pair.other)]
@@ -162,5 +183,7 @@ def whole(pair: Placed) -> tuple[Any, Any, Any]:
 
     bends = np.concatenate([m.window.kinks, -m.window.kinks])
     edges = np.concatenate([m.base.kinks, -m.base.kinks, [-1.0, 1.0]])
-    knots = xp.concatenate([*(middle + m.width * bends for middle in middles), edges])
+    # Between two inputs as far from the middle the loss changes its sign half-way.
+    between = xp.stack([(middles[0] + middles[1]) / 2])
+    knots = xp.concatenate([*(middle + m.width * bends for middle in middles), between, edges])
     return density(middles[0]), density(middles[1]), xp.sort(xp.clip(knots, -1.0, 1.0))

@@ -67,7 +67,7 @@ class Placed:
     other: Any
 
 
-@pytree
+@partial(pytree, static=("moved", "near"))
 @dataclass(frozen=True)
 class Atoms:
     """Two laws on the same finitely many reports.
@@ -75,10 +75,15 @@ class Atoms:
     Attributes:
         p: probabilities under one input, a 1-D array.
         q: under the other.
+        moved: of even noise on a lattice, how many points q is further on than p; None for other laws.
+        near: whether the inputs are within a sensitivity, of laws that are not moved: inputs twice as far apart, as
+            where a record is replaced, may have others.
     """
 
     p: Any
     q: Any
+    moved: int | None = None
+    near: bool = False
 
 
 @pytree
@@ -102,7 +107,8 @@ def worst_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     """Pairs whose hockey sticks' pointwise maximum is the mechanism's profile at every eps >= 0.
 
     Args:
-        mechanism: a mechanism of dpkernels. Bounded ones: any two inputs are neighbours.
+        mechanism: a mechanism of dpkernels. Bounded ones: any two inputs are neighbours, or those within its own
+            sensitivity.
         sensitivity: D of an additive mechanism, whose neighbouring inputs differ by at most D; by default its claim's.
 
     Returns:
@@ -172,7 +178,7 @@ def _(noise: Lattice, sensitivity: Any) -> tuple[Any, ...]:
         raise ValueError(f"sensitivity: {sensitivity}; on a lattice it is one number, as the step is")
     n = math.ceil(Fraction(float(D)) / Fraction(float(step)))
     weights, xp = noise.probabilities, namespace(noise.probabilities)
-    return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights])),)
+    return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n),)
 
 
 def is_even(noise: Distribution) -> bool:
@@ -206,14 +212,15 @@ def shifted(noise: Distribution, shift: Any) -> Shifted:
 
 
 def take_none(sensitivity: Any) -> None:
-    """Refuse a sensitivity for a bounded mechanism.
+    """Refuse a sensitivity for a bounded mechanism, which has none or one of its own.
 
     Raises:
         ValueError: one was given.
     """
     if sensitivity is not None:
         raise ValueError(
-            f"sensitivity: {sensitivity}; any two inputs of a bounded mechanism are neighbours, so it takes none"
+            f"sensitivity: {sensitivity}; neighbours of a bounded mechanism are any two inputs, or within the "
+            "sensitivity it was made for, so it takes none"
         )
 
 

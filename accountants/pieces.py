@@ -50,7 +50,7 @@ def split(pair: Shifted) -> Pieces:
     """The pieces; the whole line, but for laws of steps, where it is between the outermost knots kept."""
     noise, D, law = pair.noise, pair.shift, pair.noise.law
     left, right = _ends(pair)
-    width = _width(left, right, D)
+    width = width_between(left, right, D)
     inner = _inside(left, right, D)
     weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
     # For one Gaussian the loss is that of the law, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2.
@@ -67,18 +67,23 @@ def split(pair: Shifted) -> Pieces:
 
 def _ends(pair: Shifted) -> tuple[Any, Any]:
     """Neighbouring knots of f and of its shift."""
-    noise, D = pair.noise, pair.shift
-    law: Any = noise.law
-    points = [floating(jnp.asarray(k)) for k in (law.knots if law.degree else law.steps(pair.periods), *noise.edges)]
-    knots = jnp.concatenate([jnp.atleast_1d(k) for k in points])
-    ends = jnp.sort(jnp.concatenate([knots, knots + D]))
-    if law.degree == 0:
+    knots = knots_of(pair)
+    ends = jnp.sort(jnp.concatenate([knots, knots + pair.shift]))
+    if pair.noise.law.degree == 0:
         return ends[:-1], ends[1:]
     infinity = jnp.full(1, jnp.inf, ends.dtype)
     return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity])
 
 
-def _width(left: Any, right: Any, D: Any) -> Any:
+def knots_of(pair: Shifted) -> Any:
+    """Knots of f; of a staircase as many periods of steps as the pair keeps."""
+    noise: Any = pair.noise
+    law = noise.law
+    points = [floating(jnp.asarray(k)) for k in (law.knots if law.degree else law.steps(pair.periods), *noise.edges)]
+    return jnp.concatenate([jnp.atleast_1d(k) for k in points])
+
+
+def width_between(left: Any, right: Any, D: Any) -> Any:
     """Knots may meet but for rounding: what is between them is no piece, its loss would be that of no real one."""
     rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
     sliver = jnp.isfinite(rounding) & (right - left <= rounding)

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.hockey_stick import Curve, hockey_stick, largest_loss, total
+from accountants.hockey_stick import hockey_stick, largest_loss
+from accountants.noise_sticks import Curve, total
 from accountants.pairs import Placed
 from dpkernels.mechanisms.bases import Constant
 from dpkernels.mechanisms.tabulated import TabulatedBase, TabulatedWindow

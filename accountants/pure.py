@@ -17,7 +17,9 @@ from dpkernels.numerics import maximum_on
 
 @singledispatch
 def epsilon(mechanism: Any) -> float:
-    """The smallest eps for which the mechanism is eps-DP; neighbouring: any two inputs of its interval.
+    """The smallest eps for which the mechanism is eps-DP.
+
+    Neighbouring: any two inputs of its interval, or those within the sensitivity of one that has it.
 
     Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
     with every kink, refined at the best. Mixtures: an upper bound, that of the choice revealed. Exact forms: from the

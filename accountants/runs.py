@@ -1,12 +1,12 @@
 """A pair of laws as atoms of the loss and runs on which it is monotone: what a loss distribution is discretised from.
 
-NumPy in float64. On a run the densities are smooth and the loss can be inverted, so cells can end where the loss is
-on the grid, and nodes inside a cell integrate to rounding.
+NumPy in float64. On a run the densities are smooth and the loss can be inverted, so that cells can end where the loss
+is on a grid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import singledispatch
 from itertools import pairwise
@@ -23,8 +23,12 @@ Function = Callable[[np.ndarray], np.ndarray]
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 _SAMPLES, _BISECTIONS = 257, 60
-# Panels of a run, beside those that the grid makes; an atom this near to the grid, in steps, is on it.
-_PANELS, _ON_GRID, _INSET = 256, 1e-9, 1e-12
+# At a knot itself a density may jump: how far from it, of a run's length, it is looked at.
+_INSET = 1e-12
+# Knots no further apart, relative to the farthest, are one but for rounding.
+_ROUNDING = 64 * 2.0**-52
+# Losses up to it are rounding errors.
+_NO_LOSS = 64 * 2.0**-52
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,21 @@ class Spectrum:
         )
         return Spectrum(rate * self.p + (1 - rate) * self.q, self.q, there(self.loss), runs)
 
+    def both_ways(self) -> Spectrum:
+        """The pair whose profile is the larger of this pair's and its mirror's, where that is this one's at eps >= 0.
+
+        It has the positive losses, their mirror images, and otherwise no loss. A run's losses are of one sign.
+        """
+        some = self.loss > _NO_LOSS
+        runs = tuple(run for run in self.runs if run.loss(np.array((run.left + run.right) / 2)) > 0)
+        there = Spectrum(self.p[some], self.q[some], self.loss[some], runs)
+        rest = np.maximum([1 - sum(there.p) - sum(there.q) - sum(map(_mass_of, runs))], 0.0)
+        return joined([there, there.mirrored(), Spectrum(rest, rest, 0 * rest, ())])
+
+
+def _mass_of(run: Run) -> float:
+    return _mass(run.p, run.left, run.right) + _mass(run.q, run.left, run.right)
+
 
 def _after(outer: Any, inner: Any) -> Function:
     return lambda x: outer(inner(x))
@@ -90,6 +109,12 @@ def _after(outer: Any, inner: Any) -> Function:
 
 def _mix(run: Run, rate: float) -> Function:
     return lambda x: rate * run.p(x) + (1 - rate) * run.q(x)
+
+
+def joined(parts: Sequence[Spectrum]) -> Spectrum:
+    """All outcomes of several."""
+    p, q, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p", "q", "loss"))
+    return Spectrum(p, q, loss, sum((part.runs for part in parts), ()))
 
 
 @singledispatch
@@ -112,9 +137,7 @@ def _(pair: Atoms) -> Spectrum:
 @spectrum.register
 def _(pair: Mixed) -> Spectrum:
     w = float(pair.weight)
-    parts = [_scaled(spectrum(pair.first), w), _scaled(spectrum(pair.second), 1 - w)]
-    p, q, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p", "q", "loss"))
-    return Spectrum(p, q, loss, parts[0].runs + parts[1].runs)
+    return joined([_scaled(spectrum(pair.first), w), _scaled(spectrum(pair.second), 1 - w)])
 
 
 def _scaled(whole: Spectrum, weight: float) -> Spectrum:
@@ -170,35 +193,44 @@ def _affine(
 def _(pair: Placed) -> Spectrum:
     """Pieces between the knots of both densities, cut again where the loss turns."""
     p, q, ends = whole(jax.tree.map(float, pair))
+    return between_knots(p, q, lambda x: np.log(p(x)) - np.log(q(x)), ends)
+
+
+def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray) -> Spectrum:
+    """The spectrum of two densities that are smooth between knots, which increase."""
     atoms: list[tuple[Any, Any, Any]] = []
     runs: list[Run] = []
+    rounding = _ROUNDING * float(np.abs(ends).max())
     for left, right in pairwise(ends.tolist()):
-        if right - left <= 1e-13:
+        if right - left <= rounding:
             continue
         inset = _INSET * (right - left)
         x = np.linspace(left + inset, right - inset, _SAMPLES)
-        loss = np.log(p(x)) - np.log(q(x))
-        if np.ptp(loss) <= 1e-13 * (1 + np.abs(loss).max()):
-            width = right - left
-            nodes = left + width * _NODES
-            atoms.append((width * (p(nodes) @ _WEIGHTS), width * (q(nodes) @ _WEIGHTS), loss[_SAMPLES // 2]))
+        level = loss(x)
+        if np.isinf(level).all() or np.ptp(level) <= 1e-13 * (1 + np.abs(level).max()):
+            atoms.append((_mass(p, left, right), _mass(q, left, right), level[_SAMPLES // 2]))
         else:
-            runs.extend(_numeric(p, q, *span) for span in _monotone(p, q, x, left, right))
-    p_mass, q_mass, loss = np.array(atoms).reshape(-1, 3).T
-    return Spectrum(p_mass, q_mass, loss, tuple(runs))
+            runs.extend(_numeric(p, q, loss, *span) for span in monotone(loss, x, left, right))
+    p_mass, q_mass, level = np.array(atoms).reshape(-1, 3).T
+    return Spectrum(p_mass, q_mass, level, tuple(runs))
 
 
-def _monotone(p: Function, q: Function, x: np.ndarray, left: float, right: float) -> list[tuple[float, float]]:
+def _mass(density: Function, left: float, right: float) -> float:
+    points = np.linspace(left, right, _SAMPLES)
+    width = np.diff(points)[:, None]
+    return float((width * _WEIGHTS * density(points[:-1, None] + width * _NODES)).sum())
+
+
+def monotone(loss: Function, x: np.ndarray, left: float, right: float) -> list[tuple[float, float]]:
     """The spans between turns of the loss, each found by golden section in its bracket."""
     from scipy.optimize import minimize_scalar
 
-    loss = np.log(p(x)) - np.log(q(x))
-    rising = np.diff(loss) > 0
+    rising = np.diff(loss(x)) > 0
     cuts = [left]
     for j in np.flatnonzero(rising[1:] != rising[:-1]) + 1:
         sign = -1.0 if rising[j - 1] else 1.0
         found = minimize_scalar(
-            lambda v, sign=sign: float(sign * (np.log(p(np.array(v))) - np.log(q(np.array(v))))),
+            lambda v, sign=sign: float(sign * loss(np.array(v))),
             bounds=(x[j - 1], x[j + 1]),
             method="bounded",
             options={"xatol": 1e-12 * (right - left)},
@@ -207,12 +239,8 @@ def _monotone(p: Function, q: Function, x: np.ndarray, left: float, right: float
     return list(zip(cuts, [*cuts[1:], right], strict=True))
 
 
-def _numeric(p: Function, q: Function, left: float, right: float) -> Run:
+def _numeric(p: Function, q: Function, loss: Function, left: float, right: float) -> Run:
     """A run whose loss is inverted by bisection."""
-
-    def loss(x: np.ndarray) -> np.ndarray:
-        return np.log(p(x)) - np.log(q(x))
-
     inset = _INSET * (right - left)
     rises = loss(np.array(right - inset)) > loss(np.array(left + inset))
 
@@ -225,51 +253,3 @@ def _numeric(p: Function, q: Function, left: float, right: float) -> Run:
         return (low + high) / 2
 
     return Run(left, right, p, q, loss, inverse)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """A spectrum cut along a grid of the loss.
-
-    Attributes:
-        p: mass under p.
-        q: mass under q.
-        cell: k, with the loss in [k h, (k + 1) h].
-        share: where in its cell the loss is, 0 to 1.
-        infinite: mass of p where q is 0.
-    """
-
-    p: np.ndarray
-    q: np.ndarray
-    cell: np.ndarray
-    share: np.ndarray
-    infinite: float
-
-
-def nodes_on_grid(whole: Spectrum, step: float) -> Nodes:
-    """Nodes of every cell of the grid k step."""
-    finite = np.isfinite(whole.loss)
-    infinite = float(whole.p[whole.loss == np.inf].sum())
-    level = whole.loss[finite] / step
-    near = np.round(level)
-    level = np.where(np.abs(level - near) < _ON_GRID, near, level)
-    atoms = (whole.p[finite], whole.q[finite], np.floor(level), level - np.floor(level))
-    parts = [atoms, *(_cells(run, step) for run in whole.runs)]
-    p, q, cell, share = (np.concatenate(column) for column in zip(*parts, strict=True))
-    keep = p > 0
-    return Nodes(p[keep], q[keep], cell[keep].astype(np.int64), np.clip(share[keep], 0.0, 1.0), infinite)
-
-
-def _cells(run: Run, step: float) -> tuple[Any, Any, Any, Any]:
-    """Gauss-Legendre nodes between points of a run: where its loss is on the grid, and evenly where it hardly moves."""
-    inset = _INSET * (run.right - run.left)  # At a knot itself a density may jump.
-    ends = run.loss(np.array([run.left + inset, run.right - inset])) / step
-    inner = np.arange(np.floor(ends.min()) + 1, np.ceil(ends.max()))
-    on_grid = np.clip(run.inverse(inner * step), run.left, run.right)
-    points = np.union1d(on_grid, np.linspace(run.left, run.right, _PANELS + 1))
-    width = np.diff(points)
-    x = points[:-1, None] + width[:, None] * _NODES
-    cell = np.floor(run.loss(points[:-1] + width / 2) / step)[:, None] + 0 * x
-    weight = width[:, None] * _WEIGHTS
-    share = run.loss(x) / step - cell
-    return (weight * run.p(x)).ravel(), (weight * run.q(x)).ravel(), cell.ravel(), share.ravel()

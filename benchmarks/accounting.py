@@ -28,11 +28,13 @@ import numpy as np
 from scipy.optimize import brentq
 
 import dpkernels as dpk
+from accountants import calibrate
 from accountants.guarantee import Guarantee, Term, guarantee
 from accountants.pairs import Atoms
 from accountants.pure_composition import pure_epsilon
 from benchmarks.recycling import markdown
 from benchmarks.sampling import _processor
+from dpkernels.distributions.gaussian import Gaussian
 
 SIGMA, RATE, COUNT, PURE, PURE_COUNT = 30.74956613197745, 0.01, 1000, 0.1, 100
 EPSILON, DELTA, SMALL_DELTA = 1.0, 1e-6, 1e-10  # of the calibration; of the second table
@@ -78,7 +80,7 @@ def ours() -> Accountant:
         laplace.epsilon,
         lambda sigma, delta: _sampled(sigma).epsilon(delta),
         lambda delta: float(pure_epsilon(PURE, PURE_COUNT, delta)),
-        lambda: _root(lambda sigma: _sampled(sigma).epsilon(DELTA)),
+        lambda: calibrate.composed_scale(Gaussian(1.0), epsilon=EPSILON, delta=DELTA, count=COUNT, rate=RATE),
     )
 
 

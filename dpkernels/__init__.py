@@ -45,6 +45,10 @@ _HOMES = {
     "Multivariate": "mechanisms.multivariate",
     "base_from": "mechanisms.tabulated",
     "window_from": "mechanisms.tabulated",
+    "CentralPiecewise": "mechanisms.central_piecewise",
+    "central_piecewise": "mechanisms.central_piecewise",
+    "Optimal": "mechanisms.optimal",
+    "optimal": "mechanisms.optimal_search",
     "MECHANISMS": "mechanisms.named",
     "composite": "mechanisms.named",
     "duchi": "mechanisms.named",
@@ -55,6 +59,7 @@ _HOMES = {
     "piecewise_wang2019": "mechanisms.named",
     "CertificateError": "exact.certificate",
     "Certificate": "exact.certificate",
+    "RowCertificate": "exact.row_certificate",
     "certify": "exact.forms",
     "perturb": "perturbation",
     "estimate_mean": "estimate",
@@ -75,9 +80,11 @@ if TYPE_CHECKING:
     from dpkernels.estimate import estimate_mean
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.forms import certify
+    from dpkernels.exact.row_certificate import RowCertificate
     from dpkernels.mechanisms.additive import Additive
     from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors
     from dpkernels.mechanisms.bases import Constant, Quartic
+    from dpkernels.mechanisms.central_piecewise import CentralPiecewise, central_piecewise
     from dpkernels.mechanisms.multivariate import Multivariate
     from dpkernels.mechanisms.named import (
         MECHANISMS,
@@ -101,6 +108,8 @@ if TYPE_CHECKING:
         truncated_gaussian,
         truncated_laplace,
     )
+    from dpkernels.mechanisms.optimal import Optimal
+    from dpkernels.mechanisms.optimal_search import optimal
     from dpkernels.mechanisms.tabulated import base_from, window_from
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint
     from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Windowed

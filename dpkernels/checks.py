@@ -128,6 +128,16 @@ def interval(lower: Any, upper: Any) -> None:
         raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)} are too close to be told apart")
 
 
+def any_two(name: str, mechanism: Any) -> None:
+    """Refuse a mechanism that is private only for inputs within a sensitivity.
+
+    Raises:
+        ValueError: it is one.
+    """
+    if (near := getattr(mechanism, "sensitivity", None)) is not None:
+        raise ValueError(f"{name}: is private for inputs at most {near} apart; one for any two inputs is needed")
+
+
 def one_of(name: str, value: str, allowed: Any) -> None:
     """Refuse a choice that is not listed."""
     if value not in allowed:

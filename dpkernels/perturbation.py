@@ -18,7 +18,9 @@ from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.mechanisms.optimal import Optimal
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
 from dpkernels.release import DeviceRelease, Simulation, exact_engine, in_chunks
@@ -44,10 +46,10 @@ def perturb(
 
     With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
     of 256 bits from the operating system. Guarantee: bounded mechanisms, epsilon-DP of each report, any two inputs of
-    the interval being neighbours (local DP); additive ones, their claim of (epsilon, delta) for inputs, as the floats
-    that are perturbed, up to the sensitivity apart. Not covered: timing and other side channels, the generator's
-    assumption, rows that concern one person several times. With ``exact=False`` they come from float kernels: for
-    simulation only.
+    the interval being neighbours (local DP), or with a sensitivity those within it; additive ones, their claim of
+    (epsilon, delta) for inputs up to the sensitivity apart. Inputs are the floats that are perturbed. Not covered:
+    timing and other side channels, the generator's assumption, rows that concern one person several times. With
+    ``exact=False`` they come from float kernels: for simulation only.
 
     The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
 
@@ -96,8 +98,19 @@ def _check_whole(mechanism: Any, x: Any, clip: bool) -> None:
     """Refuse what can be refused only by looking at x as a whole."""
 
 
+@_check_whole.register(Additive)
+@_check_whole.register(CentralPiecewise)
+def _(mechanism: Any, x: Any, clip: bool) -> None:
+    _check_integers(x)
+
+
 @_check_whole.register
-def _(mechanism: Additive, x: Any, clip: bool) -> None:
+def _(mechanism: Optimal, x: Any, clip: bool) -> None:
+    if mechanism.sensitivity is not None:
+        _check_integers(x)
+
+
+def _check_integers(x: Any) -> None:
     """Rounded integers may be further apart than the true ones, which is what a sensitivity is about."""
     dtype = _perturbed_type(x)
     most = 1 << (np.finfo(dtype).nmant + 1)

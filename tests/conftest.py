@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import jax
 import pytest
+
+# Nothing is read from or left in the user's cache; set before anything is solved.
+os.environ["DPKERNELS_CACHE"] = ""
 
 
 @pytest.fixture(autouse=True)

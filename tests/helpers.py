@@ -92,7 +92,20 @@ ATOMIC: dict[str, Mechanism] = {
     "hybrid-5": dpk.hybrid(epsilon=5.0, **SMALL),
 }
 
-ALL: dict[str, Mechanism] = WINDOWED | ATOMIC
+ROWS: dict[str, dpk.Optimal] = {
+    "optimal-1": dpk.optimal(epsilon=1.0, points=9, outputs=41, **SKEW),
+    "optimal-3-far": dpk.optimal(epsilon=3.0, points=9, outputs=41, **FAR),
+    "optimal-central-2": dpk.optimal(epsilon=2.0, sensitivity=6.0, points=11, outputs=41, **SKEW),
+    "optimal-expected-1": dpk.optimal(epsilon=1.0, points=9, outputs=41, objective=[3.0, 1.0, 0.0], **UNIT),
+}
+
+CENTRAL_PIECEWISE: dict[str, dpk.CentralPiecewise] = {
+    "central-piecewise-1": dpk.central_piecewise(epsilon=1.0, sensitivity=6.0, **SKEW),
+    "central-piecewise-3-published": dpk.central_piecewise(epsilon=3.0, sensitivity=0.25, core="published", **UNIT),
+    "central-piecewise-0.5-far": dpk.central_piecewise(epsilon=0.5, sensitivity=5.0, steps=3, **FAR),
+}
+
+ALL: dict[str, Mechanism] = WINDOWED | ATOMIC | ROWS | CENTRAL_PIECEWISE
 
 MULTIVARIATE: dict[str, dpk.Multivariate] = {
     "one-of-three": dpk.multivariate(dimensions=3, epsilon=1.0, **SKEW),
@@ -130,6 +143,10 @@ def rounding(m: Any) -> float:
         return rounding(m.first)
     if isinstance(m, dpk.TwoPoint):
         return 4 * spacing(m) / input_range(m)
+    if isinstance(m, dpk.Optimal):
+        return 1e-15 + 4 * spacing(m) / m.step
+    if isinstance(m, dpk.CentralPiecewise):
+        return 1e-15 + 4 * spacing(m) * float(m.pdf(m.middle, m.middle))
     return 1e-15 + 4 * spacing(m) * m.scale * (m.level + m.height)
 
 
@@ -144,6 +161,9 @@ def knots(m: Any, x: float) -> np.ndarray:
     """Reports where the density given x is not smooth, within the output interval and with its ends."""
     low, high = (float(end) for end in m.output_interval)
     points = [np.array([low, high, x])]
+    if isinstance(m, dpk.CentralPiecewise):
+        centre = m.middle + m.scale * (x - m.middle) / (input_range(m) / 2)
+        points.append(centre + m.scale * np.concatenate([m.half_widths, -m.half_widths]))
     for part in (m.first, m.second) if isinstance(m, dpk.Mixture) else (m,):
         if isinstance(part, dpk.Windowed):
             half = (part.output_interval[1] - part.output_interval[0]) / 2

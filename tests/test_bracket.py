@@ -13,13 +13,15 @@ from noise_registry import LAWS, scale
 from scipy.special import ndtr
 
 import dpkernels as dpk
-from accountants import bracket, guarantee, loss_distribution
+from accountants import bracket, guarantee
 from accountants.characteristic import ConvergenceError
 from accountants.guarantee import Guarantee, Term
-from accountants.loss_distribution import above, below, compose
+from accountants.loss_bounds import Masses, above, below
+from accountants.loss_cells import Cells, cells_on_grid
+from accountants.loss_distribution import compose
 from accountants.pairs import worst_pairs
 from accountants.pure_composition import pure_delta
-from accountants.runs import Nodes, nodes_on_grid, spectrum
+from accountants.runs import spectrum
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -125,8 +127,8 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
 # The discretisations themselves
 
 
-def nodes(step, mechanism, D=None):
-    return nodes_on_grid(spectrum(worst_pairs(mechanism, D)[0]), step)
+def cells(step, mechanism, D=None):
+    return cells_on_grid(spectrum(worst_pairs(mechanism, D)[0]), step)
 
 
 PAIRS = {
@@ -141,11 +143,11 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_connected_dots_keep_both_masses(name):
     step = 0.0371
-    cut = nodes(step, *PAIRS[name])
+    cut = cells(step, *PAIRS[name])
     found = above(cut, step, 1)
     k = found.first + np.arange(len(found.mass))
     assert found.mass.sum() == pytest.approx(cut.p.sum(), rel=1e-10)
-    assert found.mass @ np.exp(-k * step) == pytest.approx(cut.q.sum(), rel=1e-8)
+    assert found.mass @ np.exp(-k * step) == pytest.approx(np.exp(-k[:-1] * step) @ (cut.p - cut.gain).sum(1), rel=1e-8)
     assert cut.p.sum() + cut.infinite == pytest.approx(1.0, rel=1e-10)
 
 
@@ -155,7 +157,7 @@ def test_one_report_between_its_bounds(name):
     m, D = PAIRS[name]
     exact = guarantee(m, D)
     for step in (0.5, 0.0371):
-        cut = nodes(step, m, D)
+        cut = cells(step, m, D)
         low, high = (compose([side(cut, step, 1)], step, 1.0) for side in (below, above))
         for eps in np.linspace(0.0, 0.9, 14):
             assert low.delta(eps, -1) <= exact.delta(eps) <= high.delta(eps, 1)
@@ -164,7 +166,7 @@ def test_one_report_between_its_bounds(name):
 def test_bounds_hold_for_any_tilt():
     """A poor tilt is only wide: errors of the transform are inside."""
     n, mu, step = 400, 0.05, 0.004
-    cut = nodes(step, Additive(Gaussian(20.0)), 1.0)
+    cut = cells(step, Additive(Gaussian(20.0)), 1.0)
     total = mu * math.sqrt(n)
     for eps in (1.0, 5.0, 9.0):
         exact = ndtr(total / 2 - eps / total) - math.exp(eps) * ndtr(-total / 2 - eps / total)
@@ -176,7 +178,7 @@ def test_bounds_hold_for_any_tilt():
 
 def test_without_the_error_of_the_transform_a_poor_tilt_breaks_the_bracket():
     n, step, eps = 400, 0.004, 9.0
-    cut = nodes(step, Additive(Gaussian(20.0)), 1.0)
+    cut = cells(step, Additive(Gaussian(20.0)), 1.0)
     exact = ndtr(0.5 - eps) - math.exp(eps) * ndtr(-0.5 - eps)
     low = compose([below(cut, step, n)], step, 0.0)
     assert low.delta(eps, -1) <= exact
@@ -200,7 +202,7 @@ def test_planted_faults_of_the_upper_bound_are_seen(monkeypatch, name):
     assert broken(name)
 
     def rounded_down(n, step, count):
-        return above(dataclasses.replace(n, share=np.zeros_like(n.share)), step, count)
+        return above(dataclasses.replace(n, gain=0 * n.gain), step, count)
 
     monkeypatch.setattr(bracket, "above", rounded_down)
     assert broken(name)
@@ -210,15 +212,18 @@ def _times(masses, factor):
     return dataclasses.replace(masses, mass=masses.mass * factor)
 
 
-def _nearest(some: Nodes, step, count):
+def _moved(some: Cells, up):
+    mass = np.append((some.p * (1 - up)).sum(1), 0.0) + np.append(0.0, (some.p * up).sum(1))
+    return Masses(mass, some.first, some.offset, some.infinite, 1)
+
+
+def _nearest(some: Cells, step, count):
     """Every outcome to the nearer point of the grid, whatever q is left."""
-    mass, first = loss_distribution._gathered(some.cell, some.p * (some.share < 0.5), some.p * (some.share >= 0.5))
-    return loss_distribution.Masses(mass, first, 0.0, some.infinite, count)
+    return dataclasses.replace(_moved(some, np.array([0.0, 1.0])), count=count)
 
 
-def _all_up(some: Nodes, step, count):
-    mass, first = loss_distribution._gathered(some.cell, 0 * some.p, some.p)
-    return loss_distribution.Masses(mass, first, 0.0, some.infinite, count)
+def _all_up(some: Cells, step, count):
+    return dataclasses.replace(_moved(some, 1.0), count=count)
 
 
 @pytest.mark.parametrize("fault", [_nearest, _all_up])
@@ -230,10 +235,10 @@ def test_groups_that_do_not_balance_are_seen(monkeypatch, fault):
 def test_identity_shares_are_seen():
     """They keep the mean loss and lose mass of q."""
     step = 0.5
-    cut = nodes(step, *PAIRS["gaussian"])
-    mass, first = loss_distribution._gathered(cut.cell, cut.p * (1 - cut.share), cut.p * cut.share)
-    k = first + np.arange(len(mass))
-    assert abs(mass @ np.exp(-k * step) - cut.q.sum()) > 1e-3
+    cut = cells(step, *PAIRS["gaussian"])
+    share = -np.log1p(-cut.gain / np.maximum(cut.p, 1e-300)) / step
+    k = cut.first + np.arange(len(cut.p) + 1)
+    assert abs(_moved(cut, share).mass @ np.exp(-k * step) - np.exp(-k[:-1] * step) @ (cut.p - cut.gain).sum(1)) > 1e-3
 
 
 def test_missing_infinite_mass_is_seen(monkeypatch):

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import SKEW, UNIT, WINDOWED
+from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED
 from noise_registry import LAWS
 
 import dpkernels as dpk
-from accountants import Guarantee, guarantee
+from accountants import Guarantee, compare, guarantee
 from accountants import guarantee as call
 from accountants.guarantee import _contour
 from dpkernels.distributions.gaussian import Gaussian
@@ -111,11 +111,19 @@ def test_kinds_and_shapes():
 # Values
 
 
+OF_TABLES = dpk.composite(window=BUMP, base=DOME, epsilon=1.0, width=0.9, **UNIT)
+
+
 def several() -> dict[str, Guarantee]:
     laws = {name: guarantee(Additive(law), 0.7) for name, law in LAWS.items()}
     windowed = {name: guarantee(WINDOWED[name]).repeat(3) for name in ("sine-1", "uniform-quartic0.3-1")}
     mixed = guarantee(dpk.hybrid(epsilon=1.0, **SKEW)).subsample(0.1).repeat(7)
-    return laws | windowed | {"hybrid": mixed, "all": laws["gaussian"].compose(mixed, windowed["sine-1"])}
+    return (
+        laws
+        | windowed
+        | {"tables": guarantee(OF_TABLES), "humps": guarantee(ALL["humps-1-w0.7"])}
+        | {"hybrid": mixed, "all": laws["gaussian"].compose(mixed, windowed["sine-1"])}
+    )
 
 
 @pytest.mark.parametrize("name", several())
@@ -162,6 +170,32 @@ def test_forged_forms_are_refused(name):
         Guarantee.from_dict(form)
 
 
+def forged_table(change):
+    form = guarantee(OF_TABLES).to_dict()
+    values = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["mechanism"]["window"]["shape"]["values"][
+        "tuple"
+    ]
+    values[:] = change(np.array(values)).tolist()
+    return form
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda v: 2 * v,
+        lambda v: v[1:],
+        lambda v: v * np.where(np.arange(len(v)) == 1, 0.5, 1.0),
+        lambda v: 1.2 - v,
+        lambda v: v * np.nan,
+    ],
+)
+def test_forged_tables_are_refused(change):
+    """Not of peak 1, of an even number of values, asymmetric, not falling, not numbers."""
+    assert Guarantee.from_dict(forged_table(lambda v: v)) == guarantee(OF_TABLES)
+    with pytest.raises((ValueError, TypeError)):
+        Guarantee.from_dict(forged_table(change))
+
+
 def test_immutable_and_equal_by_value():
     one, other = (guarantee(Additive(Gaussian(2.0)), 1.0).repeat(3) for _ in range(2))
     assert one == other
@@ -175,6 +209,38 @@ def test_immutable_and_equal_by_value():
     before = one.to_json()
     one.repeat(2), one.compose(other), one.subsample(0.5), one.delta(1.0)
     assert one.to_json() == before
+
+
+# Comparison
+
+
+def test_compared_where_profiles_are_ordered():
+    less, more = (guarantee(Additive(Gaussian(sigma)), 1.0).repeat(10) for sigma in (4.0, 3.9))
+    found = compare(less, more, [0.0, 1.0, 2.5])
+    assert found.verdict == "first"
+    assert compare(more, less, [0.0, 1.0, 2.5]).verdict == "second"
+    assert found.first_below.all()
+    assert not found.second_below.any()
+    for k, eps in enumerate(found.epsilon):
+        for one, (low, high) in ((less, found.first), (more, found.second)):
+            assert low[k] <= one.delta(float(eps)) <= high[k]
+    assert "more private at all of these: first" in str(found)
+
+
+def test_compared_where_profiles_cross_or_are_the_same():
+    """Laplace noise has no delta beyond its level, and a large one at 0."""
+    gaussian, laplace = guarantee(Additive(Gaussian(2.0)), 1.0), guarantee(Additive(Laplace(1.6)), 1.0)
+    assert compare(gaussian, laplace).verdict == "neither"
+    assert compare(gaussian, gaussian, [0.0, 0.5]).verdict == "not certain"
+    found = compare(gaussian, laplace)
+    assert found.epsilon[0] == 0.0
+    assert gaussian.delta(float(found.epsilon[-1])) == pytest.approx(1e-9, rel=1e-2)
+
+
+@pytest.mark.parametrize("points", [[], [-0.1, 1.0], [1.0, 0.5], [math.nan], [[0.5, 1.0]]])
+def test_compared_nowhere(points):
+    with pytest.raises(ValueError, match=r"^epsilon: "):
+        compare(MADE, MADE, points)
 
 
 # Errors

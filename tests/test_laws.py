@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers import (
@@ -97,7 +99,9 @@ def test_cdf_undoes_icdf(m):
 @over(ALL)
 def test_worst_variance_is_the_largest(m):
     variances = m.variance(np.linspace(m.lower, m.upper, 257))
-    assert m.worst_variance == pytest.approx(variances.max(), rel=1e-12)
+    rel = 1e-3 if isinstance(m, dpk.Optimal) else 1e-12  # Between rows the largest is not on this grid.
+    assert m.worst_variance == pytest.approx(variances.max(), rel=rel)
+    assert m.worst_variance >= variances.max() * (1 - 1e-12)
     assert m.central_variance == pytest.approx(variances[128], rel=1e-12)
 
 
@@ -117,6 +121,10 @@ def _on_unit_interval(m):
         return dpk.Mixture(_on_unit_interval(m.first), _on_unit_interval(m.second), m.weight)
     if isinstance(m, dpk.TwoPoint):
         return dpk.TwoPoint(0.0, 1.0, m.epsilon)
+    if isinstance(m, dpk.Optimal | dpk.CentralPiecewise):
+        given = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
+        lengths = [name for name in ("reach", "spacing", "sensitivity") if given.get(name) is not None]
+        return dataclasses.replace(m, lower=0.0, upper=1.0, **{name: given[name] / input_range(m) for name in lengths})
     return dpk.Windowed(m.window, m.base, m.width, m.height, 0.0, 1.0, m.epsilon)
 
 

@@ -8,12 +8,16 @@ and delta grows with the shift (Balle and Wang 2018 for the Gaussian): so one ro
 scale of any law. Where a length is fixed beside the scale (theta of budget recycling, the bound of a truncated
 Gaussian) delta is not monotone in the scale, and the first scale from below that meets the target is taken.
 
-What is returned meets its target as computed: delta(eps) <= delta, never above by rounding. JAX arguments give
+What is returned meets its target as computed: delta(eps) <= delta, never above by rounding; of several reports
+together (``composed``, ``composed_budget``, ``widening``) by the upper end of the rigorous bracket. JAX arguments give
 JAX values, differentiable by implicit derivatives, to the precision of their type: use 64 bits.
 Where no choice meets the target they give NaN, and other arguments an error that says what is feasible.
 """
 
 from accountants.calibrate.bounded import bounded
+from accountants.calibrate.composed import composed, composed_budget, composed_scale
+from accountants.calibrate.discrete import discrete_gaussian, discrete_laplace
+from accountants.calibrate.known_domain import KnownDomain, known_domain
 from accountants.calibrate.recycled import best_recycled_scale, budget_recycled, recycled_scale, recycling_rate
 from accountants.calibrate.scale import (
     certain_shift,
@@ -27,14 +31,22 @@ from accountants.calibrate.scale import (
     staircase,
 )
 from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
+from accountants.calibrate.widening import widening
 
 __all__ = [
+    "KnownDomain",
     "best_bound",
     "best_recycled_scale",
     "bounded",
     "budget_recycled",
     "certain_shift",
+    "composed",
+    "composed_budget",
+    "composed_scale",
+    "discrete_gaussian",
+    "discrete_laplace",
     "gaussian",
+    "known_domain",
     "laplace",
     "largest_shift",
     "least_bound",
@@ -47,4 +59,5 @@ __all__ = [
     "staircase",
     "truncated_gaussian",
     "truncated_laplace",
+    "widening",
 ]

@@ -13,7 +13,7 @@ import numpy as np
 
 import accountants
 from dpkernels import checks
-from dpkernels.cli.choose import mechanism
+from dpkernels.cli.choose import ADDITIVE, mechanism
 from dpkernels.cli.guarantees import guarantee
 from dpkernels.cli.sidecar import law_of, parameters
 from dpkernels.cli.text import aligned
@@ -82,8 +82,8 @@ class Account:
 
     @property
     def is_additive(self) -> bool:
-        """Whether neighbouring is by a sensitivity."""
-        return "sensitivity" in self.options
+        """Whether it is noise, not a mechanism on an interval."""
+        return self.name in ADDITIVE
 
     @property
     def claim(self) -> tuple[float, ...]:
@@ -98,6 +98,8 @@ class Account:
         if self.is_additive:
             return f"true values at most {self.options['sensitivity']:.12g} apart"
         low, high = self.mechanism.input_interval
+        if "sensitivity" in self.options:
+            return f"values in [{low:g}, {high:g}] at most {self.options['sensitivity']:.12g} apart"
         return f"any two values in [{low:g}, {high:g}]"
 
     @property

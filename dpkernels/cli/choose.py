@@ -18,7 +18,10 @@ from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.forms import ExactForm, certify
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.central_piecewise import central_piecewise
 from dpkernels.mechanisms.named import MECHANISMS
+from dpkernels.mechanisms.optimal_grid import MOST_EPSILON
+from dpkernels.mechanisms.optimal_program import ProgramError
 
 # What a release is private for; never a default.
 _CLAIM = ("epsilon", "delta", "sensitivity")
@@ -63,7 +66,11 @@ class Recipe:
             raise click.UsageError(f"{shown}: missing; {self.name} needs {flags(required)}")
 
 
-_ADDITIVE: dict[str, Callable[..., Mechanism]] = {
+CENTRAL: dict[str, Callable[..., Mechanism]] = {
+    "optimal-central": recipes.optimal_central,
+    "central-piecewise": central_piecewise,
+}
+ADDITIVE: dict[str, Callable[..., Mechanism]] = {
     "laplace": named.laplace,
     "gaussian": recipes.gaussian,
     "truncated-laplace": recipes.truncated_laplace,
@@ -76,7 +83,28 @@ _ADDITIVE: dict[str, Callable[..., Mechanism]] = {
     "discrete-gaussian": named.discrete_gaussian,
     "truncated-discrete-laplace": named.truncated_discrete_laplace,
 }
-RECIPES = {name: Recipe(name, make) for name, make in {**MECHANISMS, **_ADDITIVE}.items()}
+AUTO = "auto"
+
+
+def best_bounded(*, epsilon: float, lower: float, upper: float) -> str:
+    """The bounded mechanism of least worst-case variance; those not tried never have less.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    tried = ("optimal", "piecewise", "hybrid") if epsilon <= MOST_EPSILON else ("piecewise", "hybrid")
+    made = {name: MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper) for name in tried}
+    return min(made, key=lambda name: float(made[name].worst_variance))
+
+
+def _auto(*, epsilon: float, lower: float, upper: float) -> Mechanism:
+    return MECHANISMS[best_bounded(epsilon=epsilon, lower=lower, upper=upper)](
+        epsilon=epsilon, lower=lower, upper=upper
+    )
+
+
+_MAKERS: dict[str, Callable[..., Mechanism]] = {**MECHANISMS, AUTO: _auto, **CENTRAL, **ADDITIVE}
+RECIPES = {name: Recipe(name, make) for name, make in _MAKERS.items()}
 
 
 def recipe(name: str, where: str = "") -> Recipe:
@@ -100,7 +128,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         release: whether it needs a claim; accounting does not.
 
     Raises:
-        click.UsageError: no such mechanism; a missing or unknown option, or one out of range.
+        click.UsageError: no such mechanism; a missing or unknown option, or one out of range; or its program fails.
     """
     chosen = recipe(name, where)
     try:
@@ -110,12 +138,12 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         return chosen.make(**options)
     except click.UsageError as error:
         raise click.UsageError(where + error.message) from error
-    except ValueError as error:
+    except (ValueError, ProgramError) as error:
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> ExactForm:
-    """The certified form of the mechanism.
+def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm]:
+    """The name of the mechanism, which for "auto" is the one chosen, and its certified form.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -123,7 +151,7 @@ def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> ExactF
     """
     made = mechanism(name, options, where)
     try:
-        return certify(made)
+        return best_bounded(**options) if name == AUTO else name, certify(made)
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
 from dpkernels.exact.certificate import Certificate
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise_certificate import NoiseCertificate
+from dpkernels.exact.row_certificate import RowCertificate
 
 _LOCAL = "any two values of a row (local DP, replace one row's values)"
 _MIXED = "rows whose perturbed values are neighbouring in every column"
@@ -58,7 +59,16 @@ def _(certificate: MixtureCertificate) -> Guarantee:
     return _bounded(certificate, certificate.first)
 
 
-def _bounded(whole: Certificate | MixtureCertificate, part: Certificate) -> Guarantee:
+@guarantee.register
+def _(certificate: RowCertificate) -> Guarantee:
+    if certificate.sensitivity is None:
+        return _bounded(certificate, certificate)
+    local, D = _bounded(certificate, certificate), certificate.sensitivity
+    near = f"at most {D:.12g} apart, in [{certificate.table.lower:g}, {certificate.table.upper:g}]"
+    return replace(local, stated={**local.stated, "sensitivity": D}, neighbours=near)
+
+
+def _bounded(whole: Certificate | MixtureCertificate | RowCertificate, part: Certificate | RowCertificate) -> Guarantee:
     epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
     stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
     return Guarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, stated, f"any two in [{lower:g}, {upper:g}]")
@@ -80,4 +90,4 @@ def _(certificate: NoiseCertificate) -> Guarantee:
 
 def of_a_row(guarantees: Iterable[Guarantee]) -> str:
     """Which rows are neighbouring."""
-    return _MIXED if any(one.delta for one in guarantees) else _LOCAL
+    return _MIXED if any("sensitivity" in one.stated for one in guarantees) else _LOCAL

@@ -24,7 +24,7 @@ class Numbers(click.ParamType):
 OPTIONS: dict[str, tuple[Any, str, str]] = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive mechanisms)."),
-    "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive mechanisms)."),
+    "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive, central mechanisms)."),
     "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
     "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
     "sigma": (float, "S", "Standard deviation of Gaussian noise; by default the least for epsilon and delta."),

@@ -86,7 +86,7 @@ def plan(
 
 
 def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
-    return Column(name, mechanism, exact_form(mechanism, options, _label(name)))
+    return Column(name, *exact_form(mechanism, options, _label(name)))
 
 
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:

@@ -1,4 +1,4 @@
-"""Additive mechanisms from options: parameters that are not given are calibrated to the claim."""
+"""Mechanisms from options; parameters of additive ones that are not given are calibrated to the claim."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.optimal import Optimal
+from dpkernels.mechanisms.optimal_search import optimal
+
+
+def optimal_central(*, epsilon: float, lower: float, upper: float, sensitivity: float) -> Optimal:
+    """The linear program's mechanism for inputs up to the sensitivity apart; see ``optimal``.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return optimal(epsilon=epsilon, lower=lower, upper=upper, sensitivity=sensitivity)
 
 
 def gaussian(

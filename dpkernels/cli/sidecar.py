@@ -125,9 +125,10 @@ def title(name: str | None) -> str:
 
 
 def parameters(mechanism: Any) -> dict[str, float]:
-    """Every number of a mechanism by its name."""
+    """Every number of a mechanism by its name; tables are in its certificate."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in leaves}
+    numbers = [(path, leaf) for path, leaf in leaves if np.ndim(leaf) == 0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in numbers}
 
 
 def law_of(mechanism: Any) -> str:

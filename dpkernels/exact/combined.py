@@ -9,6 +9,7 @@ from typing import Any
 from dpkernels.exact.certificate import COVERS, Certificate, CertificateError, check_claims, reading, worst_of
 from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.noise_vectors import VectorNoiseCertificate
+from dpkernels.exact.row_certificate import RowCertificate
 from dpkernels.exact.tables import rational
 
 VECTOR_COVERS = COVERS.replace("each report", "each vector").replace(
@@ -121,13 +122,15 @@ class MultivariateCertificate:
         sampled: s.
     """
 
-    coordinate: Certificate | MixtureCertificate
+    coordinate: Certificate | MixtureCertificate | RowCertificate
     dimensions: int
     sampled: int
 
     def __post_init__(self) -> None:
-        if not isinstance(self.coordinate, Certificate | MixtureCertificate):
+        if not isinstance(self.coordinate, Certificate | MixtureCertificate | RowCertificate):
             raise CertificateError(f"coordinate: {type(self.coordinate).__name__} is not of pure epsilon-DP")
+        if (near := getattr(self.coordinate, "sensitivity", None)) is not None:
+            raise CertificateError(f"coordinate: is for inputs {near:g} apart, not for any two")
         if not (isinstance(self.sampled, int) and 1 <= self.sampled <= self.dimensions):
             raise CertificateError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
 
@@ -185,6 +188,7 @@ def read_certificate(form: dict[str, Any]) -> Any:
     with reading():
         kinds: dict[str, Any] = {
             "table": Certificate,
+            "row_table": RowCertificate,
             "norm": VectorNoiseCertificate,
             "noise": NoiseCertificate,
             "first": MixtureCertificate,

@@ -21,6 +21,7 @@ from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.noise_lattice import certify_law
 from dpkernels.exact.noise_table import NoiseTable
 from dpkernels.exact.noise_vectors import VectorNoiseCertificate, certify_vector_law
+from dpkernels.exact.rounding import fraction_bits, nearest_rows, reports_at
 from dpkernels.exact.tables import WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
@@ -85,8 +86,8 @@ class ExactWindow(ExactForm):
 
     @property
     def fraction_bits(self) -> int:
-        """Bits that round an input between rows: 16, or with fewer than 256 rows enough for 30 in all."""
-        return 16 if self.table.shifts >= 256 else 30 - self.table.shifts.bit_length()
+        """Bits that round an input between rows."""
+        return fraction_bits(self.table.shifts)
 
     @property
     def words(self) -> tuple[Words, ...]:
@@ -103,25 +104,14 @@ class ExactWindow(ExactForm):
         return self.values(self.codes(noise, self.rows(x, rounding)), x.dtype)
 
     def rows(self, x: Array, rounding: Array) -> Array:
-        """Round an input to one of the two rows around it, with its own random bits.
-
-        The input is first put on the nearest of S 2^fraction_bits equal steps. Neither this nor the float
-        arithmetic touches the guarantee: any mixture of rows has it.
-        """
-        table, bits = self.table, self.fraction_bits
-        steps = table.shifts << bits
-        integer = jnp.int32 if steps < 1 << 30 else jnp.int64
-        offset = (x.astype(jnp.float64) - table.lower) * (steps / (table.upper - table.lower))
-        position = jnp.clip(offset + 0.5, 0.0, float(steps)).astype(integer)
-        low_bits = rounding.astype(integer) & ((1 << bits) - 1)
-        return ((position + low_bits) >> bits).astype(jnp.int32)
+        """Round an input to one of the two rows around it, with its own random bits."""
+        table = self.table
+        return nearest_rows(x, rounding, table.shifts, table.lower, table.upper)
 
     def values(self, codes: Array, dtype: Any) -> Array:
         """middle + step (code - (N - 1)/2), a function of the code alone."""
         table = self.table
-        doubled = 2 * codes - (table.codes - 1)
-        value = float(table.middle) + float(table.step / 2) * doubled.astype(jnp.float64)
-        return value.astype(dtype)
+        return reports_at(2 * codes - (table.codes - 1), table.middle, table.step, dtype)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,7 +222,7 @@ def _(mechanism: ExactMultivariate) -> ExactMultivariate:
 @certify.register(Mechanism)
 @certify.register(AdditiveVector)
 def _(mechanism: Any) -> ExactForm:
-    return _exact_once(jax.tree.map(_concrete, mechanism))
+    return _exact_once(concrete_mechanism(mechanism))
 
 
 @certify.register
@@ -240,6 +230,15 @@ def _(mechanism: Multivariate) -> ExactMultivariate:
     coordinate = certify(mechanism.coordinate)
     certificate = MultivariateCertificate(coordinate.certificate, mechanism.dimensions, mechanism.sampled)
     return ExactMultivariate(mechanism, coordinate, certificate)
+
+
+def concrete_mechanism(mechanism: Any) -> Any:
+    """A mechanism with Python numbers for parameters.
+
+    Raises:
+        TypeError: a parameter is traced, or an array.
+    """
+    return jax.tree.map(_concrete, mechanism)
 
 
 def _concrete(leaf: Any) -> float:
@@ -300,3 +299,7 @@ def _(mechanism: Mixture) -> ExactForm:
     threshold = round(mechanism.weight * (1 << 32))
     certificate = MixtureCertificate(first.certificate, second.certificate, threshold)
     return ExactMixture(mechanism, first, second, certificate)
+
+
+# At the end, since it needs the above: it registers the forms of mechanisms given row by row.
+from dpkernels.exact import optimal_form as _optimal_form  # noqa: E402, F401

@@ -94,7 +94,10 @@ class Mechanism(abc.ABC):
 
 
 class Bounded(Mechanism):
-    """An unbiased map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP for any two inputs."""
+    """An unbiased map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP.
+
+    Neighbouring inputs are any two, unless the mechanism has a sensitivity.
+    """
 
     lower: Any
     upper: Any
@@ -119,15 +122,28 @@ class Bounded(Mechanism):
 
     @property
     def worst_variance(self) -> Any:
-        """Largest variance over valid inputs: Var is affine in (x - middle)^2, so it is at the middle or an end."""
-        middle, end = self.central_variance, self.variance(self.upper)
-        return namespace(middle, end).maximum(middle, end)
+        """Largest variance over valid inputs."""
+        return self.worst_excess(1.0)
+
+    @abc.abstractmethod
+    def worst_excess(self, rate: Any) -> Any:
+        """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
 
     def icdf(self, u: Any, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
         return _reparameterised("icdf", self, u, x)
+
+
+class Parabolic(Bounded):
+    """A bounded mechanism whose variance is affine in (x - middle)^2."""
+
+    def worst_excess(self, rate: Any) -> Any:
+        """It is at the middle or at an end."""
+        middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
+        end = rate * self.variance(self.upper) + (rate - 1) * half**2
+        return namespace(middle, end).maximum(middle, end)
 
 
 @partial(jax.jit, inline=True)

@@ -37,7 +37,8 @@ class Multivariate:
         sampled: s, 1 to d.
 
     Raises:
-        ValueError: s is not in 1..d, an interval is bad, or the coordinate mechanism is not on [-1, 1].
+        ValueError: s is not in 1..d, an interval is bad, or the coordinate mechanism is not on [-1, 1] or not for any
+            two inputs.
     """
 
     coordinate: Bounded
@@ -54,6 +55,7 @@ class Multivariate:
             shape = np.shape(getattr(self, name))
             if shape not in ((), (self.dimensions,)):
                 raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")
+        checks.any_two("coordinate", self.coordinate)
         low, high = (checks.concrete(end) for end in self.coordinate.input_interval)
         if low is not None and high is not None and not (low == -1 and high == 1):
             raise ValueError(f"coordinate: its interval is [{low:g}, {high:g}]; it must be [-1, 1]")
@@ -103,9 +105,8 @@ class Multivariate:
 
     @property
     def worst_variance(self) -> Any:
-        """Largest variance of a coordinate; affine in (x - middle)^2, so at the middle or an end."""
-        middle, end = self.central_variance, self.variance(self.upper)
-        return namespace(middle, end).maximum(middle, end)
+        """Largest variance of a coordinate."""
+        return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
     def sample(self, key: Array, x: Any) -> Array:
         """Float reports for vectors ``x`` of shape (..., d): for simulation, not for release.

@@ -15,6 +15,8 @@ from dpkernels.mechanisms import heights
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.bases import Base, Constant
 from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.optimal import Optimal
+from dpkernels.mechanisms.optimal_search import optimal
 from dpkernels.mechanisms.tabulated import base_from, window_from
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Window, Windowed
@@ -64,7 +66,7 @@ def composite(
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     checks.one_of("condition", condition, heights.CONDITIONS)
     checks.one_of("objective", objective, heights.OBJECTIVES)
-    h = _window(window)
+    h = window_of(window)
     g = _base(base, h, epsilon, condition, objective)
     if width is None:
         width = heights.best_width(h, g, epsilon, condition, objective)[0]
@@ -164,7 +166,8 @@ def _width(eta: float | None) -> float | None:
     return 2 / checks.number("eta", eta)
 
 
-def _window(window: Any) -> Window:
+def window_of(window: Any) -> Window:
+    """A window from its name, a function on [0, 1], a table, or itself."""
     if isinstance(window, Window):
         return window
     if isinstance(window, str):
@@ -217,12 +220,22 @@ def multivariate(
     return Multivariate(inner, bounds[0], bounds[1], d, s)
 
 
+def optimal_local(*, epsilon: float, lower: float, upper: float) -> Optimal:
+    """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    return optimal(epsilon=epsilon, lower=lower, upper=upper)
+
+
 MECHANISMS: dict[str, Callable[..., Bounded]] = {
     "piecewise": piecewise,
     "piecewise-triangle": piecewise_triangle,
     "piecewise-wang2019": piecewise_wang2019,
     "duchi": duchi,
     "hybrid": hybrid,
+    "optimal": optimal_local,
     **{
         f"{window}-{base}": partial(composite, window, base)
         for window in WINDOWS

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class TwoPoint(Bounded):
+class TwoPoint(Parabolic):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
     Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
@@ -78,7 +78,7 @@ class TwoPoint(Bounded):
 
 @pytree
 @dataclass(frozen=True)
-class Mixture(Bounded):
+class Mixture(Parabolic):
     """Report by ``first`` with probability ``weight``, else by ``second``, chosen independently of the input.
 
     Both are unbiased and eps-DP on one input interval, hence so is the mixture, even with the choice revealed.
@@ -89,15 +89,17 @@ class Mixture(Bounded):
         weight: probability of ``first``, in (0, 1).
 
     Raises:
-        ValueError: the intervals differ, or weight is out of range.
+        ValueError: the intervals differ, weight is out of range, or a part is not for any two inputs.
     """
 
-    first: Bounded
-    second: Bounded
+    first: Parabolic
+    second: Parabolic
     weight: Any
 
     def __post_init__(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
+        for name in ("first", "second"):
+            checks.any_two(name, getattr(self, name))
         ends = [checks.concrete(end) for part in (self.first, self.second) for end in part.input_interval]
         if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")

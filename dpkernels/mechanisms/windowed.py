@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Parabolic
 from dpkernels.mechanisms.bases import Base
 from dpkernels.numerics import floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
@@ -151,7 +151,7 @@ class Triangle(_Unimodal):
 
 @pytree
 @dataclass(frozen=True)
-class Windowed(Bounded):
+class Windowed(Parabolic):
     """A window on a base; see the module's formula.
 
     Attributes:

@@ -1,0 +1,71 @@
+"""The least noise by a precise root, moved outward until the upper end of the rigorous bracket agrees.
+
+Roots are those of log mu, mu the ratio of sensitivity and sigma of Gaussian noise of about the same delta at eps,
+
+    Phi(mu/2 - eps/mu) = delta:    mu = sqrt(z^2 + 2 eps) - z,    z = -Phi^-1(delta),
+
+which falls about as -log c where all noise is made c times as wide: steps from afar are good.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from scipy.optimize import brentq
+
+from accountants.bracket import Bracket
+from accountants.characteristic import ConvergenceError
+from accountants.guarantee import Guarantee
+from dpkernels.numerics import namespace, ndtri
+
+_STEPS = 40
+FARTHEST = 40.0
+
+
+def log_mu(delta: Any, epsilon: Any) -> Any:
+    """log of mu, increasing in delta; see the module."""
+    xp = namespace(delta, epsilon)
+    kind = xp.finfo(delta.dtype)
+    z = -ndtri(xp.clip(delta, kind.tiny, 1 - kind.eps))
+    root = xp.sqrt(z**2 + 2 * epsilon)
+    return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
+
+
+def least_private(reports: Callable[[float], Guarantee], epsilon: float, delta: float, goal: float) -> float:
+    """The least t at which the reports are private enough, by the bracket; log mu falls about as -t from t = 0."""
+
+    def excess(t: float) -> float:
+        return float(log_mu(np.float64(upper_delta(reports(t), epsilon)), epsilon)) - goal
+
+    t = _crossing(excess)
+    for j in range(_STEPS):
+        upper = Bracket(reports(t)).upper_epsilon(delta)
+        if upper <= epsilon:
+            return t
+        over = math.log(upper / epsilon)
+        # About the bracket's width; where eps jumps, as it does from infinity, short steps that grow.
+        t += 1.05 * over + 1e-9 if over < 1e-3 else min(1e-8 * 4.0**j, 0.1)
+    raise ConvergenceError(f"epsilon, delta: {epsilon:g}, {delta:g}; a bracket stays above it, at {upper:.9g}")
+
+
+def upper_delta(made: Guarantee, epsilon: float) -> float:
+    """The precise value, or where it has not converged a bound from above."""
+    value = float(made.converged("delta", np.asarray(epsilon, np.float64)))
+    return Bracket(made).upper_delta(epsilon) if math.isnan(value) else value
+
+
+def _crossing(falling: Callable[[float], float]) -> float:
+    """Where a function of slope about -1 crosses 0, to 1e-8."""
+    t, value = 0.0, falling(0.0)
+    while value != 0.0:
+        other = t + 1.1 * value + math.copysign(1e-6, value)
+        if abs(other) > FARTHEST:
+            return other
+        at_other = falling(other)
+        if (at_other > 0) != (value > 0):
+            return float(brentq(falling, t, other, xtol=1e-8, rtol=1e-12))
+        t, value = other, at_other if abs(at_other - value) > 1e-3 * abs(value) else 2 * value
+    return t

@@ -1,0 +1,125 @@
+"""How much wider all noise of a guarantee has to be for a target."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from functools import partial, singledispatch
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants import characteristic
+from accountants.calibrate.outward import FARTHEST, least_private, log_mu
+from accountants.calibrate.scale import check_target
+from accountants.guarantee import Guarantee
+from accountants.pairs import Mixed, Shifted, shifted
+from dpkernels import checks
+from dpkernels.numerics import namespace
+from dpkernels.roots import alike
+
+_STEPS = 40
+# Newton's last step is at most so long where the root is taken for found.
+_LAST_STEP = 1e-4
+
+
+def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
+    """The least factor c such that, with all noise c times as wide, all reports together are (eps, delta)-DP.
+
+    Neighbouring is that of the guarantee. Plain numbers: by the bracket's upper end, in the time of about eight
+    evaluations of delta and two of the bracket. JAX ones: of the precise value, to 1e-9, differentiable in every
+    parameter by implicit derivatives, under vmap too; NaN where it has not converged, as of asymmetric noise.
+
+    Args:
+        made: of additive noise, such as ``guarantee(m).subsample(rate).repeat(n)``.
+        epsilon: eps, positive.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: an argument out of range; a delta that reports on samples meet without noise.
+        TypeError: reports that are not additive noise.
+        ConvergenceError: no factor was found.
+    """
+    check_target(epsilon, delta)
+    checks.positive("epsilon", epsilon)
+    _check_needed(made, delta)
+    if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
+        goal = float(log_mu(np.float64(delta), epsilon))
+        return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta, goal))
+    made, epsilon, delta = alike(made, epsilon, delta)
+    return jnp.exp(_newton(made, epsilon, delta))
+
+
+def _check_needed(made: Guarantee, delta: Any) -> None:
+    """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
+    parts = [(1.0 if term.rate is None else term.rate, term.count) for term in made.terms]
+    if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
+        return
+    with np.errstate(divide="ignore"):
+        most = -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in parts))
+    if delta >= most:
+        raise ValueError(f"delta: {delta:g}; on these samples reports without noise have {most:.6g} already")
+
+
+@singledispatch
+def wider(pair: Any, factor: Any) -> Any:
+    """The pair with its noise ``factor`` times as wide: noise c Z seen over D is Z seen over D/c.
+
+    Raises:
+        TypeError: a pair whose reports are not additive noise on the real line.
+    """
+    raise TypeError(f"made: reports of {type(pair).__name__} pairs are not additive noise, and have no width")
+
+
+@wider.register
+def _(pair: Shifted, factor: Any) -> Shifted:
+    return shifted(pair.noise, pair.shift / factor)
+
+
+@wider.register
+def _(pair: Mixed, factor: Any) -> Mixed:
+    return Mixed(pair.weight, wider(pair.first, factor), wider(pair.second, factor))
+
+
+def _all_wider(made: Guarantee, factor: Any) -> Guarantee:
+    def one(term: Any) -> Any:
+        return dataclasses.replace(term, pairs=tuple(wider(pair, factor) for pair in term.pairs))
+
+    return Guarantee(tuple(one(term) for term in made.terms))
+
+
+@jax.jit
+def _newton(made: Guarantee, epsilon: Any, delta: Any) -> Any:
+    """log c, by Newton's method kept between the ends known; derivatives are implicit, from the last step."""
+    goal = log_mu(delta, epsilon)
+    still = jax.lax.stop_gradient((made, epsilon, goal))
+    excess = partial(_excess, size=characteristic.SMALL)
+
+    def unfinished(state: Any) -> Any:
+        count, step, *_ = state
+        return (count < _STEPS) & (jnp.abs(step) > 1e-3 * _LAST_STEP)
+
+    def improve(state: Any) -> Any:
+        count, _, t, low, high = state
+        value, slope = jax.jvp(lambda t: excess(t, *still)[0], (t,), (jnp.ones_like(t),))
+        low, high = jnp.where(value > 0, t, low), jnp.where(value > 0, high, t)
+        new = t - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -1.0, 1.0)
+        new = jnp.where(new <= low, (low + t) / 2, jnp.where(new >= high, (high + t) / 2, new))
+        return count + 1, new - t, new, low, high
+
+    far = jnp.full_like(goal, FARTHEST)
+    start = 0, jnp.ones_like(goal), jnp.zeros_like(goal), -far, far
+    t = jax.lax.while_loop(unfinished, improve, start)[2]
+    value, good = _excess(t, made, epsilon, goal, size=characteristic.MIDDLE)
+    slope = jax.jvp(lambda t: excess(t, *still)[0], (t,), (jnp.ones_like(t),))[1]
+    step = value / jax.lax.stop_gradient(slope)
+    return (t - step) * jnp.where(good & (jnp.abs(step) < _LAST_STEP), 1.0, jnp.nan)
+
+
+def _excess(t: Any, made: Guarantee, epsilon: Any, goal: Any, *, size: tuple[int, float]) -> tuple[Any, Any]:
+    """(log mu with noise e^t times as wide, less the goal; whether it has converged)."""
+    directions = _all_wider(made, jnp.exp(t)).directions()
+    values, good = zip(*(characteristic.delta_at(parts, epsilon, size) for parts in directions), strict=True)
+    return log_mu(jnp.stack(values).max(0), epsilon) - goal, jnp.stack(good).all(0)

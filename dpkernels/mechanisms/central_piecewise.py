@@ -1,0 +1,222 @@
+"""Yamamoto's Central Piecewise Mechanism: nested uniform windows that fall by e^-eps every sensitivity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+from scipy.optimize import minimize_scalar
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import Parabolic
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+_MOST_STEPS = 64
+
+
+@partial(pytree, static=("steps",))
+@dataclass(frozen=True)
+class CentralPiecewise(Parabolic):
+    """A density that falls in steps from the input, bounded and unbiased, epsilon-DP for inputs D apart.
+
+    On the scale v where the input is t in [-1, 1] and the window's middle is t (the report is middle + (R/2) X v):
+    with E = e^-eps, d = 2 D/R and half widths r_l = r + l d, the density is q E^l at distances from r_(l-1) to r_l of
+    t, l = 0..s - 1 (r_(-1) = 0), and q E^s elsewhere in [-V, V], V = 1 + r_(s-1). It is a mixture of uniform laws: s
+    nested windows of masses w_l = 2 q r_l E^l (1 - E) and a base of mass 2 q E^s V. Their sum is 1, and the mean is the
+    input for X = 1/sum w_l. Two inputs at most D apart move every step by its width at most, and the density nowhere
+    by more than a factor e^eps.
+
+    Source: Yamamoto, "Central Piecewise Mechanism for Numeric Queries" (IEEE Transactions on Privacy, 2026), in the
+    form of its published programs, with s = ceil(R/D). Of one step it is the type-I piecewise mechanism; with more
+    than the source's steps the variance is less and the reports reach further.
+
+    Attributes:
+        core: r, half the width of the highest step; in half widths of the input interval, times X in the report.
+        steps: s.
+        lower: smallest valid input.
+        upper: largest valid input.
+        epsilon: the pure-DP budget.
+        sensitivity: D, how far apart neighbouring inputs are at most.
+
+    Raises:
+        ValueError: a parameter out of range.
+    """
+
+    core: Any
+    steps: int
+    lower: Any
+    upper: Any
+    epsilon: Any
+    sensitivity: Any
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.interval(self.lower, self.upper)
+        checks.sensitivity(self.sensitivity)
+        checks.positive("core", self.core)
+        checks.whole("steps", self.steps, 1, _MOST_STEPS)
+
+    @property
+    def half_widths(self) -> Any:
+        """r_l, of shape (s,)."""
+        return self.core + np.arange(self.steps) * (2 * self.sensitivity / (self.upper - self.lower))
+
+    @property
+    def masses(self) -> tuple[Any, Any]:
+        """w_l, of shape (s,), and the mass of the base."""
+        r = self.half_widths
+        E = namespace(r, self.epsilon).exp(-self.epsilon)
+        windows, base = 2 * r * E ** np.arange(self.steps) * (1 - E), 2 * E**self.steps * (1 + r[-1])
+        total = windows.sum() + base
+        return windows / total, base / total
+
+    @property
+    def scale(self) -> Any:
+        """Data units of one v, (R/2) X."""
+        return (self.upper - self.lower) / 2 / self.masses[0].sum()
+
+    @property
+    def reach(self) -> Any:
+        """V."""
+        return 1 + self.half_widths[-1]
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        far = self.reach * self.scale
+        return self.middle - far, self.middle + far
+
+    def _t(self, x: Any) -> Any:
+        return (floating(x) - self.middle) / ((self.upper - self.lower) / 2)
+
+    def _v(self, y: Any) -> Any:
+        return (floating(y) - self.middle) / self.scale
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        v, t, (windows, base) = self._v(y), self._t(x), self.masses
+        xp = namespace(v, t, base)
+        density = xp.where(xp.abs(v) <= self.reach, base / (2 * self.reach), 0.0)
+        for w, r in zip(windows, self.half_widths, strict=True):
+            density = density + xp.where(xp.abs(v - t) <= r, w / (2 * r), 0.0)
+        return density / self.scale
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        v, t, (windows, base) = self._v(y), self._t(x), self.masses
+        xp = namespace(v, t, base)
+        total = base * xp.clip((v / self.reach + 1) / 2, 0.0, 1.0)
+        for w, r in zip(windows, self.half_widths, strict=True):
+            total = total + w * xp.clip(((v - t) / r + 1) / 2, 0.0, 1.0)
+        return total
+
+    def draw(self, u: Any, x: Any) -> Any:
+        """The exact mixture: u picks a window or the base, and its rest a point there."""
+        t, (windows, base), r = self._t(x), self.masses, self.half_widths
+        xp = namespace(u, t, base)
+        v, left = t + 0 * u, u + 0 * t
+        chosen = left < 0
+        for w, half in zip(windows, r, strict=True):
+            here = ~chosen & (left < w)
+            v = xp.where(here, t + half * (2 * left / w - 1), v)
+            left, chosen = xp.where(here | chosen, left, left - w), chosen | here
+        return self.middle + self.scale * xp.where(chosen, v, self.reach * (2 * xp.minimum(left / base, 1.0) - 1))
+
+    def variance(self, x: Any) -> Any:
+        """(R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
+        (windows, base), half = self.masses, (self.upper - self.lower) / 2
+        X = 1 / windows.sum()
+        spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
+        return half**2 * (X**2 * spread + (X - 1) * self._t(x) ** 2)
+
+    def absolute_error(self, x: Any) -> Any:
+        """2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
+        t, (windows, base) = self._t(x), self.masses
+        v = self._v(x)
+        xp = namespace(v, base)
+        integral = base * (v + self.reach) ** 2 / (4 * self.reach)
+        for w, r in zip(windows, self.half_widths, strict=True):
+            z = xp.clip(((v - t) / r + 1) / 2, 0.0, 1.0)
+            integral = integral + w * (r * z**2 + xp.maximum(v - t - r, 0.0))
+        return 2 * self.scale * integral
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        none = np.zeros((0, *np.shape(x)))
+        return none, none
+
+
+def central_piecewise(
+    *,
+    epsilon: float,
+    lower: float,
+    upper: float,
+    sensitivity: float,
+    steps: int | None = None,
+    core: float | str = "best",
+) -> CentralPiecewise:
+    """The Central Piecewise Mechanism (Yamamoto 2026): bounded, unbiased, for a sensitivity below the interval's width.
+
+    Worst-case variance in units of D^2 at the published core, R/D = 4: 2.8142 at eps 1 (Laplace, unbounded: 2), 0.4590
+    at eps 2 (0.5), 0.0773 at eps 4 (0.125). ``optimal`` is lower everywhere.
+
+    Args:
+        epsilon: pure-DP budget, in [0.01, 20].
+        lower: smallest valid input, fixed before the data are seen.
+        upper: largest valid input.
+        sensitivity: D; inputs at most D apart are neighbours.
+        steps: s, 1 to 64, by default the source's ceil(R/D). More than the source's steps may lower the variance.
+        core: r above 0; "best" for the least worst-case variance, "published" for the source's
+            r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
+
+    Raises:
+        ValueError: an argument out of range, or more than 64 steps.
+
+    Example:
+        >>> m = central_piecewise(epsilon=2.0, lower=0.0, upper=4.0, sensitivity=1.0, core="published")
+        >>> round(float(m.worst_variance), 4)
+        0.459
+    """
+    checks.epsilon(epsilon)
+    checks.interval(lower, upper)
+    checks.sensitivity(sensitivity)
+    epsilon, lower, upper, D = (
+        checks.number(*pair)
+        for pair in (("epsilon", epsilon), ("lower", lower), ("upper", upper), ("sensitivity", sensitivity))
+    )
+    if steps is None:
+        steps = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
+        if steps > _MOST_STEPS:
+            raise ValueError(f"sensitivity: {D:g} is below 1/{_MOST_STEPS} of the interval; take additive noise")
+    make = partial(CentralPiecewise, steps=steps, lower=lower, upper=upper, epsilon=epsilon, sensitivity=D)
+    if core == "best":
+        return make(core=_best_core(make))
+    if core == "published":
+        core = _published_core(epsilon, 2 * D / (upper - lower), steps)
+    if isinstance(core, str):
+        raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
+    return make(core=core)
+
+
+def _best_core(make: Any) -> float:
+    """The least worst-case variance over log r: it falls, then rises."""
+    found = minimize_scalar(
+        lambda log_r: float(make(core=math.exp(log_r)).worst_variance),
+        bounds=(math.log(1e-6), math.log(100.0)),
+        method="bounded",
+        options={"xatol": 1e-9},
+    )
+    return math.exp(found.x)
+
+
+def _published_core(epsilon: float, d: float, steps: int) -> float:
+    """The source's: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, all with m = s - 1.
+
+    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps).
+    """
+    m = steps - 1
+    A = d * math.exp(epsilon) * math.expm1(m * epsilon) / math.expm1(epsilon)
+    B = (1 + m * d) * math.exp(steps * epsilon)
+    eps_over_b = (m + 4) / (m + 3) * math.log((A + math.sqrt(A**2 + 4 * B)) / 2)
+    return math.exp(eps_over_b - steps * epsilon) + d * math.expm1(-m * epsilon) / math.expm1(epsilon)

@@ -1,0 +1,197 @@
+"""The bounded, unbiased mechanism of least variance: a table, row by row, from a linear program."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import Bounded
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@partial(pytree, static=("places",))
+@dataclass(frozen=True, eq=False)
+class Optimal(Bounded):
+    """A table of probabilities: row i of n is for the input x_i, column j for the report y_j.
+
+        x_i = middle + reach (2 i/(n - 1) - 1),    y_j = middle + spacing places_j,    sum_j p_ij y_j = x_i.
+
+    An input between two rows is rounded to one of them at random, so that its mean stays: a report has the
+    probability (1 - f) p_ij + f p_(i+1)j at the share f of the way. This adds f (1 - f) (x_(i+1) - x_i)^2 to the
+    variance. Made by ``optimal``.
+
+    Privacy, pure epsilon-DP of one report. Without a sensitivity any two inputs are neighbours: any two rows have
+    ratios of at most e^epsilon, and so have their mixtures. With sensitivity D, inputs at most D apart: rows up to
+    k = ceil(D/(x_(i+1) - x_i)) apart have such ratios; rounding with one shared uniform u, floor((x - x_0)/h + u),
+    moves neighbours at most k rows apart under every u, and a mixture over u keeps the ratio. The float sampler is not
+    covered; ``certify`` makes integers that are.
+
+    Attributes:
+        probabilities: p, of shape (n, m), all positive.
+        places: m increasing integers.
+        reach: how far the outermost rows' inputs are from the middle, in data units; at least half the interval.
+        spacing: data units between neighbouring places.
+        lower: smallest valid input.
+        upper: largest valid input.
+        epsilon: the pure-DP budget.
+        sensitivity: how far apart neighbouring inputs are at most, or None for any two.
+
+    Raises:
+        ValueError: interval, epsilon or sensitivity out of range, or a table of another shape or with a probability
+            that is not positive.
+    """
+
+    probabilities: Any
+    places: tuple[int, ...]
+    reach: Any
+    spacing: Any
+    lower: Any
+    upper: Any
+    epsilon: Any
+    sensitivity: Any = None
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.interval(self.lower, self.upper)
+        checks.positive("reach", self.reach)
+        checks.positive("spacing", self.spacing)
+        if self.sensitivity is not None:
+            checks.sensitivity(self.sensitivity)
+        shape = np.shape(self.probabilities)
+        if len(shape) != 2 or shape[0] < 3 or shape[0] % 2 == 0 or shape[1] != len(self.places):
+            raise ValueError(f"probabilities: have shape {shape}; an odd number of rows, {len(self.places)} columns")
+        known = checks.concrete(self.probabilities)
+        if known is not None and not np.all(known > 0):
+            raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
+        if isinstance(self.probabilities, np.ndarray):
+            kept = self.probabilities.copy()  # What has been checked must stay what is sampled.
+            kept.setflags(write=False)
+            object.__setattr__(self, "probabilities", kept)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Optimal) and self._content == other._content
+
+    def __hash__(self) -> int:
+        return hash(self._content)
+
+    @property
+    def _content(self) -> tuple[Any, ...]:
+        numbers = tuple(None if leaf is None else float(leaf) for leaf in (self.reach, self.spacing, self.sensitivity))
+        table = np.asarray(self.probabilities, np.float64)
+        return table.tobytes(), self.places, *numbers, float(self.lower), float(self.upper), float(self.epsilon)
+
+    @property
+    def rows(self) -> int:
+        """n, how many inputs have a row of their own."""
+        return len(self.probabilities)
+
+    @property
+    def outputs(self) -> Any:
+        """y_j - middle."""
+        return self.spacing * namespace(self.spacing).asarray(np.array(self.places, np.float64))
+
+    @property
+    def step(self) -> Any:
+        """x_(i+1) - x_i."""
+        return 2 * self.reach / (self.rows - 1)
+
+    @property
+    def cells(self) -> int:
+        """k: neighbouring inputs are rounded to rows at most so many apart; n - 1 where any two are neighbours."""
+        if self.sensitivity is None:
+            return self.rows - 1
+        return min(self.rows - 1, math.ceil(float(self.sensitivity) / float(self.step) * (1 - 1e-9)))
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        return self.middle + self.spacing * self.places[0], self.middle + self.spacing * self.places[-1]
+
+    def _row(self, x: Any) -> tuple[Any, Any]:
+        """The row below an input, and the share of the way to the next."""
+        xp = namespace(x, self.reach)
+        position = (floating(x) - self.middle + self.reach) / self.step
+        row = xp.clip(xp.floor(position), 0, self.rows - 2).astype(int)
+        return row, xp.clip(position - row, 0.0, 1.0)
+
+    def _between(self, table: Any, x: Any, column: Any) -> Any:
+        """A column of a table with n rows, at the input."""
+        row, share = self._row(x)
+        table = namespace(row, table).asarray(table)
+        return (1 - share) * table[row, column] + share * table[row + 1, column]
+
+    def _sums(self, values: Any) -> Any:
+        """Sums of the probabilities times values over the first 0, 1, .., m columns, of shape (n, m + 1)."""
+        xp = namespace(self.probabilities, values)
+        sums = xp.cumsum(self.probabilities * values, axis=1)
+        return xp.concatenate([xp.zeros_like(sums[:, :1]), sums], axis=1)
+
+    def _columns_below(self, offset: Any) -> Any:
+        """How many columns have a report of at most middle + offset."""
+        xp = namespace(offset, self.outputs)
+        return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        """0: every report has positive probability."""
+        return 0.0 * (floating(y) + floating(x))
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
+        y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
+        # A report may have been rounded on its way from the middle.
+        room = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
+        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + room))
+
+    def draw(self, u: Any, x: Any) -> Any:
+        """The first report whose cdf reaches u, by bisection of the columns."""
+        sums, m = self._sums(1.0), len(self.places)
+        xp = namespace(u, x, sums)
+        column = xp.zeros(xp.broadcast_shapes(xp.shape(u), xp.shape(x)), int)
+        for power in reversed(range((m - 1).bit_length())):
+            further = column + (1 << power)
+            below = self._between(sums, x, xp.minimum(further, m)) < u
+            column = xp.where(below & (further < m), further, column)
+        return self.middle + xp.asarray(self.outputs)[column]
+
+    @property
+    def _second_moments(self) -> Any:
+        """sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
+        return (self.probabilities * self.outputs**2).sum(1)[:, None]
+
+    def variance(self, x: Any) -> Any:
+        """sum_j p_j(x) (y_j - x)^2, with the rounding between rows."""
+        return self._between(self._second_moments, x, 0) - (floating(x) - self.middle) ** 2
+
+    def worst_excess(self, rate: Any) -> Any:
+        """In every cell between rows it is a parabola."""
+        xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
+        second, at = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
+        slope = xp.diff(second) / self.step
+        peak = xp.clip(xp.clip(slope / 2, at[:-1], at[1:]), -half, half)
+        return (second[:-1] + slope * (peak - at[:-1]) - peak**2).max()
+
+    def absolute_error(self, x: Any) -> Any:
+        """2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
+        offset = floating(x) - self.middle
+        column = self._columns_below(offset)
+        below, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
+        return 2 * (offset * below - moment)
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        row, share = self._row(x)
+        xp = namespace(row, self.probabilities)
+        columns = xp.asarray(self.probabilities).T
+        p = (1 - share) * columns[:, row] + share * columns[:, row + 1]
+        at = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
+        return at + 0 * p, p
+
+
+def largest_ratio(probabilities: np.ndarray, cells: int) -> float:
+    """The largest ratio of a column's entries at most ``cells`` rows apart."""
+    runs = np.lib.stride_tricks.sliding_window_view(probabilities, min(cells, len(probabilities) - 1) + 1, axis=0)
+    return float((runs.max(axis=-1) / runs.min(axis=-1)).max())

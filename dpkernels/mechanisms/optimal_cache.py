@@ -1,0 +1,93 @@
+"""Solved programs on disk: a saving of time that no guarantee relies on.
+
+The folder is ``$DPKERNELS_CACHE``, by default ``$XDG_CACHE_HOME/dpkernels`` or ``~/.cache/dpkernels``; an empty
+``DPKERNELS_CACHE`` turns it off. A table that is read is checked to be private, unbiased and on the grids asked for,
+and a release certifies its integers anyway; that it has the least variance is not checked. So whoever can write into
+the folder can make reports noisier, not less private.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+# Part of every key: raise it whenever the program or the format changes.
+FORMAT = 1
+
+Arrays = dict[str, np.ndarray]
+
+
+def folder() -> Path | None:
+    """Where solutions are kept; None where they are not."""
+    chosen = os.environ.get("DPKERNELS_CACHE")
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "dpkernels"
+    except RuntimeError:  # There is no home.
+        return None
+
+
+def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
+    """The arrays kept for a key, if they are sound, else those solved for, which are then kept.
+
+    A file that cannot be read or written is as none.
+
+    Args:
+        key: everything that the solution depends on, as text.
+        solve: makes the arrays.
+        sound: whether arrays that were read are such a solution.
+    """
+    place = folder()
+    if place is None:
+        return solve()
+    path = _path(place, key)
+    kept = _read(path, key)
+    if kept is not None and sound(kept):
+        return kept
+    arrays = solve()
+    _write(path, key, arrays)
+    return arrays
+
+
+def is_kept(key: str) -> bool:
+    """Whether there is a file for a key."""
+    place = folder()
+    try:
+        return place is not None and _path(place, key).exists()
+    except OSError:  # The folder must not be looked into.
+        return False
+
+
+def _path(place: Path, key: str) -> Path:
+    return place / f"optimal-{hashlib.sha256(f'{FORMAT} {key}'.encode()).hexdigest()[:32]}.npz"
+
+
+def _read(path: Path, key: str) -> Arrays | None:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except Exception:  # A damaged file fails in NumPy's reader, in zipfile or in zlib, each with errors of its own.
+        return None
+    same = "key" in arrays and str(arrays.pop("key")) == key
+    return arrays if same else None
+
+
+def _write(path: Path, key: str, arrays: Arrays) -> None:
+    """Whole or not at all."""
+    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            np.savez_compressed(file, key=np.array(key), **arrays)  # type: ignore[arg-type]
+        temporary.replace(path)
+    except OSError:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,164 @@
+"""Grids for the optimal mechanism's program: inputs, how many rows apart neighbours are, outputs, expected inputs.
+
+Lengths are in half widths of the input interval, from its middle: inputs are in [-1, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+
+# Beyond, the rounding of inputs between rows costs more than the program gains over the piecewise mechanism.
+MOST_EPSILON = 12.0
+# Rows that a local program needs up to a budget, for rounding to add at most about 1 % to the variance.
+_LOCAL_POINTS = ((3.2, 33), (6.0, 65), (MOST_EPSILON, 129))
+_MOST_POINTS, _MOST_OUTPUTS = 257, 2049
+MOST_RATIO = 16.0
+
+# Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
+_MARGIN = 2.0**-15
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Rows of the program.
+
+    Attributes:
+        points: n, odd.
+        cells: neighbours are at most so many rows apart.
+        reach: the outermost rows' inputs are at -reach and reach; at least 1.
+    """
+
+    points: int
+    cells: int
+    reach: float
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """The rows' inputs."""
+        return self.reach * np.linspace(-1, 1, self.points)
+
+
+def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
+    """The rows for a budget.
+
+    Args:
+        epsilon: the budget.
+        ratio: width of the interval over the sensitivity; at most 1 where any two inputs are neighbours.
+        points: n; by default enough that rounding adds a percent or two to the variance.
+
+    Raises:
+        ValueError: points even, or out of range.
+    """
+    if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
+        raise ValueError(f"points: {points} is even; the middle of the interval needs a row, so an odd number is")
+    steps, cells = (1, 1) if ratio <= 1 else _rows_for(epsilon, ratio)
+    if points is not None:
+        steps, cells = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
+    if cells < steps:
+        return _near_grid(ratio, steps, cells)
+    points = points or next(count for limit, count in _LOCAL_POINTS if epsilon <= limit)
+    return Grid(points, points - 1, 1.0)
+
+
+def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
+    """Steps between rows, even, and steps of a sensitivity: about 4 eps of these, of the closest fit.
+
+    Where the sensitivity is no whole number of steps, the rows reach beyond the interval, or neighbours are further
+    apart than they need be, which costs more.
+    """
+    least = max(4, math.ceil(4 * epsilon), math.ceil(16 / ratio))
+    least = min(least, 16, max(4, int(64 / ratio)))
+
+    def waste(fit: tuple[int, int]) -> float:
+        excess = fit[0] / (ratio * fit[1])
+        return (excess - 1) + 1e-3 * fit[1] / least if excess >= 1 else 2 * (1 / excess - 1) + 1e-3 * fit[1] / least
+
+    fits = [
+        (2 * half, cells)
+        for cells in range(least, least + 4)
+        for half in {math.floor(ratio * cells / 2), math.ceil(ratio * cells / 2 * (1 - 1e-9))}
+    ]
+    return min(fits, key=waste)
+
+
+def _near_grid(ratio: float, steps: int, cells: int) -> Grid:
+    """Rows so far apart that a sensitivity is ``cells`` of them, less the margin."""
+    reach = max(1.0, steps / (ratio * (cells - _MARGIN)))
+    return Grid(steps + 1, cells, reach * (1 + 1e-12))
+
+
+def coarse(fine: Grid, ratio: float) -> Grid:
+    """A smaller program that has about the same outputs."""
+    if ratio <= 1:
+        return Grid(17, 16, 1.0)
+    cells = min(fine.cells, 4 if ratio <= 4 else 2)
+    return _near_grid(ratio, max(4, 2 * math.ceil(ratio * cells / 2)), cells)
+
+
+def first_range(epsilon: float, ratio: float) -> float:
+    """An output range that is wide enough, for a start: Duchi's on one sensitivity, and room beyond it."""
+    duchi = 1 / math.tanh(epsilon / 2)
+    return 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
+
+
+def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
+    """Distance of outputs, 2 half + 1 in number, that reach about ``wanted``; Duchi's reports are among them."""
+    if ratio > 1:
+        return wanted / half
+    duchi = 1 / math.tanh(epsilon * (1 - 2e-6) / 2)
+    return duchi / max(1, math.floor(half * duchi / wanted))
+
+
+def outputs_for(rows: Grid, outputs: int | None) -> int:
+    """(m - 1)/2 for m outputs, odd; by default 161, 321 with more than 65 rows, 121 with many rows of near neighbours.
+
+    Raises:
+        ValueError: even, or out of range.
+    """
+    if outputs is None:
+        if rows.cells < rows.points - 1:
+            return 80 if rows.points <= 40 else 60
+        return 80 if rows.points <= 65 else 160
+    if checks.whole("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
+        raise ValueError(f"outputs: {outputs} is even; the middle is one of them, so an odd number is needed")
+    return outputs // 2
+
+
+def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
+    """Edges in [-1, 1] and masses of a histogram of inputs: masses of equal bins, or (edges, masses) in data units.
+
+    Raises:
+        ValueError: not such a histogram, naming what is wrong with it.
+    """
+    given = objective if isinstance(objective, tuple) else (None, objective)
+    if len(given) != 2:
+        raise ValueError(f"objective: a tuple of {len(given)}; (edges, weights) is one of 2")
+    masses = _vector("weights", given[1])
+    edges = np.linspace(lower, upper, len(masses) + 1) if given[0] is None else _vector("edges", given[0])
+    if len(edges) != len(masses) + 1 or np.any(np.diff(edges) <= 0) or edges[0] < lower or edges[-1] > upper:
+        raise ValueError(f"objective: {len(masses)} weights need {len(masses) + 1} rising edges in [{lower}, {upper}]")
+    if np.any(masses < 0) or not masses.max() > 0:
+        raise ValueError("objective: weights must be at least 0, one of them above")
+    masses = masses / masses.max()  # The sum of the largest floats would be infinite.
+    return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
+
+
+def _vector(what: str, values: Any) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0 or array.dtype.kind not in "iuf" or not np.all(np.isfinite(array)):
+        raise ValueError(f"objective: {what} must be a 1-D array of finite numbers, or the objective is 'worst'")
+    return array.astype(np.float64)
+
+
+def row_weights(edges: np.ndarray, masses: np.ndarray, rows: Grid) -> np.ndarray:
+    """The probability of each row, for inputs from the histogram (even within bins) and rounded to the rows."""
+    step = 2 * rows.reach / (rows.points - 1)
+    u = np.clip((edges[:, None] - rows.inputs) / step, -1, 1)
+    until = np.where(u < 0, (u + 1) ** 2 / 2, 1 - (1 - u) ** 2 / 2) * step
+    return (masses / np.diff(edges)) @ np.diff(until, axis=0)

@@ -1,0 +1,302 @@
+"""Pairs of the user's own: densities by quadrature, tables, randomised response."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import accountants
+from accountants import densities, guarantee, randomised_response, weights
+from accountants.mirrors import mirror
+from accountants.pairs import Atoms, Mixed
+from accountants.pure_composition import pure_delta
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.mechanisms.additive import Additive
+
+WHOLE = (-np.inf, np.inf)
+
+
+def laplace(y, scale=2.0):
+    return -np.abs(y) / scale - np.log(2 * scale)
+
+
+def normal(y):
+    return -(y**2) / 2 - np.log(2 * np.pi) / 2
+
+
+# name: (pair, the same as noise)
+KNOWN = {
+    "gaussian": (lambda: densities(normal, lambda y: normal(y - 0.3), WHOLE), (Gaussian(1.0), 0.3)),
+    "gaussian-far": (
+        lambda: densities(lambda y: normal(y - 1e3), lambda y: normal(y - 1000.3), (-np.inf, 990, 1010, np.inf)),
+        (Gaussian(1.0), 0.3),
+    ),
+    "laplace": (lambda: densities(laplace, lambda y: laplace(y - 0.7), (-np.inf, 0, 0.7, np.inf)), (Laplace(2.0), 0.7)),
+}
+
+
+@pytest.mark.parametrize("name", ["gaussian", *(pytest.param(n, marks=pytest.mark.slow) for n in list(KNOWN)[1:])])
+def test_densities_of_noise_are_noise(name):
+    make, (noise, D) = KNOWN[name]
+    made, known = guarantee(make()).repeat(200), guarantee(Additive(noise), D).repeat(200)
+    assert made.epsilon(1e-6) == pytest.approx(known.epsilon(1e-6), rel=1e-9)
+    low, high = made.bracket(delta=1e-6)
+    assert low <= known.epsilon(1e-6) <= high <= low * (1 + 1e-4)
+
+
+@pytest.mark.slow
+def test_samples_of_densities_are_samples_of_noise():
+    made, known = (
+        one.subsample(0.2).repeat(100)
+        for one in (guarantee(KNOWN["gaussian"][0]()), guarantee(Additive(Gaussian(1.0)), 0.3))
+    )
+    assert made.epsilon(1e-6) == pytest.approx(known.epsilon(1e-6), rel=1e-9)
+    low, high = made.bracket(delta=1e-6)
+    assert low <= known.epsilon(1e-6) <= high
+
+
+@pytest.mark.slow
+def test_repeat_is_repeated_compose_and_the_order_does_not_matter():
+    pair = KNOWN["gaussian"][0]()
+    one, other = guarantee(pair).subsample(0.2).repeat(50), guarantee(Additive(Laplace(3.0)), 1.0).repeat(40)
+    assert one.compose(one).epsilon(1e-6) == pytest.approx(one.repeat(2).epsilon(1e-6), rel=1e-10)
+    assert one.compose(other).delta(3.0) == pytest.approx(other.compose(one).delta(3.0), rel=1e-10)
+
+
+def exponential(rate):
+    return lambda y: np.log(rate) - rate * y
+
+
+@cache
+def exponentials():
+    """Whatever reads it is compiled for it, so there is one; its loss is bounded one way only."""
+    return guarantee(densities(exponential(2.0), exponential(1.0), (0.0, np.inf)))
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.2, 0.6])
+def test_one_report_of_two_exponentials(eps):
+    """Either way, in closed form: the loss log 2 - y is above eps below a point, and minus it above another."""
+    near, far = max(math.log(2) - eps, 0.0), math.log(2) + eps
+    ways = (
+        -math.expm1(-2 * near) + math.exp(eps) * math.expm1(-near),
+        math.exp(-far) - math.exp(eps - 2 * far),
+    )
+    assert exponentials().delta(eps) == pytest.approx(max(ways), rel=1e-10)
+    assert accountants.delta(exponentials().terms[0].pairs[0], [eps]) == pytest.approx(max(ways), rel=1e-10)
+    low, high = exponentials().bracket(epsilon=eps)
+    assert low <= max(ways) * (1 + 1e-12)
+    assert max(ways) * (1 - 1e-12) <= high <= low * (1 + 1e-3)
+
+
+def test_one_report_of_noise_is_its_exact_profile():
+    """Far out too."""
+    pair, eps = KNOWN["gaussian"][0](), np.array([0.0, 0.3, 1.5, 2.4])
+    exact = accountants.delta(Additive(Gaussian(1.0)), eps, 0.3)
+    np.testing.assert_allclose(accountants.delta(pair, eps), exact, rtol=1e-9, atol=1e-22)
+    assert accountants.epsilon(pair, float(exact[2])) == pytest.approx(1.5, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("eps", [0.0, 0.1, 0.19, 0.1995])
+def test_one_report_whose_loss_turns(eps):
+    """Cauchy laws D apart: p > e^eps q between the roots of a quadratic; the largest loss is 2 asinh(D/2)."""
+    D, a = 0.2, math.exp(eps)
+    made = guarantee(densities(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    # 1 + (y - D)^2 = a (1 + y^2).
+    roots = np.sort(np.roots([a - 1, 2 * D, a - 1 - D**2])) if eps else np.array([-np.inf, D / 2])
+    (p_low, p_high), (q_low, q_high) = (stats.cauchy.cdf(roots, loc=by) for by in (0, D))
+    assert made.delta(eps) == pytest.approx(p_high - p_low - a * (q_high - q_low), rel=1e-8, abs=1e-14)
+
+
+def test_a_pair_and_its_mirror_are_one():
+    made = guarantee(mirror(exponentials().terms[0].pairs[0])).repeat(5)
+    np.testing.assert_allclose(made.bracket(epsilon=1.0), exponentials().repeat(5).bracket(epsilon=1.0), rtol=1e-6)
+
+
+def test_supports_that_differ_have_infinite_losses():
+    """Two uniform laws a shift apart: delta is the chance that a report falls outside one of them."""
+
+    def uniform(start):
+        return lambda y: np.where((y >= start) & (y <= start + 1), 0.0, -np.inf)
+
+    made = guarantee(densities(uniform(0.0), uniform(0.01), (0.0, 0.01, 1.0, 1.01))).repeat(20)
+    exact = 1 - 0.99**20
+    low, high = made.bracket(epsilon=1.0)
+    assert low <= exact * (1 + 1e-12)
+    assert exact * (1 - 1e-12) <= high <= exact * (1 + 1e-6)
+
+
+@pytest.mark.slow
+def test_heavy_tails():
+    """Cauchy, whose largest loss is in closed form."""
+    D = 0.2
+    made = guarantee(densities(stats.cauchy.logpdf, lambda y: stats.cauchy.logpdf(y, loc=D), (-np.inf, 0.0, np.inf)))
+    largest = 2 * math.asinh(D / 2)
+    made = made.repeat(30)
+    low, high = made.bracket(delta=1e-6)
+    assert low <= made.epsilon(1e-6) <= high
+    assert made.bracket(epsilon=30 * largest)[0] == 0.0 < made.bracket(epsilon=0.8)[0]
+
+
+@pytest.mark.slow
+def test_the_rate_of_samples_stays_differentiable(x64):
+    pair = KNOWN["gaussian"][0]()
+    both = jax.value_and_grad(lambda r: guarantee(pair).subsample(r).repeat(100).epsilon(jnp.float64(1e-6)))
+    known = jax.grad(
+        lambda r: guarantee(Additive(Gaussian(1.0)), 0.3).subsample(r).repeat(100).epsilon(jnp.float64(1e-6))
+    )
+    assert float(both(jnp.float64(0.2))[1]) == pytest.approx(float(known(jnp.float64(0.2))), rel=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (
+            lambda: densities(lambda y: normal(y) + 1e-8, normal, WHOLE),
+            ValueError,
+            "^log_p: .*integrates to 1.00000001",
+        ),
+        (lambda: densities(normal, lambda y: normal(y) - 0.1, WHOLE), ValueError, "^log_q: .*integrates to 0.9048"),
+        (lambda: densities(normal, normal, (0.0, np.inf)), ValueError, "^log_p: .*integrates to 0.5"),
+        (lambda: densities(lambda y: normal(y - 5e4), normal, WHOLE), ValueError, "^log_p: .*integrates to 0 "),
+        (lambda: densities(lambda y: np.log(y), normal, (-1.0, 1.0)), ValueError, "^log_p: is nan at -"),
+        (lambda: densities(normal, lambda y: y + np.inf, WHOLE), ValueError, "^log_q: is inf at"),
+        (lambda: densities(lambda y: y[0], normal, WHOLE), TypeError, "^log_p: gives shape"),
+        (lambda: densities(1.0, normal, WHOLE), TypeError, "^log_p: .*not a function"),
+        (lambda: densities(normal, normal, (0.0,)), ValueError, "^knots: "),
+        (lambda: densities(normal, normal, (1.0, 0.0)), ValueError, "^knots: "),
+        (lambda: densities(normal, normal, (-np.inf, np.nan)), ValueError, "^knots: "),
+        # A jump that is no knot.
+        (
+            lambda: densities(lambda y: np.where(y < 0.3, 0.0, -np.inf) - np.log(0.3), lambda y: 0 * y, (0.0, 1.0)),
+            ValueError,
+            "not smooth near 0.3",
+        ),
+    ],
+)
+def test_what_is_no_density_is_refused(wrong, kind, message):
+    with np.errstate(invalid="ignore"), pytest.raises(kind, match=message):
+        wrong()
+
+
+def test_functions_have_no_json_form():
+    made = guarantee(KNOWN["gaussian"][0]())
+    with pytest.raises(TypeError, match="Densities has no JSON form"):
+        made.to_json()
+    same = made
+    assert made == same
+    with pytest.raises(ValueError, match=r"^adjacency: .*Densities"):
+        made.subsample(0.1, "replace")
+
+
+# Tables
+
+
+def test_tables_are_read_both_ways():
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.35, 0.45])
+    made = guarantee(weights(p.tolist(), q))
+    for eps in (0.0, 0.5, 0.85):
+        ways = [np.maximum(a - math.exp(eps) * b, 0.0).sum() for a, b in ((p, q), (q, p))]
+        assert made.delta(eps) == pytest.approx(max(ways), rel=1e-12)
+    mixed = guarantee(Mixed(0.4, weights(p, q), weights([0.5, 0.5], [0.5, 0.5])))
+    assert mixed.delta(0.85) == pytest.approx(0.4 * made.delta(0.85), rel=1e-12)
+    assert mixed.delta(0.85) == guarantee(Mixed(0.4, weights(q, p), weights([0.5, 0.5], [0.5, 0.5]))).delta(0.85)
+
+
+@pytest.mark.parametrize(
+    ("p", "q", "kind", "message"),
+    [
+        ([0.5, 0.4], [0.5, 0.5], ValueError, "^p: adds up to 0.9"),
+        ([0.5, 0.5], [0.5, 0.5 + 1e-6], ValueError, "^q: adds up to 1.000001"),
+        ([1.5, -0.5], [0.5, 0.5], ValueError, "^p: "),
+        ([0.5, np.nan], [0.5, 0.5], ValueError, "^p: "),
+        ([0.5, 0.5], [0.5, 0.25, 0.25], ValueError, "^q: has shape"),
+        ([[0.5, 0.5]], [[0.5, 0.5]], ValueError, "^p: has shape"),
+        ([], [], ValueError, "^p: has shape"),
+        ("half", [1.0], TypeError, "^p: "),
+    ],
+)
+def test_what_is_no_table_is_refused(p, q, kind, message):
+    with pytest.raises(kind, match=message):
+        weights(p, q)
+
+
+# Randomised response
+
+
+@pytest.mark.parametrize(("eps0", "k"), [(0.3, 2), (1.0, 3), (1.0, 4), (2.5, 11)])
+def test_randomised_response_against_its_channel(eps0, k):
+    """Every two categories, from the matrix of all probabilities."""
+    channel = (np.ones((k, k)) + math.expm1(eps0) * np.eye(k)) / (math.exp(eps0) + k - 1)
+    pair = randomised_response(eps0, categories=k)
+    for eps in (0.0, 0.4 * eps0, 0.95 * eps0):
+        gaps = np.maximum(channel[:, None] - math.exp(eps) * channel[None], 0.0).sum(-1)
+        assert guarantee(pair).delta(eps) == pytest.approx(gaps.max(), rel=1e-12)
+    assert guarantee(pair).delta(eps0) == pytest.approx(0.0, abs=1e-15)
+    assert accountants.delta(pair, 0.0) == guarantee(pair).delta(0.0)
+    assert accountants.epsilon(pair, 1e-9) == pytest.approx(eps0, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_reports_of_two_categories_are_kairouz():
+    made = guarantee(randomised_response(0.5)).repeat(20)
+    for eps in (1.0, 4.2):
+        assert made.delta(eps) == pytest.approx(float(pure_delta(0.5, 20, eps)), rel=1e-6)
+
+
+def test_reports_of_many_categories_by_enumeration():
+    p, q = (np.asarray(part) for part in (lambda pair: (pair.p, pair.q))(randomised_response(1.0, categories=5)))
+    loss, mass = np.zeros(1), np.ones(1)
+    for _ in range(6):
+        loss = np.add.outer(loss, np.log(p) - np.log(q)).ravel()
+        mass = np.multiply.outer(mass, p).ravel()
+    made = guarantee(randomised_response(1.0, categories=5)).repeat(6)
+    for eps in (0.7, 2.3):
+        exact = mass @ -np.expm1(np.minimum(eps - loss, 0.0))
+        low, high = made.bracket(epsilon=eps)
+        assert low <= exact <= high <= low * (1 + 1e-3)
+
+
+def test_randomised_response_is_differentiable(x64):
+    def read(eps0):
+        return accountants.delta(randomised_response(eps0, categories=4), jnp.float64(0.3))
+
+    def difference(h):
+        return float(read(jnp.float64(1.0 + h)) - read(jnp.float64(1.0 - h))) / (2 * h)
+
+    expected = (4 * difference(5e-4) - difference(1e-3)) / 3
+    assert float(jax.grad(read)(jnp.float64(1.0))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_randomised_response_with_replaced_records():
+    one = guarantee(randomised_response(1.0, categories=4))
+    low, high = one.subsample(0.2, "replace").bracket(epsilon=0.1)
+    assert low <= 0.2 * one.delta(math.log1p(math.expm1(0.1) / 0.2)) <= high <= low * (1 + 1e-3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind", "message"),
+    [
+        (lambda: randomised_response(0.0), ValueError, "^epsilon: "),
+        (lambda: randomised_response(math.inf), ValueError, "^epsilon: "),
+        (lambda: randomised_response(1.0, categories=1), ValueError, "^categories: "),
+        (lambda: randomised_response(1.0, categories=2.5), TypeError, "^categories: "),
+    ],
+)
+def test_bad_randomised_response(wrong, kind, message):
+    with pytest.raises(kind, match=message):
+        wrong()
+
+
+def test_large_budgets_do_not_overflow():
+    pair = randomised_response(900.0, categories=3)
+    assert isinstance(pair, Atoms)
+    assert pair.p.sum() == pytest.approx(1.0)
+    assert np.isfinite(pair.p).all()
