@@ -2,12 +2,12 @@
 
 ``delta`` and ``epsilon`` compute the privacy profile that a mechanism's density realises, from the density and not from
 the budget it was built for; ``guarantee`` composes, ``Filter`` and ``Ledger`` keep a budget. ``calibrate`` finds the
-least noise for a budget; ``recycling`` accounts for budget recycling,
+least noise for a budget, ``tune`` the best free parameters; ``recycling`` accounts for budget recycling,
 ``known_domain_top_k`` and ``unknown_domain_top_k`` release the largest counts. An unknown mechanism is an error, never
 a number.
 """
 
-from accountants import calibrate, recycling
+from accountants import calibrate, recycling, tune
 from accountants.comparison import compare
 from accountants.density_pairs import densities
 from accountants.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
@@ -37,6 +37,7 @@ __all__ = [
     "on_sample",
     "randomised_response",
     "recycling",
+    "tune",
     "unknown_domain_top_k",
     "weights",
 ]

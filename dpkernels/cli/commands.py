@@ -29,6 +29,7 @@ Examples:
   dpkernels certify --verify out.csv.json
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
   dpkernels mechanisms
   dpkernels ledger people.ledger
 """
@@ -38,6 +39,20 @@ Examples:
   dpkernels account laplace --sensitivity 1 --epsilon 1
   dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
   dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
+"""
+
+_MORE_TUNE = """\b
+Objectives, of the worst input where it matters:
+  variance        of a report
+  variance-at     the variance at the input --at
+  absolute-error  E|error|
+  acceptance      P(|error| <= --theta), made large
+  quantile        the error exceeded with probability --beta
+
+\b
+Examples:
+  dpkernels tune --epsilon 1 --lower 0 --upper 120
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
 """
 
 
@@ -63,7 +78,8 @@ def dpkernels(context: click.Context) -> None:
     metavar="NAME",
     multiple=True,
     default=["piecewise"],
-    help="What draws the noise, piecewise by default; `dpkernels mechanisms` lists them with their options.",
+    help="What draws the noise, piecewise by default; auto is the bounded one of least worst-case variance. "
+    "`dpkernels mechanisms` lists them with their options.",
 )
 @mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
@@ -120,16 +136,21 @@ def perturb(
 @click.option("--epsilon", type=float, required=True, help="Privacy budget, 0.01 to 20.")
 @click.option("--lower", type=float, required=True, help="Smallest valid value.")
 @click.option("--upper", type=float, required=True, help="Largest valid value.")
+@click.option("--sensitivity", type=float, help="Also compare mechanisms for neighbours at most so far apart.")
 @click.option("--plot", type=_OUTPUT, help="Also draw worst-case variances against epsilon into this .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def compare(epsilon: float, lower: float, upper: float, plot: Path | None, as_json: bool) -> None:
-    """Every mechanism's variance and range of reports, the best worst case first."""
+def compare(
+    epsilon: float, lower: float, upper: float, sensitivity: float | None, plot: Path | None, as_json: bool
+) -> None:
+    """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     from dpkernels.cli.compare import as_table, comparison
 
-    rows = comparison(epsilon, lower, upper)
     if plot is not None:
-        from dpkernels.cli.plot import draw
+        from dpkernels.cli.plot import check_target, draw
 
+        check_target(plot)
+    rows = comparison(epsilon, lower, upper, sensitivity)
+    if plot is not None:
         draw(plot, epsilon)
     click.echo(_json(rows) if as_json else as_table(rows, epsilon, lower, upper))
 
@@ -186,6 +207,38 @@ def account(
         from dpkernels.cli.profile_plot import draw
 
         draw(plot, found)
+    click.echo(_json(found.to_dict()) if as_json else str(found))
+
+
+@dpkernels.command(epilog=_MORE_TUNE)
+@click.option(
+    "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
+)
+@click.option("--epsilon", type=float, metavar="E", help="Privacy budget, 0.01 to 20.")
+@click.option("--lower", type=float, metavar="X", help="Smallest valid value: bounded mechanisms.")
+@click.option("--upper", type=float, metavar="X", help="Largest valid value: bounded mechanisms.")
+@click.option("--sensitivity", type=float, metavar="D", help="Of additive noise: how far apart neighbours are at most.")
+@click.option("--delta", type=float, metavar="D", help="Also tune noise that spends a delta, in (0, 1).")
+@click.option("--theta", type=float, metavar="T", help="Tolerated error of the objective acceptance.")
+@click.option("--beta", type=float, metavar="B", help="How often the error may exceed the objective quantile.")
+@click.option("--at", type=float, metavar="X", help="Input of the objective variance-at.")
+@click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tune(objective: str, plot: Path | None, as_json: bool, **options: float | None) -> None:
+    """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
+
+    With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
+    Every result has been accounted exactly. Prints the line of Python that builds the best.
+    """
+    from dpkernels.cli import tune as tuning
+
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+    found = tuning.tuned(objective, {name: value for name, value in options.items() if value is not None})
+    if plot is not None:
+        tuning.draw(plot, found)
     click.echo(_json(found.to_dict()) if as_json else str(found))
 
 

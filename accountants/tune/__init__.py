@@ -1,0 +1,65 @@
+"""Tuning: the member of a family that makes an objective best at a budget, by optax, certified before it is returned.
+
+    result = tune.best(tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5), tune.acceptance(theta=1.0))
+    result.mechanism, result.value, result.parameters, result.epsilon, result.delta
+
+Free parameters declare domains and move through bijections; what the budget determines is solved for, with implicit
+derivatives, so that every point of a search is private and nothing is penalised. Searches run from many starts in one
+compiled loop, which ends where gradients vanish, steps stall, or nothing improves.
+"""
+
+from accountants.tune.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle
+from accountants.tune.certified import NotPrivateError
+from accountants.tune.composed import composed
+from accountants.tune.family import Family
+from accountants.tune.merged import merged_laplace
+from accountants.tune.noise import gaussian, laplace
+from accountants.tune.objectives import (
+    Objective,
+    absolute_error,
+    acceptance,
+    average_variance,
+    maximise,
+    quantile,
+    variance_at,
+    worst_variance,
+)
+from accountants.tune.recycled import budget_recycled
+from accountants.tune.result import Many, Result
+from accountants.tune.sampled import sampled_recycled
+from accountants.tune.staircase import staircase
+from accountants.tune.truncated import truncated_gaussian, truncated_laplace
+from accountants.tune.tuning import best, compare, many
+
+__all__ = [
+    "Family",
+    "Many",
+    "NotPrivateError",
+    "Objective",
+    "Result",
+    "absolute_error",
+    "acceptance",
+    "average_variance",
+    "best",
+    "budget_recycled",
+    "compare",
+    "composed",
+    "composite",
+    "duchi",
+    "gaussian",
+    "hybrid",
+    "laplace",
+    "many",
+    "maximise",
+    "merged_laplace",
+    "optimal",
+    "piecewise",
+    "piecewise_triangle",
+    "quantile",
+    "sampled_recycled",
+    "staircase",
+    "truncated_gaussian",
+    "truncated_laplace",
+    "variance_at",
+    "worst_variance",
+]

@@ -1,0 +1,38 @@
+"""The exact accountant's word on a tuned mechanism, without which it is not returned."""
+
+from __future__ import annotations
+
+from functools import singledispatch
+from typing import Any
+
+from accountants import profile
+
+# The pure level of a windowed density is a quotient of floats.
+ROUNDING = 1e-9
+
+
+class NotPrivateError(ValueError):
+    """A family made a mechanism that does not meet its budget."""
+
+
+@singledispatch
+def realised(family: Any, mechanism: Any) -> tuple[float, float]:
+    """(epsilon, delta) that the mechanism meets, delta as the exact accountant finds it.
+
+    Raises:
+        NotPrivateError: the budget is exceeded; by how much.
+    """
+    epsilon, delta = (float(part) for part in family.budget)
+    if delta > 0:
+        found = float(profile.delta(mechanism, epsilon))
+        refuse_above(family, "delta", found, delta)
+        return epsilon, found
+    level = float(profile.epsilon(mechanism))
+    refuse_above(family, "epsilon", level, epsilon * (1 + ROUNDING))
+    return epsilon, 0.0
+
+
+def refuse_above(family: Any, name: str, found: float, allowed: float) -> None:
+    """Refuse what is above what is allowed, or no number."""
+    if not found <= allowed:
+        raise NotPrivateError(f"{family.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")

@@ -1,0 +1,46 @@
+"""The interface of a family of mechanisms that a budget leaves free to choose from."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from accountants.tune.domains import Domain
+
+
+class Family(abc.ABC):
+    """Mechanisms that all meet one budget, by construction, with some free parameters.
+
+    A family is a frozen dataclass and a pytree: budgets are leaves, so that another budget compiles nothing and
+    ``many`` maps over arrays of them; choices of shape are static.
+    """
+
+    @property
+    @abc.abstractmethod
+    def name(self) -> str:
+        """What results and tables call it."""
+
+    @property
+    @abc.abstractmethod
+    def domains(self) -> dict[str, Domain]:
+        """The free parameters, by the source's symbols."""
+
+    @property
+    @abc.abstractmethod
+    def budget(self) -> tuple[Any, Any]:
+        """(epsilon, delta) that every member meets."""
+
+    @abc.abstractmethod
+    def build(self, parameters: dict[str, Any]) -> Any:
+        """The mechanism, traceable: what depends on the parameters through the budget is solved, and differentiable.
+
+        Any NaN in it says that no mechanism with these parameters meets the budget.
+        """
+
+    @abc.abstractmethod
+    def release(self, parameters: dict[str, Any]) -> Any:
+        """The mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
+
+    @abc.abstractmethod
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        """Every parameter of a member by the source's symbols, those solved for too; traceable."""

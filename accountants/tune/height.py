@@ -1,0 +1,67 @@
+"""How high a window may be at a budget, traceable: ``dpkernels.mechanisms.heights`` for a search that moves it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.mechanisms.bases import Base
+from dpkernels.mechanisms.heights import height_at
+from dpkernels.mechanisms.windowed import Window, Windowed, distances
+
+_POINTS, _ZOOMS = 9, 10
+_SIDE = 1e-12  # Off a kink to one side of it, as ``windowed.critical_points`` has it.
+
+
+def tallest(window: Window, base: Base, width: Any, epsilon: Any, condition: str) -> Any:
+    """k, the largest height that is eps-DP at this width; NaN where none is positive."""
+    if condition == "sup_inf":
+        ratio = jnp.exp(epsilon) * base.lowest - 1
+    else:
+        ratio = jnp.expm1(epsilon) / _steepest(window, base, width, epsilon)
+    relative: Any = jnp.where(ratio > 0, ratio, jnp.nan)
+    return height_at(relative, window, base, width)
+
+
+def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+    """Maximum over v of (ceiling - e^eps floor)/g, smooth between the points where a shape has a kink.
+
+    In each piece between them a zoom finds the share s of its way with the largest value; s is then held: at a maximum
+    inside the piece its derivative does not count, and at an end it moves with the end.
+    """
+    reach = 1 - width / 2
+    kinks = [jnp.asarray(base.kinks), reach + width * window.kinks, width * window.kinks - reach, jnp.array([0.0, 1.0])]
+    ends = jnp.sort(jnp.clip(jnp.concatenate(kinks), 0.0, 1.0))
+    left, size = ends[:-1, None], jnp.diff(ends)[:, None]
+
+    def steepness(s: Any) -> Any:
+        v = left + size * s
+        near, far = distances(v, width)
+        return (window.ceiling(near) - jnp.exp(epsilon) * window.floor(far)) / base.density(v)
+
+    return steepness(jax.lax.stop_gradient(_best_share(steepness, ends.size - 1, ends))).max()
+
+
+def _best_share(steepness: Any, pieces: int, like: Any) -> Any:
+    """Of shape (pieces, 1). Shapes of many short pieces, which tables have, are taken at their ends and middles."""
+    grid = np.linspace(0.0, 1.0, _POINTS if pieces < 32 else 3)
+    low, high = jnp.full_like(like, _SIDE, shape=(pieces, 1)), jnp.full_like(like, 1 - _SIDE, shape=(pieces, 1))
+
+    def zoom(_: int, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+        low, high, _ = state
+        s = low + (high - low) * grid
+        best = jnp.take_along_axis(s, steepness(s).argmax(-1, keepdims=True), -1)
+        cell = (high - low) / (len(grid) - 1)
+        return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best
+
+    zooms = _ZOOMS if pieces < 32 else 1
+    return jax.lax.fori_loop(0, zooms, zoom, jax.lax.stop_gradient((low, high, low)))[2]
+
+
+def windowed(window: Window, base: Base, width: Any, budget: tuple[Any, Any, Any], condition: str) -> Windowed:
+    """The mechanism of this width with the tallest window; ``budget`` is (epsilon, lower, upper)."""
+    epsilon, lower, upper = budget
+    return Windowed(window, base, width, tallest(window, base, width, epsilon, condition), lower, upper, epsilon)

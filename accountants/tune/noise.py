@@ -1,0 +1,80 @@
+"""Families of additive noise that its budget determines, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from accountants import calibrate
+from accountants.tune.domains import Domain
+from accountants.tune.family import Family
+from dpkernels import checks
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.pytrees import pytree
+
+_PLAIN: dict[str, Callable[..., Additive]] = {
+    "laplace": named.laplace,
+    "gaussian": calibrate.gaussian,
+}
+
+
+@partial(pytree, static=("kind",))
+@dataclass(frozen=True)
+class PlainNoise(Family):
+    """Additive noise that its budget determines.
+
+    Attributes:
+        kind: a name in ``_PLAIN``.
+        epsilon: eps.
+        delta: delta; None for pure noise.
+        sensitivity: D.
+    """
+
+    kind: str
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0 if self.delta is None else self.delta
+
+    def build(self, parameters: dict[str, Any]) -> Additive:
+        given = {} if self.delta is None else {"delta": self.delta}
+        return _PLAIN[self.kind](epsilon=self.epsilon, sensitivity=self.sensitivity, **given)
+
+    def release(self, parameters: dict[str, Any]) -> Additive:
+        return self.build(parameters)
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {}
+
+
+def laplace(*, epsilon: Any, sensitivity: Any = 1.0) -> PlainNoise:
+    """Laplace noise of scale D/eps: nothing is free."""
+    check_budget(epsilon, 0.5, sensitivity)
+    return PlainNoise("laplace", epsilon, None, sensitivity)
+
+
+def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> PlainNoise:
+    """The analytic Gaussian (Balle and Wang 2018): nothing is free."""
+    check_budget(epsilon, delta, sensitivity)
+    return PlainNoise("gaussian", epsilon, delta, sensitivity)
+
+
+def check_budget(epsilon: Any, delta: Any, sensitivity: Any) -> None:
+    """Refuse budgets out of range."""
+    checks.epsilon(epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    checks.sensitivity(sensitivity)

@@ -1,0 +1,169 @@
+"""What a search makes best: functions of a mechanism.
+
+Errors are |report - x|. Where they depend on the input x (bounded mechanisms) an objective is that of the x given, or
+of the worst of 33 inputs spread evenly over the input interval, both ends among them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.tune import errors
+from dpkernels import checks
+from dpkernels.numerics import gauss_legendre
+from dpkernels.pytrees import pytree
+
+_NODES, _WEIGHTS = gauss_legendre(2)
+
+
+@partial(pytree, static=("function", "name", "sign"))
+@dataclass(frozen=True)
+class Objective:
+    """A function of a mechanism and some numbers, to be made small (sign 1) or large (sign -1).
+
+    Attributes:
+        function: from (mechanism, *numbers) to a JAX scalar, in JAX; compiled once for each function.
+        name: for tables and plots.
+        sign: 1 or -1.
+        numbers: its parameters, such as beta; changing them compiles nothing.
+        theta: the tolerated error of an acceptance, else None; the last number that the function is given.
+    """
+
+    function: Callable[..., Any]
+    name: str
+    sign: int = 1
+    numbers: tuple[Any, ...] = ()
+    theta: Any = None
+
+    def __call__(self, mechanism: Any) -> Any:
+        """The value, in its natural direction."""
+        numbers = self.numbers if self.theta is None else (*self.numbers, self.theta)
+        return self.function(mechanism, *numbers)
+
+
+def _worst_variance(mechanism: Any) -> Any:
+    return errors.worst_variance(mechanism)
+
+
+worst_variance = Objective(_worst_variance, "worst variance")
+
+
+def variance_at(x: Any) -> Objective:
+    """Var(report | x), in squared data units.
+
+    Raises:
+        ValueError: x is not finite.
+    """
+    checks.within("x", x, -np.inf, np.inf, open_ends=True)
+    return Objective(errors.variance, "variance", numbers=(x,))
+
+
+def average_variance(edges: Any, weights: Any) -> Objective:
+    """The mean variance under a histogram of the inputs that are expected, uniform in each bin.
+
+    Args:
+        edges: of the bins, increasing, one more than weights; None for equal bins over the input interval.
+        weights: how much of the inputs each bin holds, not negative; scaled to total 1.
+
+    Raises:
+        ValueError: an argument out of range or shape.
+    """
+    w = np.atleast_1d(np.asarray(weights, np.float64))
+    checks.within("weights", w, 0.0, np.inf)
+    if w.ndim != 1 or not 0 < w.sum() < np.inf:
+        raise ValueError(f"weights: total {w.sum():g}, of shape {w.shape}; a 1-D array of positive total is needed")
+    if edges is None:
+        return Objective(_average_on_equal_bins, "average variance", numbers=(w / w.sum(),))
+    ends = np.asarray(edges, np.float64)
+    checks.within("edges", ends, -np.inf, np.inf, open_ends=True)
+    if ends.shape != (len(w) + 1,) or not (np.diff(ends) > 0).all():
+        raise ValueError(f"edges: {ends}; {len(w) + 1} increasing ones are needed for {len(w)} weights")
+    return Objective(_average_variance, "average variance", numbers=(ends, w / w.sum()))
+
+
+def _average_on_equal_bins(mechanism: Any, weights: Any) -> Any:
+    low, high = mechanism.input_interval
+    return _average_variance(mechanism, low + (high - low) * jnp.linspace(0.0, 1.0, weights.size + 1), weights)
+
+
+def _average_variance(mechanism: Any, edges: Any, weights: Any) -> Any:
+    """Two Gauss-Legendre nodes a bin: exact, since every variance is a polynomial of degree 2 in x."""
+    x = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * _NODES
+    return ((errors.variance(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
+
+
+def absolute_error(x: Any = None) -> Objective:
+    """E|report - x|."""
+    return _of_inputs(errors.absolute_error, "absolute error", 1, x)
+
+
+def acceptance(theta: Any, x: Any = None) -> Objective:
+    """P(|report - x| <= theta), to be made large.
+
+    Args:
+        theta: tolerated error, in data units. A family with budget recycling recycles beyond it too, unless it has a
+            theta of its own.
+        x: the input; by default the worst one.
+
+    Raises:
+        ValueError: theta is not positive.
+    """
+    checks.positive("theta", theta)
+    made = _of_inputs(errors.within, "acceptance", -1, x)
+    return dataclasses.replace(made, theta=theta)
+
+
+def quantile(beta: Any, x: Any = None) -> Objective:
+    """The (1 - beta) quantile of |report - x|: the error exceeded with probability beta.
+
+    Raises:
+        ValueError: beta is not in (0, 1).
+    """
+    checks.within("beta", beta, 0.0, 1.0, open_ends=True)
+    return _of_inputs(errors.quantile, "quantile", 1, x, beta)
+
+
+def maximise(function: Callable[[Any], Any]) -> Objective:
+    """A function of the mechanism, in JAX, to be made large; a plain callable given as an objective is made small."""
+    return Objective(function, getattr(function, "__name__", "objective"), -1)
+
+
+def as_objective(objective: Any) -> Objective:
+    """An objective, of itself or of a callable.
+
+    Raises:
+        TypeError: neither.
+    """
+    if isinstance(objective, Objective):
+        return objective
+    if not callable(objective):
+        raise TypeError(f"objective: {objective!r} is no Objective and not callable")
+    return Objective(objective, getattr(objective, "__name__", "objective"))
+
+
+def _of_inputs(function: Callable[..., Any], name: str, sign: int, x: Any, *numbers: Any) -> Objective:
+    if x is None:
+        return Objective(_AT_WORST[function], f"{name} at the worst input", sign, numbers)
+    checks.within("x", x, -np.inf, np.inf, open_ends=True)
+    return Objective(function, name, sign, (x, *numbers))
+
+
+def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers: Any) -> Any:
+    values = jax.vmap(lambda x: function(mechanism, x, *numbers))(errors.inputs(mechanism))
+    return values.max() if sign > 0 else values.min()
+
+
+# One object for each, so that equal objectives compile once.
+_AT_WORST: dict[Any, Callable[..., Any]] = {
+    errors.absolute_error: partial(_worst_of, errors.absolute_error, 1),
+    errors.within: partial(_worst_of, errors.within, -1),
+    errors.quantile: partial(_worst_of, errors.quantile, 1),
+}

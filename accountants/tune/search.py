@@ -1,0 +1,160 @@
+"""The search: many starts at once, steps by optax, one compiled loop for each type of family and objective.
+
+Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. A trial that
+lowers it enough (Armijo) is accepted, and the optimiser gives the next direction; else the step is shortened by a
+parabola through what is known. So the compiled program has the objective in it once. Derivatives are forward: there
+are few parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from accountants.tune import domains
+from accountants.tune.family import Family
+from accountants.tune.objectives import Objective
+from accountants.tune.optimiser import bfgs
+
+TOLERANCE = 1e-8  # Of the gradient, relative to the value; the value is then right to its square.
+STALLED = 1e-12  # A share of a step so small has nothing to gain: the point is a kink, or the gradient noise.
+PATIENCE = 25  # Turns without a relative gain of 1e-13 over all starts after which a search ends.
+_ARMIJO = 1e-4
+TRACES: list[str] = []  # Names of families, one each time a search is compiled.
+
+
+class Found(NamedTuple):
+    """What a search found.
+
+    Attributes:
+        z: the best point, unconstrained, of shape (n,).
+        value: the objective there, in its natural direction; inf or -inf if no start was feasible.
+        path: where the winning start was after each turn, of shape (turns, n), up to ``turns``.
+        path_values: the objective there.
+        turns: how many turns the search took.
+        evaluations: of the objective with its gradient, over all starts.
+    """
+
+    z: Any
+    value: Any
+    path: Any
+    path_values: Any
+    turns: Any
+    evaluations: Any
+
+
+class _Descent(NamedTuple):
+    """One start's way: where it is, the value and gradient there, and the trial step from there.
+
+    Before the first turn the value is inf and the step 0, so that the start itself is the first trial.
+    """
+
+    z: Any
+    value: Any
+    gradient: Any
+    optimiser: Any
+    step: Any
+    share: Any
+
+
+def cost(family: Family, objective: Objective, z: Any) -> Any:
+    """What is minimised: sign * objective of the member at z."""
+    return objective.sign * objective(family.build(domains.values(family.domains, z)))
+
+
+def value_and_gradient(function: Callable[[Any], Any], z: Any) -> tuple[Any, Any]:
+    """By forward derivatives along each axis."""
+    axes = jnp.eye(z.size, dtype=z.dtype)
+    return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,)), out_axes=(None, 0))(axes)
+
+
+# One search of a few milliseconds takes seconds to compile: a third of that is optimising.
+@partial(jax.jit, static_argnames=("turns",), compiler_options={"xla_backend_optimization_level": 0})
+def search(family: Family, objective: Objective, starts: Any, turns: int) -> Found:
+    """The best of all starts, of shape (starts, n), after at most ``turns`` turns."""
+    return _search(family, objective, starts, turns)
+
+
+def _search(family: Family, objective: Objective, starts: Any, turns: int) -> Found:
+    TRACES.append(family.name)
+    return descend(partial(cost, family, objective), objective.sign, starts, turns)
+
+
+def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) -> Found:
+    """The loop of ``search``, for any function of z; ``sign`` times its values are reported."""
+    optimiser = bfgs()
+    turn = jax.vmap(partial(_turn, function, optimiser))
+    state = jax.vmap(partial(_begin, optimiser))(starts)
+    log = jnp.zeros((turns, starts.shape[0], starts.shape[1] + 1), starts.dtype)
+
+    def unfinished(carry: Any) -> Any:
+        number, active, *_, stale = carry
+        return (number < turns) & active.any() & (stale < PATIENCE)
+
+    def body(carry: Any) -> Any:
+        number, active, state, log, evaluations, lowest, stale = carry
+        state, more = turn(state)
+        entry = jnp.concatenate([state.z, state.value[:, None]], -1)
+        log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
+        best = state.value.min()
+        stale = jnp.where(best < lowest - 1e-13 * jnp.abs(lowest), 0, stale + 1)
+        return number + 1, active & more, state, log, evaluations + active.sum(), best, stale
+
+    carry = 0, jnp.ones(starts.shape[0], bool), state, log, 0, state.value.min(), 0
+    number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
+    winner = jnp.argmin(state.value)
+    path = log[:, winner]
+    return Found(state.z[winner], sign * state.value[winner], path[:, :-1], sign * path[:, -1], number, evaluations)
+
+
+def _begin(optimiser: optax.GradientTransformation, z: Any) -> _Descent:
+    zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
+    return _Descent(z, zero + jnp.inf, none, optimiser.init(z), none, zero + 1.0)
+
+
+def _turn(
+    function: Callable[[Any], Any], optimiser: optax.GradientTransformation, state: _Descent
+) -> tuple[_Descent, Any]:
+    """(the state after one trial, whether there is more to do)."""
+    move = state.share * state.step
+    trial = optax.apply_updates(state.z, move)
+    value, gradient = value_and_gradient(function, trial)
+    slope = (state.gradient * move).sum()
+    accepted = (value <= state.value + _ARMIJO * slope) & jnp.isfinite(gradient).all() & (value < jnp.inf)
+    step, memory = optimiser.update(gradient, state.optimiser, trial)
+    there = _Descent(trial, value, gradient, memory, step, jnp.ones_like(value))
+    here = state._replace(share=state.share * _shorter(slope, value - state.value))
+    following = jax.tree.map(partial(jnp.where, accepted), there, here)
+    steep = jnp.abs(following.gradient).max() > TOLERANCE * jnp.abs(following.value)
+    return following, (following.value < jnp.inf) & steep & (following.share > STALLED)
+
+
+def _shorter(slope: Any, rise: Any) -> Any:
+    """The share of the step where a parabola through the value, the slope and the rise is lowest, in [0.1, 0.5]."""
+    bend = 2 * (rise - slope)
+    share = -slope / jnp.where(bend > 0, bend, 1.0)
+    return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
+
+
+@partial(jax.jit, static_argnames=("turns",))
+def search_many(families: Family, objective: Objective, starts: Any, turns: int) -> tuple[Found, dict[str, Any]]:
+    """``search`` of each of a batch of families, every number of which has one leading axis; and their symbols."""
+
+    def one(family: Family) -> tuple[Found, dict[str, Any]]:
+        found = _search(family, objective, starts, turns)
+        parameters = domains.values(family.domains, found.z)
+        # The path of every one would fill the memory.
+        return found._replace(path=None, path_values=None), family.symbols(parameters, family.build(parameters))
+
+    return jax.vmap(one)(families)
+
+
+@jax.jit
+def evaluate(objective: Objective, mechanism: Any) -> Any:
+    """The objective of one mechanism, in its natural direction."""
+    return objective(mechanism)

@@ -1,0 +1,180 @@
+"""Truncated Laplace and truncated Gaussian noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from accountants import calibrate
+from accountants.profile import delta as realised_delta
+from accountants.tune.domains import Between, Domain, LogBetween
+from accountants.tune.family import Family
+from accountants.tune.noise import check_budget
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+_BISECTIONS = 60
+
+
+@pytree
+@dataclass(frozen=True)
+class TruncatedLaplace(Family):
+    """Laplace noise of scale D/eps on [A, B] (Mugunthan 2020) with free B; see ``truncated_laplace``.
+
+    Attributes:
+        epsilon: eps.
+        delta: delta.
+        sensitivity: D.
+    """
+
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+
+    @property
+    def name(self) -> str:
+        return "truncated laplace"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """B in [B_min, B*]; at B_min A is -inf."""
+        xp = namespace(self.epsilon, self.delta, self.sensitivity)
+        odds = (xp.expm1(self.epsilon) + self.delta) / (2 * self.delta)
+        lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
+        return {"B": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, self.delta
+
+    def build(self, parameters: dict[str, Any]) -> Additive:
+        return named.truncated_laplace(
+            epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=parameters["B"]
+        )
+
+    def release(self, parameters: dict[str, Any]) -> Additive:
+        """Next to B* the symmetric case: there A loses half of its digits."""
+        B, highest = parameters["B"], named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
+        upper = None if highest * (1 - 1e-9) <= B else B
+        return calibrate.truncated_laplace(
+            epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
+        )
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {"A": mechanism.noise.low, "B": mechanism.noise.high}
+
+
+@pytree
+@dataclass(frozen=True)
+class TruncatedGaussian(Family):
+    """Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/T; see ``truncated_gaussian``.
+
+    Noise c times as wide seen over a shift D is the noise seen over D/c, and delta grows with the shift: for each
+    shape one T meets the budget.
+
+    Attributes:
+        epsilon: eps.
+        delta: delta.
+        sensitivity: D.
+    """
+
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+
+    @property
+    def name(self) -> str:
+        return "truncated gaussian"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """From what is a plain Gaussian in floats to what is nearly uniform."""
+        return {"sigma/T": LogBetween(0.05, 20.0, span=(-1.0, 0.5))}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, self.delta
+
+    def build(self, parameters: dict[str, Any]) -> Additive:
+        shape = parameters["sigma/T"]
+        T = self.sensitivity / _longest_shift(shape, self.epsilon, self.delta)
+        law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
+        return Additive(law, self.sensitivity, self.epsilon, self.delta)
+
+    def release(self, parameters: dict[str, Any]) -> Additive:
+        with jax.enable_x64(True):
+            T = float(self.sensitivity / _longest_shift(jnp.asarray(parameters["sigma/T"]), self.epsilon, self.delta))
+        return widened(partial(self._made, parameters["sigma/T"]), T)
+
+    def _made(self, shape: float, T: float) -> Additive:
+        return named.truncated_gaussian(
+            sigma=shape * T, bound=T, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity
+        )
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
+
+
+@jax.jit
+def _longest_shift(shape: Any, eps: Any, delta: Any) -> Any:
+    """The shift s over which N(0, shape^2) on [-1, 1] has this delta, by bisection; derivatives are implicit."""
+    still = jax.lax.stop_gradient((shape, eps, delta))
+
+    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        middle = (ends[0] + ends[1]) / 2
+        over = _truncated_excess(middle, *still) > 0
+        return jnp.where(over, ends[0], middle), jnp.where(over, middle, ends[1])
+
+    zero = jnp.zeros_like(still[0])
+    s = jax.lax.fori_loop(0, _BISECTIONS, halve, (zero, zero + 2.0))[0]
+    _, slope = jax.jvp(lambda at: _truncated_excess(at, *still), (s,), (jnp.ones_like(s),))
+    moved = _truncated_excess(s, shape, eps, delta)
+    return s - (moved - jax.lax.stop_gradient(moved)) / slope
+
+
+def _truncated_excess(s: Any, shape: Any, eps: Any, delta: Any) -> Any:
+    """Z (delta(eps) - delta): the loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1)."""
+    kernel = Gaussian(shape)
+    b = jnp.clip(jax.lax.stop_gradient(s / 2 - shape**2 * eps / s), s - 1, 1.0)
+    low, high = jnp.stack([-1.0 + 0 * s, -1.0 + 0 * s, -1.0 + 0 * s]), jnp.stack([b, b - s, 1.0 + 0 * s])
+    p, q, total = kernel.mass(low, high)
+    return p - jnp.exp(eps) * q - delta * total
+
+
+def widened(make: Callable[[float], Additive], scale: float) -> Additive:
+    """A law made wider by rounding errors until its delta, as computed, is at most the claim's."""
+    nudge = 0.0
+    while True:
+        made = make(scale * (1 + nudge))
+        if realised_delta(made, made.epsilon) <= made.delta or nudge > 1e-9:
+            return made
+        nudge = max(2 * nudge, 2.0**-52)
+
+
+def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> TruncatedLaplace:
+    """Laplace noise of scale D/eps truncated to [A, B] (Mugunthan 2020), B free and A solved.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    return TruncatedLaplace(epsilon, delta, sensitivity)
+
+
+def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> TruncatedGaussian:
+    """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/T free; delta covers all.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    return TruncatedGaussian(epsilon, delta, sensitivity)

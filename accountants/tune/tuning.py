@@ -1,0 +1,244 @@
+"""Tuning: the best member of a family, of several families, and at many budgets."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from functools import singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.hockey_stick import as_float64
+from accountants.tune import domains, published
+from accountants.tune import published_recycling as _published_recycling  # noqa: F401 - registers its searches
+from accountants.tune.certified import realised
+from accountants.tune.composed import Composed
+from accountants.tune.family import Family
+from accountants.tune.objectives import Objective, as_objective
+from accountants.tune.recycled import Recycled
+from accountants.tune.result import Many, Result
+from accountants.tune.search import Found, evaluate, search, search_many
+from dpkernels import checks
+
+TURNS = 200
+# Starts for one free number, doubled for each further one, and at most.
+_STARTS, _MOST_STARTS = 6, 64
+METHODS = ("gradient", "enumeration")
+
+
+def best(
+    family: Family,
+    objective: Any,
+    *,
+    method: str = "gradient",
+    at_least: float | None = None,
+    at_most: float | None = None,
+    starts: int | None = None,
+    turns: int = TURNS,
+) -> Result:
+    """The member of a family that makes an objective best, certified by the exact accountant.
+
+    Args:
+        family: one of this package's, for one budget, or a ``Family`` of your own.
+        objective: one of this package's; or a callable from a mechanism to a JAX scalar, made small (``maximise`` for
+            large). A callable is compiled once for each object: define it once.
+        method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
+        at_least: refuse a best value below this.
+        at_most: refuse a best value above this.
+        starts: from how many points at once the gradient method starts; by default 6, doubled for each further free
+            number, up to 64.
+        turns: how many evaluations each start has at most.
+
+    Returns:
+        The mechanism with its parameters, value, path and certificate.
+
+    Raises:
+        ValueError: an argument out of range; no member is feasible; the best value is not good enough, with that value.
+        NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
+        TypeError: no family; a family without a published search.
+
+    Example:
+        >>> found = best(piecewise(epsilon=1.0, lower=-1.0, upper=1.0), worst_variance)  # doctest: +SKIP
+    """
+    checks.one_of("method", method, METHODS)
+    chosen = as_objective(objective)
+    family = aimed(_one(family), chosen)
+    find = _by_gradient if method == "gradient" else _by_enumeration
+    result = find(family, chosen, starts, _counted("turns", turns))
+    _check_reached(result, at_least, at_most)
+    return result
+
+
+def compare(families: Sequence[Family], objective: Any, **options: Any) -> list[Result]:
+    """The best of each family, best first; options as of ``best``.
+
+    Raises:
+        ValueError: no family, and as for ``best``.
+    """
+    chosen = as_objective(objective)
+    if not families:
+        raise ValueError("families: is empty; at least one is needed")
+    results = [best(family, chosen, **options) for family in families]
+    return sorted(results, key=lambda result: chosen.sign * result.value)
+
+
+def many(family: Family, objective: Any, *, starts: int | None = None, turns: int = TURNS) -> Many:
+    """The best members at many budgets in one compiled call.
+
+    Args:
+        family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
+        objective: as of ``best``.
+        starts: as of ``best``.
+        turns: as of ``best``.
+
+    Returns:
+        Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
+
+    Raises:
+        ValueError: an argument out of range, or arrays that do not broadcast; no member is feasible at some budget.
+    """
+    chosen = as_objective(objective)
+    family = aimed(family, chosen)
+    numbers, tree = jax.tree.flatten(as_float64(family))
+    shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
+    flat = jax.tree.unflatten(tree, [np.broadcast_to(number, shape).ravel() for number in numbers])
+    points = _starts(family, starts)
+    with jax.enable_x64(True):
+        found, symbols = jax.tree.map(
+            np.asarray, search_many(flat, as_float64(chosen), points, _counted("turns", turns))
+        )
+    if not np.isfinite(found.value).all():
+        at = int(np.argmin(np.isfinite(found.value)))
+        raise ValueError(f"family: at budget number {at} no member of {family.name} is feasible")
+    parameters = {name: value.reshape(*shape, *value.shape[1:]) for name, value in symbols.items()}
+    return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
+
+
+@singledispatch
+def aimed(family: Any, objective: Objective) -> Any:
+    """The family with what it takes from the objective."""
+    if not isinstance(family, Family):
+        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
+    return family
+
+
+@aimed.register
+def _(family: Recycled, objective: Objective) -> Recycled:
+    """Budget recycling takes the tolerated error of an acceptance."""
+    if family.theta is not None or objective.theta is None:
+        return family
+    return dataclasses.replace(family, theta=objective.theta)
+
+
+@aimed.register
+def _(family: Composed, objective: Objective) -> Composed:
+    return dataclasses.replace(family, inner=aimed(family.inner, objective))
+
+
+def _one(family: Any) -> Any:
+    for number in jax.tree.leaves(family):
+        if np.ndim(number):
+            raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
+    return family
+
+
+def _counted(name: str, value: int) -> int:
+    return checks.whole(name, value, 1, 100_000)
+
+
+def _starts(family: Family, count: int | None) -> np.ndarray:
+    """One point if nothing is free."""
+    free = domains.size(family.domains)
+    chosen = min(_STARTS << max(free - 1, 0), _MOST_STARTS) if count is None else _counted("starts", count)
+    return domains.starts(family.domains, chosen if free else 1)
+
+
+def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
+    points = _starts(family, starts)
+    with jax.enable_x64(True):
+        if not points.size:
+            return _determined(family, objective)
+        found = jax.tree.map(np.asarray, search(as_float64(family), as_float64(objective), points, turns))
+    if not np.isfinite(found.value):
+        raise ValueError(f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}")
+    parameters = domains.values(family.domains, found.z)
+    mechanism = family.release(_plain(parameters))
+    return _result(family, objective, parameters, mechanism, found)
+
+
+def _determined(family: Family, objective: Objective) -> Result:
+    """Of a family with nothing free."""
+    mechanism = family.release({})
+    value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
+    found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)
+    return _result(family, objective, {}, mechanism, found)
+
+
+def _result(family: Family, objective: Objective, parameters: Any, mechanism: Any, found: Found) -> Result:
+    epsilon, delta = realised(family, mechanism)
+    points, values = found.path[: found.turns], found.path_values[: found.turns]
+    moved = np.append(True, np.diff(values) != 0) & np.isfinite(values)
+    return Result(
+        family=family.name,
+        objective=objective.name,
+        mechanism=mechanism,
+        value=_value(family, objective, mechanism, found),
+        parameters=_plain(family.symbols(parameters, mechanism)),
+        path={**domains.values(family.domains, points[moved]), "objective": values[moved]},
+        steps=int(moved.sum()) - 1,
+        evaluations=int(found.evaluations),
+        epsilon=epsilon,
+        delta=delta,
+    )
+
+
+@singledispatch
+def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
+    """The objective of what is released: the search's, which has the same mechanism but for rounding."""
+    return float(found.value)
+
+
+@_value.register
+def _(family: Composed, objective: Objective, mechanism: Any, found: Found) -> float:
+    """Of the mechanism itself: its budget was estimated in the search."""
+    with jax.enable_x64(True):
+        return float(evaluate(as_float64(objective), as_float64(mechanism)))
+
+
+def _by_enumeration(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
+    chosen = published.enumerated(family, objective)
+    epsilon, delta = realised(family, chosen.mechanism)
+    return Result(
+        family=f"{family.name}, {chosen.source}",
+        objective=objective.name,
+        mechanism=chosen.mechanism,
+        value=chosen.value,
+        parameters=_plain(family.symbols(chosen.parameters, chosen.mechanism)),
+        path={"objective": np.asarray(chosen.rounds)},
+        steps=len(chosen.rounds) - 1,
+        evaluations=chosen.evaluations,
+        epsilon=epsilon,
+        delta=delta,
+    )
+
+
+def _plain(parameters: dict[str, Any]) -> dict[str, Any]:
+    """Floats, and tuples of floats for vectors."""
+    return {
+        name: float(value) if np.ndim(value) == 0 else tuple(map(float, value)) for name, value in parameters.items()
+    }
+
+
+def _check_reached(result: Result, at_least: float | None, at_most: float | None) -> None:
+    """Refuse a value that is not good enough, naming it."""
+    for name, limit, sign in (("at_least", at_least, 1), ("at_most", at_most, -1)):
+        if limit is None:
+            continue
+        wanted = checks.number(name, limit)
+        if not sign * result.value >= sign * wanted:
+            raise ValueError(
+                f"{name}: {wanted:g} of {result.objective} is not feasible for {result.family}; the best achievable is "
+                f"{result.value:.6g}"
+            )

@@ -1,0 +1,189 @@
+"""``dpkernels tune``: the free parameters of every mechanism for one budget and one objective, the best first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from accountants import tune
+from accountants.tune import Family, Objective, Result
+from dpkernels.cli.options import flag, flags
+from dpkernels.cli.python_line import python_line
+from dpkernels.cli.text import aligned
+
+_BOUNDED = ("epsilon", "lower", "upper")
+_PURE = ("epsilon", "sensitivity")
+_ADDITIVE = (*_PURE, "delta")
+
+# What each objective needs, and how it is made; the sense of variance is the worst input's.
+OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective]]] = {
+    "variance": ((), lambda: tune.worst_variance),
+    "variance-at": (("at",), lambda at: tune.variance_at(at)),
+    "absolute-error": ((), tune.absolute_error),
+    "acceptance": (("theta",), tune.acceptance),
+    "quantile": (("beta",), tune.quantile),
+}
+
+# Bounded families, those of pure noise, and those that spend a delta.
+_FAMILIES: dict[tuple[str, ...], tuple[Callable[..., Family], ...]] = {
+    _BOUNDED: (
+        tune.optimal,
+        tune.piecewise,
+        tune.piecewise_triangle,
+        tune.hybrid,
+        tune.duchi,
+        *(partial(tune.composite, window, base) for window in ("sine", "triangle") for base in ("constant", "quartic")),
+        partial(tune.composite, "uniform", "quartic"),
+    ),
+    _PURE: (tune.laplace, tune.staircase, tune.merged_laplace),
+    _ADDITIVE: (
+        tune.gaussian,
+        tune.truncated_laplace,
+        tune.truncated_gaussian,
+        partial(tune.budget_recycled, "gaussian"),
+        partial(tune.budget_recycled, "laplace"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The outcome, best first.
+
+    Attributes:
+        objective: its name and numbers.
+        results: a result for every feasible family, with the line of Python that builds its mechanism.
+        refused: families without a result, and why.
+    """
+
+    objective: str
+    results: list[tuple[Result, str]]
+    refused: list[tuple[str, str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {
+            "objective": self.objective,
+            "results": [_form(result, line) for result, line in self.results],
+            "refused": [{"family": name, "reason": reason} for name, reason in self.refused],
+        }
+
+    def __str__(self) -> str:
+        (best, line), *_ = self.results
+        heading = ["mechanism", self.objective, "parameters", "delta realised"]
+        rows = [[one.family, f"{one.value:.6g}", _parameters(one), f"{one.delta:.4g}"] for one, _ in self.results]
+        refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
+        return "\n".join([*aligned([heading, *rows]), *refused, "", f"best: {best.family}", line])
+
+
+def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
+    """Tune every family that the options allow.
+
+    Args:
+        objective: its name.
+        given: the options that were given, by their names.
+
+    Raises:
+        click.UsageError: no such objective; a missing or needless option, or one out of range; no family is feasible.
+    """
+    if objective not in OBJECTIVES:
+        raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")
+    needs, make = OBJECTIVES[objective]
+    budget = _budget(given, needs)
+    try:
+        aim = make(*(given[name] for name in needs))
+        families = [one(**budget_of(given, names)) for names in budget for one in _FAMILIES[names]]
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
+    title = " ".join([objective, *(f"{given[name]:g}" for name in needs)])
+    return _search(title, families, aim)
+
+
+def budget_of(given: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
+    """The options that a family takes."""
+    return {name: given[name] for name in names}
+
+
+def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Which groups of families the options are for.
+
+    Raises:
+        click.UsageError: the options fit none, or one is missing or has no use.
+    """
+    bounded = "lower" in given or "upper" in given
+    required = _BOUNDED if bounded else _PURE
+    allowed = {*required, *needs, *(() if bounded else ("delta",))}
+    if missing := [name for name in (*required, *needs) if name not in given]:
+        either = "" if bounded or "sensitivity" in given else " (or --lower and --upper, for bounded mechanisms)"
+        raise click.UsageError(f"{', '.join(map(flag, missing))}: missing{either}")
+    if extra := [name for name in given if name not in allowed]:
+        raise click.UsageError(f"{flag(extra[0])}: has no use here; this search takes {flags(sorted(allowed))}")
+    if bounded:
+        return [_BOUNDED]
+    return [_PURE, _ADDITIVE] if "delta" in given else [_PURE]
+
+
+def _search(title: str, families: list[Family], aim: Objective) -> Tuned:
+    results, refused = [], []
+    for family in families:
+        click.echo(f"tuning {family.name}", err=True)
+        try:
+            result = tune.best(family, aim)
+        except (ValueError, TypeError) as error:
+            refused.append((family.name, str(error)))
+        else:
+            results.append((result, python_line(family, result.mechanism)))
+    if not results:
+        raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
+    results.sort(key=lambda one: aim.sign * one[0].value)
+    return Tuned(title, results, refused)
+
+
+def _parameters(result: Result) -> str:
+    return ", ".join(f"{name} {_shown(value)}" for name, value in result.parameters.items()) or "-"
+
+
+def _shown(value: Any) -> str:
+    return ",".join(f"{part:.6g}" for part in value) if isinstance(value, tuple) else f"{value:.6g}"
+
+
+def _form(result: Result, line: str) -> dict[str, Any]:
+    return {
+        "mechanism": result.family,
+        "value": result.value,
+        "parameters": result.parameters,
+        "epsilon": result.epsilon,
+        "delta": result.delta,
+        "steps": result.steps,
+        "evaluations": result.evaluations,
+        "python": line,
+    }
+
+
+def draw(target: Path, found: Tuned) -> None:
+    """Draw the objective along every search into a PNG; a mechanism without free parameters is a dashed line."""
+    from matplotlib.figure import Figure
+
+    from dpkernels.cli.plot import write_png
+
+    figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for number, (result, _) in enumerate(found.results):
+        look: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
+        if result.steps:
+            axes.plot(result.path["objective"], marker="o", markersize=3, linestyle=("-", ":")[number % 2], **look)
+        else:
+            axes.axhline(result.value, linestyle="--", linewidth=1, **look)
+    # Far starts are cut off: what is of interest is the way to the end.
+    ends = [result.value for result, _ in found.results]
+    axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
+    axes.set(xlabel="step of the winning start", ylabel=f"{found.objective}, log scale")
+    axes.set_title("Search by gradient, the best first")
+    axes.grid(alpha=0.3, which="both")
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    write_png(figure, target)

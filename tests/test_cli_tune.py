@@ -1,0 +1,112 @@
+"""``dpkernels tune`` and ``perturb --mechanism auto``: the winner is the tuner's, and its line of Python builds it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_cli import Run, assert_nothing_but, assert_refused, command
+
+import accountants
+import dpkernels as dpk
+
+run = pytest.fixture(command, name="run")
+
+INTERVAL = ["--epsilon", "1", "--lower", "-3", "--upper", "5"]
+NOISE = ["--epsilon", "1", "--delta", "1e-5", "--sensitivity", "2"]
+
+
+def tuned(run: Run, *arguments: str) -> dict[str, Any]:
+    done = run("tune", *arguments, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)
+
+
+def built(line: str) -> Any:
+    """What a line of Python builds."""
+    return eval(line, {"dpk": dpk})
+
+
+def test_bounded_families_for_the_worst_variance(run: Run) -> None:
+    form = tuned(run, *INTERVAL)
+    values = [row["value"] for row in form["results"]]
+    assert values == sorted(values)
+    assert form["refused"] == []
+    assert form["results"][0]["mechanism"] == "optimal"
+    named = {row["mechanism"]: row["value"] for row in form["results"]}
+    assert {"piecewise", "duchi", "hybrid"} < set(named)
+    for row in form["results"]:
+        made = built(row["python"])
+        assert float(made.worst_variance) == pytest.approx(row["value"], rel=1e-9), row["python"]
+        assert accountants.epsilon(made) <= 1 + 1e-9
+
+
+def test_noise_for_an_acceptance(run: Run) -> None:
+    form = tuned(run, *NOISE, "--objective", "acceptance", "--theta", "2", "--plot", "search.png")
+    values = [row["value"] for row in form["results"]]
+    assert values == sorted(values, reverse=True)
+    assert Path("search.png").read_bytes().startswith(b"\x89PNG")
+    for row in form["results"]:
+        made = built(row["python"])
+        assert float(made.noise.mass(-2.0, 2.0)) == pytest.approx(row["value"], rel=1e-6), row["python"]
+        assert accountants.delta(made, 1.0) <= 1e-5 * (1 + 1e-9)
+        assert made.sensitivity == 2.0
+
+
+def test_pure_noise_without_a_delta(run: Run) -> None:
+    done = run("tune", "--epsilon", "2", "--sensitivity", "1", "--objective", "absolute-error")
+    assert done.code == 0, done.err
+    *_, best, line = done.out.splitlines()
+    assert best == "best: staircase"
+    assert built(line).noise.gamma == pytest.approx(dpk.staircase(epsilon=2.0, sensitivity=1.0).noise.gamma, rel=1e-6)
+    assert "recycled" not in done.out
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["--epsilon", "1"], "--sensitivity: missing (or --lower and --upper"),
+        (["--epsilon", "1", "--lower", "0"], "--upper: missing"),
+        (["--sensitivity", "1"], "--epsilon: missing"),
+        ([*INTERVAL, "--delta", "1e-5"], "--delta: has no use here"),
+        ([*NOISE, "--objective", "acceptance"], "--theta: missing"),
+        ([*NOISE, "--theta", "1"], "--theta: has no use here"),
+        ([*NOISE, "--objective", "acceptance", "--theta", "-1"], "theta: -1"),
+        ([*NOISE, "--objective", "quantile", "--beta", "1.5"], "beta: 1.5"),
+        ([*NOISE, "--objective", "best"], "'best' is not one of"),
+        (["--epsilon", "0", "--sensitivity", "1"], "epsilon: 0"),
+        (["--epsilon", "nan", "--lower", "0", "--upper", "1"], "epsilon: nan"),
+        ([*NOISE[:2], "--lower", "1", "--upper", "0"], "lower, upper"),
+        ([*INTERVAL, "--plot", "search.pdf"], "search.pdf must be a .png"),
+    ],
+)
+def test_bad_options_are_refused(run: Run, given: list[str], says: str) -> None:
+    assert_refused(run("tune", *given), 2, says)
+
+
+def test_auto_is_the_best_bounded_mechanism(run: Run) -> None:
+    np.save("in.npy", np.linspace(-3, 5, 1001))
+    done = run("perturb", "in.npy", "out.npy", "--mechanism", "auto", *INTERVAL)
+    assert done.code == 0, done.err
+    assert "optimal" in done.out
+    sidecar = json.loads(Path("out.npy.json").read_text())
+    assert sidecar["columns"][0]["mechanism"] == "optimal"
+    assert run("certify", "--verify", "out.npy.json").code == 0
+    assert len(np.unique(np.load("out.npy"))) < 200
+
+
+def test_auto_has_an_interval(run: Run) -> None:
+    np.save("in.npy", np.zeros(3))
+    given = "in.npy", "out.npy", "--mechanism", "auto"
+    assert_refused(run("perturb", *given, "--epsilon", "1", "--sensitivity", "1"), 2, "--sensitivity")
+    assert_nothing_but("in.npy")
+
+
+def test_auto_where_the_optimum_is_not_computed(run: Run) -> None:
+    """Above its largest epsilon another mechanism is the best."""
+    done = run("certify", "--mechanism", "auto", "--epsilon", "15", "--lower", "0", "--upper", "1", "--json")
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["mechanism"] in ("piecewise", "hybrid")
