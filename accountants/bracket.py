@@ -28,6 +28,8 @@ _WIDTH, _REFINEMENTS, _FINEST = 9e-5, 4, 1 / 32
 _FIRST = 1.6e-5
 # Tilts beyond are not needed: losses are nearly bounded there.
 _STEEPEST = 300.0
+# Steps beyond are not taken; eps beyond is not looked for.
+_WIDEST, _FARTHEST = 1.0, 1e6
 # The mass of outcomes that are left out, of all reports, relative to delta.
 _LEFT_OUT = 1e-7
 
@@ -135,6 +137,8 @@ class Bracket:
         """Of every direction the tilt and the estimate that comes with it."""
         with jax.enable_x64(True):
             c, values = (np.asarray(part) for part in estimate(self._first, np.float64(at)))
+        if not (np.isfinite(c).all() and np.isfinite(values).all()):
+            raise ValueError(f"epsilon, delta: at {at:g} no tilt was found for a bracket; parameters are out of reach")
         turns = len(self._directions) // len(c)
         return np.repeat(np.minimum(c, _STEEPEST), turns), np.repeat(values, turns)
 
@@ -146,7 +150,7 @@ class Bracket:
 
     def _first_step(self, size: float, tilt: float) -> float:
         count = sum(term.count for term in self.guarantee.terms)
-        return self._on_atoms(float(np.sqrt(12 * _FIRST * max(size, 1e-2) / (tilt * count))))
+        return self._on_atoms(min(float(np.sqrt(12 * _FIRST * max(size, 1e-2) / (tilt * count))), _WIDEST))
 
     def _on_atoms(self, step: float) -> float:
         """A step not above this one, such that the two heaviest atoms can be on the grid."""
@@ -211,8 +215,8 @@ def _least(total: Sum, side: int, target: float, guess: float) -> float:
     low, high = None, max(guess, 1e-3)
     while total.delta(high, side) > target:
         low, high = high, 1.25 * high
-        if high > 1e6:
-            return float("inf")
+        if high > _FARTHEST:
+            return float("inf") if side > 0 or total.infinite > target else low
     low = _above(total, side, target, high) if low is None else low
     if low is None:
         return 0.0

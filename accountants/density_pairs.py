@@ -96,7 +96,8 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     q and the integral of sqrt(p q) of the whole to 1e-12 of each. That is an estimate: ``bracket`` of such a pair holds
     as far as these masses are right, and is not proved. The functions' own parameters are constants: derivatives are
     in eps, delta and the sampling rate. With ``subsample``, q is the law without the record; replaced records are not
-    accounted for. There is no JSON form.
+    accounted for, nor is, of a pair that is not its own mirror, a neighbour with p in one report and q in the next.
+    There is no JSON form.
 
     Args:
         log_p: from NumPy float64 arrays of any shape to the log density there, -inf where it is 0.

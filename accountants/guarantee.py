@@ -257,10 +257,12 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
 
     Raises:
         TypeError: an unknown mechanism.
-        ValueError: no sensitivity for an additive mechanism, or one for another.
+        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is none of laws.
     """
     if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
         take_none(sensitivity)
+        if not isinstance(mechanism, Densities) and namespace(*jax.tree.leaves(mechanism)) is np:
+            serial.check_pair(mechanism)
         return Guarantee((Term(with_mirror(mechanism), 1),))
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 

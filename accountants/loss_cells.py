@@ -21,6 +21,7 @@ _NODES, _WEIGHTS = gauss_legendre(4)
 _PANELS, _ON_GRID, _INSET = 256, 1e-9, 1e-12
 # What is left out is known to a thousandth.
 _MARGIN = 1.001
+_MOST = 1 << 25  # half cells of a run
 _LEVELS = 128  # at which the lowest outcomes are looked at
 
 
@@ -57,7 +58,7 @@ def cells_on_grid(whole: Spectrum, step: float, *, negligible: float = 0.0, offs
     p, gain = (np.bincount(half - 2 * first, mass, 2 * count).reshape(count, 2) for mass in (p, gain))
     gain = np.clip(gain, 0.0, -np.expm1(-step) * p)
     infinite, beyond = float(whole.p[whole.loss == np.inf].sum()), sum(left_out for _, left_out in kept)
-    return Cells(first, offset, p, gain, infinite, beyond)
+    return Cells(first, offset, p, gain, infinite, beyond + whole.unseen)
 
 
 def heavy_atoms(whole: Spectrum) -> list[tuple[float, float]]:
@@ -106,6 +107,8 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[Any, Any, A
 def _of_run(run: Run, step: float, offset: float) -> tuple[Any, Any, Any]:
     """The same between points of a run: where its loss is on the grid or half-way, and evenly where it hardly moves."""
     ends = (_ends(run) - offset) / (step / 2)
+    if not np.ptp(ends) <= _MOST:
+        raise ValueError(f"losses over {np.ptp(_ends(run)):.6g} are too many for a grid of step {step:.6g}")
     on_grid = run.inverse(offset + np.arange(np.floor(ends.min()) + 1, np.ceil(ends.max())) * (step / 2))
     points = np.union1d(np.clip(on_grid, run.left, run.right), _panels(run))
     width = np.diff(points)

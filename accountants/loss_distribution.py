@@ -18,6 +18,7 @@ from accountants.loss_bounds import Masses
 _UNIT = 2.0**-53
 _NEGLIGIBLE = 1e-22
 _LARGEST = 1 << 23
+_OVERFLOWS = 700.0
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,10 @@ class Sum:
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:]).sum()
         value += side * (self.error * _norm(weight) + self.outside * peak + 1e-13 * value)
-        finite = np.exp(min(self.log_scale - c * epsilon, 700.0)) * max(value, 0.0)
+        exponent = self.log_scale - c * epsilon
+        if exponent > _OVERFLOWS and side > 0:  # The tilt is for an eps far off, and weights may be 0 by underflow.
+            return 1.0
+        finite = np.exp(min(exponent, _OVERFLOWS)) * max(value, 0.0)
         return float(min(self.infinite + finite, 1.0))
 
 

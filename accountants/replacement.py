@@ -24,6 +24,7 @@ has this profile and its mirror's is the worst.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -38,7 +39,7 @@ from accountants.mirrors import asymmetry
 from accountants.noise_sticks import step_copies
 from accountants.pairs import Atoms, Shifted
 from accountants.pieces import knots_of, width_between
-from accountants.runs import Function, Spectrum, between_knots, spectrum
+from accountants.runs import UNSEEN, Function, Spectrum, between_knots, spectrum
 from accountants.runs import joined as all_of
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -222,7 +223,8 @@ def _(pair: Shifted, rate: float) -> Spectrum:
             return _of_atoms(_of_steps(pair, laws))
         ends = np.asarray(_within_reach(pair, laws) if degree == 2 else _ends(pair))
         outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
-    return all_of([between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends), *outer])
+    whole = all_of([between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends), *outer])
+    return dataclasses.replace(whole, unseen=UNSEEN if degree == 2 else 0.0)
 
 
 def _of_atoms(nodes: Losses) -> Spectrum:

@@ -27,6 +27,8 @@ _SAMPLES, _BISECTIONS = 257, 60
 _INSET = 1e-12
 # Knots no further apart, relative to the farthest, are one but for rounding.
 _ROUNDING = 64 * 2.0**-52
+# Mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
+UNSEEN = 2e-72
 # Losses up to it are rounding errors.
 _NO_LOSS = 64 * 2.0**-52
 
@@ -54,12 +56,21 @@ class Run:
 
 @dataclass(frozen=True)
 class Spectrum:
-    """All of a pair: atoms (masses under p and q, and losses, which may be infinite) and runs."""
+    """All of a pair: atoms (masses under p and q, and losses, which may be infinite) and runs.
+
+    Attributes:
+        p: masses of atoms.
+        q: under the other law.
+        loss: their losses.
+        runs: all else.
+        unseen: at most so much mass of p, and of q, is in none of these: Gaussian tails beyond their reach.
+    """
 
     p: np.ndarray
     q: np.ndarray
     loss: np.ndarray
     runs: tuple[Run, ...]
+    unseen: float = 0.0
 
     def mirrored(self) -> Spectrum:
         """The pair (q, p)."""
@@ -67,7 +78,7 @@ class Spectrum:
             Run(run.left, run.right, run.q, run.p, _after(np.negative, run.loss), _after(run.inverse, np.negative))
             for run in self.runs
         )
-        return Spectrum(self.q, self.p, -self.loss, runs)
+        return Spectrum(self.q, self.p, -self.loss, runs, self.unseen)
 
     def sampled(self, rate: float) -> Spectrum:
         """The pair (r p + (1 - r) q, q), of loss log(1 + r (e^l - 1))."""
@@ -85,7 +96,7 @@ class Spectrum:
             Run(run.left, run.right, _mix(run, rate), run.q, _after(there, run.loss), _after(run.inverse, back))
             for run in self.runs
         )
-        return Spectrum(rate * self.p + (1 - rate) * self.q, self.q, there(self.loss), runs)
+        return Spectrum(rate * self.p + (1 - rate) * self.q, self.q, there(self.loss), runs, self.unseen)
 
     def both_ways(self) -> Spectrum:
         """The pair whose profile is the larger of this pair's and its mirror's, where that is this one's at eps >= 0.
@@ -94,7 +105,7 @@ class Spectrum:
         """
         some = self.loss > _NO_LOSS
         runs = tuple(run for run in self.runs if run.loss(np.array((run.left + run.right) / 2)) > 0)
-        there = Spectrum(self.p[some], self.q[some], self.loss[some], runs)
+        there = Spectrum(self.p[some], self.q[some], self.loss[some], runs, self.unseen)
         rest = np.maximum([1 - sum(there.p) - sum(there.q) - sum(map(_mass_of, runs))], 0.0)
         return joined([there, there.mirrored(), Spectrum(rest, rest, 0 * rest, ())])
 
@@ -114,7 +125,7 @@ def _mix(run: Run, rate: float) -> Function:
 def joined(parts: Sequence[Spectrum]) -> Spectrum:
     """All outcomes of several."""
     p, q, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p", "q", "loss"))
-    return Spectrum(p, q, loss, sum((part.runs for part in parts), ()))
+    return Spectrum(p, q, loss, sum((part.runs for part in parts), ()), sum(part.unseen for part in parts))
 
 
 @singledispatch
@@ -145,7 +156,7 @@ def _scaled(whole: Spectrum, weight: float) -> Spectrum:
         return lambda x: weight * density(x)
 
     runs = tuple(Run(r.left, r.right, times(r.p), times(r.q), r.loss, r.inverse) for r in whole.runs)
-    return Spectrum(weight * whole.p, weight * whole.q, whole.loss, runs)
+    return Spectrum(weight * whole.p, weight * whole.q, whole.loss, runs, weight * whole.unseen)
 
 
 @spectrum.register
@@ -162,7 +173,7 @@ def _(pair: Shifted) -> Spectrum:
         if right > left:
             at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
             runs.append(_affine(left, right, at, log_p, rise, loss, slope, float(bend)))
-    return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(runs))
+    return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(runs), UNSEEN if bend > 0 else 0.0)
 
 
 _AFFINE = ("at", "log_p", "rise", "loss", "slope")

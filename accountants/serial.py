@@ -99,13 +99,18 @@ def check_terms(terms: Any) -> None:
         if not (isinstance(term.pairs, tuple) and term.pairs):
             raise ValueError("form: the pairs of a term are one or more")
         for pair in term.pairs:
-            _check_pair(pair)
+            check_pair(pair)
         if term.adjacency == "replace":
             check_replaceable(term.pairs)
     one_adjacency(terms)
 
 
-def _check_pair(pair: Any) -> None:
+def check_pair(pair: Any) -> None:
+    """Refuse a pair that is none of laws.
+
+    Raises:
+        ValueError: names what is wrong.
+    """
     from accountants.pairs import Atoms, Mixed, Placed, Shifted
 
     if isinstance(pair, Atoms):
@@ -117,8 +122,8 @@ def _check_pair(pair: Any) -> None:
             _check_moved(pair)
     elif isinstance(pair, Mixed):
         checks.within("weight", pair.weight, 0.0, 1.0)
-        _check_pair(pair.first)
-        _check_pair(pair.second)
+        check_pair(pair.first)
+        check_pair(pair.second)
     elif isinstance(pair, Shifted):
         checks.sensitivity(np.abs(pair.shift))
     elif isinstance(pair, Placed):

@@ -17,6 +17,10 @@ _NORMALISED = 1e-9
 def weights(p: Any, q: Any) -> Atoms:
     """The pair of two laws on the same finitely many reports; a report may tell either way, and delta is the larger.
 
+    Composed reports are all of the one law or all of the other: p in every pair against q in every pair. Where a
+    neighbour may have p in one report and q in the next, as where values move in opposite directions, a pair that is
+    not its own mirror is not accounted for.
+
     With ``subsample``, q is the law without the record; with replaced records, p and q are those of the two records
     that are told apart best.
 

@@ -191,6 +191,7 @@ CONTESTANTS = (
     Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
     Contestant("exact perturb float64, sine-quartic", exact_numpy("sine-quartic", np.float64)),
     Contestant("exact perturb float64, hybrid", exact_numpy("hybrid", np.float64)),
+    Contestant("exact perturb float64, optimal", exact_numpy("optimal", np.float64)),
     Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
     *(Contestant(f"exact perturb float64, {name}", exact_numpy(name, np.float64)) for name in CLAIMED),
     Contestant("textbook piecewise, numpy", textbook_numpy),

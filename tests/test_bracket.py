@@ -18,8 +18,8 @@ from accountants.characteristic import ConvergenceError
 from accountants.guarantee import Guarantee, Term
 from accountants.loss_bounds import Masses, above, below
 from accountants.loss_cells import Cells, cells_on_grid
-from accountants.loss_distribution import compose
-from accountants.pairs import worst_pairs
+from accountants.loss_distribution import Sum, compose
+from accountants.pairs import Shifted, worst_pairs
 from accountants.pure_composition import pure_delta
 from accountants.runs import spectrum
 from dpkernels.distributions.gaussian import Gaussian
@@ -251,7 +251,44 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
     assert made.bracket(epsilon=2.0)[1] < exact
 
 
+def test_gaussian_tails_beyond_their_reach_are_counted():
+    """Phi(-24.5) - e^25 Phi(-25.5) is about 3e-134; of what lies beyond 18 sigma the upper end knows only a bound."""
+    single = guarantee(Additive(Gaussian(1.0)), 1.0)
+    exact = ndtr(-24.5) - math.exp(25.0) * ndtr(-25.5)
+    sampled = single.subsample(0.5)
+    for made in (single, sampled, single.subsample(0.5, "replace")):
+        low, high = made.bracket(epsilon=25.0)
+        assert low <= 1e-3 * exact
+        assert exact < high < 1e-30
+    low, high = single.bracket(delta=1e-80)
+    assert low < 19.3338 < high
+    low, high = sampled.bracket(delta=1e-80)
+    assert low < high
+
+
+def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():
+    """All mass at a loss of 10, so delta(0) = 1 - e^-10; of a tilt of 300 the weight there is 0 in floats."""
+    total = Sum(np.array([10.0]), np.ones(1), 300.0, 3000.0, 0.0, 0.0, 0.0)
+    assert total.delta(0.0, -1) <= -math.expm1(-10.0) <= total.delta(0.0, 1)
+
+
+def test_losses_far_beyond_any_budget():
+    """mu = 2000: eps is about mu^2/2; a lower end is finite there, and an upper one may be infinite."""
+    made = guarantee(Additive(Gaussian(5e-4)), 1.0)
+    low, high = made.bracket(epsilon=2e6)
+    assert low <= 0.49980053 <= high
+    low, high = made.bracket(delta=1e-5)
+    assert low <= 2008528.9 <= high
+    with pytest.raises(ValueError, match="too many for a grid"):
+        guarantee(Additive(Gaussian(1e-8)), 1.0).bracket(delta=1e-6)
+
+
 # Errors
+
+
+def test_parameters_that_are_not_numbers_have_no_bracket():
+    with pytest.raises(ValueError, match="no tilt"):
+        guarantee(Shifted(Gaussian(1.0), math.nan)).bracket(delta=1e-3)
 
 
 @pytest.mark.parametrize("wanted", [{}, {"epsilon": 1.0, "delta": 1e-5}])

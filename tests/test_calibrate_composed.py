@@ -179,12 +179,20 @@ TARGET = {"epsilon": 1.0, "delta": 1e-6, "count": 10}
         ({"count": 0}, ValueError, "^count: "),
         ({"count": 2.0}, TypeError, "^count: "),
         ({"rate": 1.5}, ValueError, "^rate: "),
+        ({"rate": -1.0}, ValueError, "^rate: "),
+        ({"rate": math.nan}, ValueError, "^rate: "),
         ({"rate": 1e-3, "delta": 0.01}, ValueError, r"^delta: 0\.01; .* without noise have 0\.00995512"),
     ],
 )
 def test_arguments_out_of_range(change, kind, message):
     with pytest.raises(kind, match=message):
         calibrate.composed(Gaussian(1.0), **{**TARGET, **change})
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, 2.0, math.nan])
+def test_budgets_of_samples_of_no_rate(rate):
+    with pytest.raises(ValueError, match=r"^rate: "):
+        calibrate.composed_budget(dpk.piecewise, **UNIT, **{**TARGET, "rate": rate})
 
 
 def test_infeasible_targets_say_what_is_best():

@@ -86,3 +86,9 @@ def test_picks_that_leave_nothing_say_what_they_cost():
     alone = float(known_domain_guarantee(10, 3.0, 1e-5, sigma=1e9).epsilon)
     with pytest.raises(ValueError, match=rf"^discovery_epsilon: 3; 10 picks alone have eps {alone:.6g}"):
         calibrate.known_domain(10, epsilon=2.0, delta=1e-5, discovery_epsilon=3.0)
+
+
+def test_a_budget_that_the_least_pick_exceeds():
+    """A million picks of 1e-6 have eps 0.026 at delta 1e-300, where eps 0.01 was asked for."""
+    with pytest.raises(ValueError, match=r"^epsilon, delta: 0\.01, 1e-300; 1000000 picks"):
+        calibrate.known_domain(10**6, epsilon=0.01, delta=1e-300)

@@ -197,9 +197,9 @@ def test_bad_arguments():
         for bad in (0.0, -1.0, math.inf, math.nan):
             with pytest.raises(ValueError, match=r"^sensitivity: .* is not in"):
                 call(noise, 0.5, sensitivity=bad)
-        with pytest.raises(ValueError, match=r"^sensitivity: 1.0; any two inputs"):
+        with pytest.raises(ValueError, match=r"^sensitivity: 1.0; neighbours of a bounded mechanism"):
             call(m, 0.5, sensitivity=1.0)
-    with pytest.raises(ValueError, match=r"^sensitivity: 1.0; any two inputs"):
+    with pytest.raises(ValueError, match=r"^sensitivity: 1.0; neighbours of a bounded mechanism"):
         accountants.epsilon(m, sensitivity=1.0)
     for bad in (-0.1, math.nan, [0.5, -1.0]):
         with pytest.raises(ValueError, match=r"^epsilon: .* is not in \[0, inf\]"):

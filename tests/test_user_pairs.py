@@ -300,3 +300,17 @@ def test_large_budgets_do_not_overflow():
     assert isinstance(pair, Atoms)
     assert pair.p.sum() == pytest.approx(1.0)
     assert np.isfinite(pair.p).all()
+
+
+@pytest.mark.parametrize(
+    ("p", "q"),
+    [
+        ([0.9, 0.9], [0.5, 0.5]),
+        ([1.1, -0.1], [0.5, 0.5]),
+        ([np.nan, 1.0], [0.5, 0.5]),
+        ([1.0], [0.5, 0.5]),
+    ],
+)
+def test_a_bare_pair_of_no_laws_is_refused(p, q):
+    with pytest.raises(ValueError, match=r"^[pq]: "):
+        guarantee(Atoms(np.array(p), np.array(q)))

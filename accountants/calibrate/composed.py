@@ -54,7 +54,7 @@ def composed_scale(
         TypeError: count is not a whole number, or a law of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
-    checks.positive("epsilon", epsilon)
+    _check_reports(epsilon, count, rate)
     noise, epsilon, delta, sensitivity, rate = alike(noise, epsilon, delta, sensitivity, rate)
     start = _start(noise, epsilon, delta, sensitivity, count, rate)
     made = _reports(Additive(rescaled(noise, start), sensitivity), count, rate, adjacency)
@@ -136,8 +136,7 @@ def composed_budget(
         TypeError: count is not a whole number.
     """
     check_target(epsilon, delta)
-    checks.positive("epsilon", epsilon)
-    checks.whole("count", count, 1, 1 << 40)
+    _check_reports(epsilon, count, rate)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     goal = float(log_mu(np.float64(delta), epsilon))
     start = min(max(goal - math.log((rate or 1.0) * math.sqrt(count)), least), most)
@@ -150,6 +149,13 @@ def composed_budget(
 
     _check_feasible(reports(FARTHEST), epsilon, delta)
     return mechanism(least_private(reports, epsilon, delta, goal))
+
+
+def _check_reports(epsilon: Any, count: int, rate: Any) -> None:
+    checks.positive("epsilon", epsilon)
+    checks.whole("count", count, 1, 1 << 40)
+    if rate is not None:
+        checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
 
 def _check_feasible(made: Guarantee, epsilon: float, delta: float) -> None:
@@ -170,6 +176,6 @@ def _start(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any, coun
     """About c: that of Gaussian noise of the same variance, by the central limit; has no derivative."""
     xp = namespace(epsilon, delta, sensitivity, rate, *jax.tree.leaves(noise))
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
-    share = (1.0 if rate is None else rate) * math.sqrt(checks.whole("count", count, 1, 1 << 40))
+    share = (1.0 if rate is None else rate) * math.sqrt(count)
     about = sensitivity / xp.sqrt(noise.variance) * xp.maximum(share / mu, 0.25)
     return float(about) if xp is np else jax.lax.stop_gradient(about)

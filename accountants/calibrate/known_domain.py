@@ -82,6 +82,10 @@ def known_domain(
 
     if discovery_epsilon is None:
         pick = safe_root(lambda pick, _: excess(pick, ratio / pick), (), _SMALLEST_PICK, _LARGEST_PICK, rtol=1e-12)
+        if (most := excess(pick, ratio / pick)) > 0:  # The safe end of the search is not looked at by it.
+            raise ValueError(
+                f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {pick:g} have eps {epsilon + most:.6g}"
+            )
         return KnownDomain(pick, _count(noise, ratio / pick, delta / k))
     checks.positive("discovery_epsilon", discovery_epsilon)
     widest = 1e9

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
 import jax
+import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.scale import certain_shift, rescaled
@@ -24,6 +26,7 @@ from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
+_MOST_WIDENING = 1e-4
 # ln of the widest scale where a search starts, in units of the least one that may do.
 SPAN = 4.5
 
@@ -88,9 +91,14 @@ class Recycled(Family):
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, parameters: dict[str, Any]) -> Additive:
+        """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
         kernel, theta = self.drawn(parameters)
+        target = self.epsilon, self.delta, self.sensitivity
+        wider = (rescaled(kernel, 1 + nudge) for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 9)))
+        feasible = (one for one in wider if not math.isnan(calibrate.recycling_rate(one, theta, *target)))
+        epsilon, delta, sensitivity = target
         return calibrate.budget_recycled(
-            kernel, theta=theta, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity
+            next(feasible, kernel), theta=theta, epsilon=epsilon, delta=delta, sensitivity=sensitivity
         )
 
     def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
@@ -99,7 +107,9 @@ class Recycled(Family):
         return kernel, parameters["theta"] if self.theta is None else self.theta
 
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return {**parameters, "theta": mechanism.noise.high, "q": 1 - mechanism.noise.outside}
+        noise = mechanism.noise
+        scale = width_of(noise.kernel) / width_of(self.kernel)
+        return {scale_symbol(noise.kernel): scale, "theta": noise.high, "q": 1 - noise.outside}
 
 
 def budget_recycled(

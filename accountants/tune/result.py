@@ -36,7 +36,7 @@ class Result:
         path: the free parameters and ``"objective"`` along the steps of the winning start, arrays of one length.
         steps: how many steps it took.
         evaluations: of the objective, over all starts; each with its gradient where the method is "gradient".
-        epsilon: the budget that the mechanism meets, with delta.
+        epsilon: the budget that the mechanism meets, with delta; to 1e-9 of it, what floats may be off.
         delta: as the exact accountant finds it at epsilon.
     """
 

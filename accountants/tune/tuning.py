@@ -200,9 +200,10 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
     return float(found.value)
 
 
-@_value.register
-def _(family: Composed, objective: Objective, mechanism: Any, found: Found) -> float:
-    """Of the mechanism itself: its budget was estimated in the search."""
+@_value.register(Composed)
+@_value.register(Recycled)
+def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
+    """Of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective), as_float64(mechanism)))
 
