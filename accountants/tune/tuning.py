@@ -162,7 +162,10 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
             return _determined(family, objective)
         found = jax.tree.map(np.asarray, search(as_float64(family), as_float64(objective), points, turns))
     if not np.isfinite(found.value):
-        raise ValueError(f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}")
+        raise ValueError(
+            f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or the objective is "
+            "no number of any"
+        )
     parameters = domains.values(family.domains, found.z)
     mechanism = family.release(_plain(parameters))
     return _result(family, objective, parameters, mechanism, found)

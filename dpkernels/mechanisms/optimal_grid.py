@@ -56,7 +56,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
         ValueError: points even, or out of range.
     """
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
-        raise ValueError(f"points: {points} is even; the middle of the interval needs a row, so an odd number is")
+        raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
     steps, cells = (1, 1) if ratio <= 1 else _rows_for(epsilon, ratio)
     if points is not None:
         steps, cells = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
