@@ -21,6 +21,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
@@ -93,13 +94,12 @@ class Recycled(Family):
     def release(self, parameters: dict[str, Any]) -> Additive:
         """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
         kernel, theta = self.drawn(parameters)
-        target = self.epsilon, self.delta, self.sensitivity
-        wider = (rescaled(kernel, 1 + nudge) for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 9)))
-        feasible = (one for one in wider if not math.isnan(calibrate.recycling_rate(one, theta, *target)))
-        epsilon, delta, sensitivity = target
-        return calibrate.budget_recycled(
-            next(feasible, kernel), theta=theta, epsilon=epsilon, delta=delta, sensitivity=sensitivity
-        )
+        target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
+        for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 9)):
+            wider = rescaled(kernel, 1 + nudge)
+            if not math.isnan(q := calibrate.recycling_rate(wider, theta, **target)):
+                return named.budget_recycled(wider, theta=theta, q=q, **target)
+        return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
 
     def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
         """The kernel, and theta."""
