@@ -98,7 +98,7 @@ class Recycled(Family):
         for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 9)):
             wider = rescaled(kernel, 1 + nudge)
             if not math.isnan(q := calibrate.recycling_rate(wider, theta, **target)):
-                return named.budget_recycled(wider, theta=theta, q=q, **target)
+                return named.budget_recycled(wider, theta=theta, q=float(q), **target)
         return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
 
     def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
