@@ -572,12 +572,12 @@ def test_a_family_that_overspends_is_refused():
 
 
 def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
-    honest = calibrate.budget_recycled
+    honest = calibrate.recycling_rate
 
-    def generous(kernel, **given):
-        return dataclasses.replace(honest(kernel, **{**given, "delta": 1.01 * given["delta"]}), delta=given["delta"])
+    def generous(kernel, theta, *, epsilon, delta, sensitivity):
+        return honest(kernel, theta, epsilon, 1.01 * delta, sensitivity)
 
-    monkeypatch.setattr(calibrate, "budget_recycled", generous)
+    monkeypatch.setattr(calibrate, "recycling_rate", generous)
     with pytest.raises(tune.NotPrivateError, match=r"delta is 1\.01.*e-05, above the 1e-05"):
         tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
 
