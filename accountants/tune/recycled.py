@@ -12,7 +12,7 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.scale import certain_shift, rescaled
-from accountants.tune.domains import Domain, Positive
+from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
 from accountants.tune.family import Family
 from accountants.tune.noise import check_budget
@@ -80,7 +80,12 @@ class Recycled(Family):
     def domains(self) -> dict[str, Domain]:
         least = self.sensitivity / certain_shift(self.kernel, self.epsilon, self.delta)
         scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, SPAN))}
-        return scale if self.theta is not None else {**scale, "theta": Positive(self.sensitivity, span=(-2.0, 2.5))}
+        return scale if self.theta is not None else {**scale, "theta": self._thetas}
+
+    @property
+    def _thetas(self) -> Domain:
+        """Wide, yet closed: far out recycling does nothing, and steps went to infinity. Starts are at 0.1 to 13 D."""
+        return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.17))
 
     @property
     def budget(self) -> tuple[Any, Any]:
