@@ -104,7 +104,7 @@ def small_table(name, epsilon, codes=256):
 def slow_sampler(table):
     """The two samplers written again with Python integers."""
     a, kappa, n = int(table.base[0]), int(table.window[0]), table.codes
-    columns = None if table.is_flat else alias_columns(table)
+    columns = None if table.is_flat else alias_columns(table.outcomes, table.bits)
 
     def code(word, row):
         if columns is None:

@@ -385,7 +385,7 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
     check = kernels._check_masses
     monkeypatch.setattr(kernels, "_check_masses", tampered)
     with pytest.raises(CertificateError, match="do not add up"):
-        kernels.alias_columns(table)
+        kernels.alias_columns(table.outcomes, table.bits)
 
 
 @pytest.mark.parametrize("width", [0.01, 0.05, 0.7, 1.3, 1.95])

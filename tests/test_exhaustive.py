@@ -113,7 +113,7 @@ def test_a_slice_of_words_divides(name, epsilon, first):
 def test_a_slice_of_words_looks_up(name, epsilon, first):
     """2^24 words in a row, a whole number of alias columns: counts are their thresholds and what is above."""
     table = exact(name, epsilon).table
-    columns = alias_columns(table)
+    columns = alias_columns(table.outcomes, table.bits)
     capacity = 1 << (32 - columns.log_columns)
     inside = slice(first // capacity, (first + SLICE) // capacity)
     outcomes = np.zeros(1 << columns.log_columns, np.int64)
@@ -138,7 +138,7 @@ def test_words_at_the_boundaries(name, epsilon):
             edges = [a * j for j in RNG.integers(0, n + 1, 500).tolist()]
             edges += [n * a + kappa * i for i in RNG.integers(0, len(table.window), 500).tolist()]
         else:
-            columns = alias_columns(table)
+            columns = alias_columns(table.outcomes, table.bits)
             capacity = 1 << (table.bits - columns.log_columns)
             some = RNG.integers(0, len(columns.alias), 500).tolist()
             edges = [c * capacity + at for c in some for at in (0, int(columns.threshold[c]))]

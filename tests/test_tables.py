@@ -151,7 +151,7 @@ def test_alias_columns_carry_exactly_the_weights(kind, count, bits):
     for _ in range(5):
         weights = random_weights(kind, count, bits)
         base, window = (np.array(part, np.uint64) for part in (weights[:-1], weights[-1:]))
-        columns = alias_columns(WindowTable(base, window, bits, 0.0, 1.0))
+        columns = alias_columns(WindowTable(base, window, bits, 0.0, 1.0).outcomes, bits)
         assert columns.threshold.dtype == f"uint{bits}"
         spare = [0] * ((1 << columns.log_columns) - count)
         assert outcome_weights(columns, bits) == weights + spare
@@ -161,4 +161,4 @@ def test_alias_columns_carry_exactly_the_weights(kind, count, bits):
 def test_alias_columns_of_a_release_carry_its_weights(name, epsilon):
     table = exact(name, epsilon).table
     weights = table.base.tolist() + table.window.tolist()
-    assert outcome_weights(alias_columns(table), table.bits)[: len(weights)] == weights
+    assert outcome_weights(alias_columns(table.outcomes, table.bits), table.bits)[: len(weights)] == weights

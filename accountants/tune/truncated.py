@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from accountants import calibrate
-from accountants.profile import delta as realised_delta
+from accountants.calibrate.truncated import moved_outward
 from accountants.tune.domains import Between, Domain, LogBetween
 from accountants.tune.family import Family
 from accountants.tune.noise import check_budget
@@ -113,11 +111,14 @@ class TruncatedGaussian(Family):
     def release(self, parameters: dict[str, Any]) -> Additive:
         with jax.enable_x64(True):
             T = float(self.sensitivity / _longest_shift(jnp.asarray(parameters["sigma/T"]), self.epsilon, self.delta))
-        return widened(partial(self._made, parameters["sigma/T"]), T)
-
-    def _made(self, shape: float, T: float) -> Additive:
-        return named.truncated_gaussian(
-            sigma=shape * T, bound=T, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity
+        return moved_outward(
+            named.truncated_gaussian(
+                sigma=parameters["sigma/T"] * T,
+                bound=T,
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sensitivity=self.sensitivity,
+            )
         )
 
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
@@ -148,16 +149,6 @@ def _truncated_excess(s: Any, shape: Any, eps: Any, delta: Any) -> Any:
     low, high = jnp.stack([-1.0 + 0 * s, -1.0 + 0 * s, -1.0 + 0 * s]), jnp.stack([b, b - s, 1.0 + 0 * s])
     p, q, total = kernel.mass(low, high)
     return p - jnp.exp(eps) * q - delta * total
-
-
-def widened(make: Callable[[float], Additive], scale: float) -> Additive:
-    """A law made wider by rounding errors until its delta, as computed, is at most the claim's."""
-    nudge = 0.0
-    while True:
-        made = make(scale * (1 + nudge))
-        if realised_delta(made, made.epsilon) <= made.delta or nudge > 1e-9:
-            return made
-        nudge = max(2 * nudge, 2.0**-52)
 
 
 def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> TruncatedLaplace:

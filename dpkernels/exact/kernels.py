@@ -24,7 +24,7 @@ def code_kernel(table: WindowTable) -> CodeKernel:
     """The sampler of a table: (random word, row) -> code, both of one shape; the word has ``table.bits`` bits."""
     if table.is_flat:
         return _division_kernel(table)
-    outcomes, n = _alias_kernel(alias_columns(table)), np.int32(table.codes)
+    outcomes, n = _alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.codes)
 
     def codes(r: Array, row: Array) -> Array:
         outcome = outcomes(r)
@@ -35,7 +35,7 @@ def code_kernel(table: WindowTable) -> CodeKernel:
 
 def noise_kernel(table: NoiseTable) -> NoiseKernel:
     """The sampler of noise: random word of ``table.bits`` bits -> code, int32."""
-    outcomes, first = _alias_kernel(alias_columns(table)), np.int32(table.first)
+    outcomes, first = _alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.first)
     return lambda r: outcomes(r) + first
 
 
@@ -69,15 +69,14 @@ class AliasColumns:
     bits: int
 
 
-def alias_columns(table: WindowTable | NoiseTable) -> AliasColumns:
-    """Exact alias columns of a table's outcomes.
+def alias_columns(weights: list[int], bits: int) -> AliasColumns:
+    """Exact alias columns of weights that sum to 2^bits.
 
     All columns hold 2^bits / columns weight; outcomes past the last have none. Vose's construction, in integers:
     a light column is filled up from a heavy one, which loses as much.
     """
-    weights = table.outcomes
     log_columns = (len(weights) - 1).bit_length()
-    capacity = 1 << (table.bits - log_columns)
+    capacity = 1 << (bits - log_columns)
     left = weights + [0] * ((1 << log_columns) - len(weights))
     threshold, alias = list(left), list(range(1 << log_columns))
     light = [c for c, weight in enumerate(left) if weight < capacity]
@@ -93,7 +92,7 @@ def alias_columns(table: WindowTable | NoiseTable) -> AliasColumns:
                 light.append(large)
     _check_masses(threshold, alias, capacity, weights)
     return AliasColumns(
-        np.array(threshold, np.uint64).astype(f"uint{table.bits}"), np.array(alias, np.int32), log_columns, table.bits
+        np.array(threshold, np.uint64).astype(f"uint{bits}"), np.array(alias, np.int32), log_columns, bits
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -79,7 +78,7 @@ def row_kernel(table: RowTable) -> RowKernel:
 
 def row_columns(table: RowTable) -> list[AliasColumns]:
     """Exact alias columns of every row; checked against the row's weights."""
-    return [alias_columns(SimpleNamespace(outcomes=row, bits=table.bits)) for row in table.weights.tolist()]  # type: ignore[arg-type]
+    return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
 @certify.register
