@@ -135,7 +135,10 @@ def plain_table(weights, first, bits=16, grain=0, grains=1):
     return NoiseTable(np.array(weights, np.uint64), first, bits, grain, grains)
 
 
-columns_of = cache(alias_columns)
+@cache
+def columns_of(table):
+    """The table's alias columns."""
+    return alias_columns(table.outcomes, table.bits)
 
 
 def slow_sampler(table):
