@@ -99,11 +99,16 @@ def composed(
         noise, epsilon=epsilon, delta=delta, sensitivity=sensitivity, count=count, rate=rate, adjacency=adjacency
     )
     made = Additive(rescaled(noise, scale), sensitivity)
-    if namespace(delta, *jax.tree.leaves(made)) is jnp:
-        return made
+    return made if namespace(delta, *jax.tree.leaves(made)) is jnp else with_own_claim(made, delta / count)
+
+
+def with_own_claim(made: Additive, delta: float) -> Additive:
+    """The mechanism with the claim of one report, its own eps at delta, where that is up to 20; else without one."""
     least, most = checks.EPSILON_RANGE
-    own = realised_epsilon(made, delta / count)
-    return made.claim(sensitivity=sensitivity, epsilon=max(own, least), delta=delta / count) if own <= most else made
+    own = realised_epsilon(made, delta)
+    if own > most:
+        return made
+    return made.claim(sensitivity=made.sensitivity, epsilon=max(own, least), delta=delta)
 
 
 def composed_budget(

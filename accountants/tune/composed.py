@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any
 
 from accountants.bracket import Bracket
+from accountants.calibrate.outward import log_mu
 from accountants.guarantee import Guarantee, guarantee
 from accountants.tune import reports
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
 from dpkernels import checks
-from dpkernels.numerics import namespace, ndtri
+from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
 
@@ -53,8 +54,7 @@ class Composed(Family):
     def about(self) -> Any:
         """mu/(p sqrt T): the ratio of D and sigma that each of T Gaussian reports on samples may have, roughly."""
         xp = namespace(self.epsilon, self.delta, self.rate)
-        z = -ndtri(xp.asarray(self.delta))
-        mu = 2 * self.epsilon / (xp.sqrt(z**2 + 2 * self.epsilon) + z)
+        mu = xp.exp(log_mu(xp.asarray(self.delta), self.epsilon))
         return mu / math.sqrt(self.count) / (1.0 if self.rate is None else self.rate)
 
     def build(self, parameters: dict[str, Any]) -> Any:

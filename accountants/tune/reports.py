@@ -13,11 +13,10 @@ import jax
 import jax.numpy as jnp
 
 from accountants import calibrate, characteristic
-from accountants.calibrate.scale import rescaled
+from accountants.calibrate.composed import with_own_claim
 from accountants.guarantee import Guarantee, Term
 from accountants.hockey_stick import as_float64
 from accountants.pairs import worst_pairs
-from accountants.profile import epsilon as realised_epsilon
 from accountants.tune.bounded import Composite, Piecewise, Plain
 from accountants.tune.domains import Domain, Positive
 from accountants.tune.noise import PlainNoise
@@ -46,7 +45,7 @@ def member(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
 
 def check_known(inner: Any) -> None:
     """Refuse a family without such a member."""
-    if member.dispatch(type(inner)) is member.dispatch(object):
+    if all(one.dispatch(type(inner)) is one.dispatch(object) for one in (member, built)):
         member(inner, 1.0, {})
 
 
@@ -55,12 +54,6 @@ def check_known(inner: Any) -> None:
 @member.register(Plain)
 def _(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
     return replace(inner, epsilon=loss).build(parameters)
-
-
-@member.register
-def _(inner: PlainNoise, loss: Any, parameters: dict[str, Any]) -> Additive:
-    """Not searched: ``built`` and ``released`` calibrate its scale."""
-    return Additive(rescaled(KERNELS[inner.kind], 1 / loss), inner.sensitivity)
 
 
 @member.register
@@ -165,7 +158,7 @@ def _(inner: PlainNoise, family: Any, parameters: dict[str, Any]) -> Additive:
 def _(inner: Recycled, family: Any, parameters: dict[str, Any]) -> Additive:
     """At the estimated q as narrow a kernel as the bracket allows: delta varies more with the width than with q.
 
-    Its claim is that of one report: its own eps at delta/T, where that is up to 20.
+    Its claim is that of one report.
     """
     with jax.enable_x64(True):
         loss = float(largest_loss(as_float64(family), as_float64(parameters)))
@@ -174,24 +167,13 @@ def _(inner: Recycled, family: Any, parameters: dict[str, Any]) -> Additive:
     def constructor(*, epsilon: float) -> Additive:
         return member(inner, loss, {**parameters, symbol: parameters[symbol] * float(family.about) / epsilon})
 
-    made = calibrate.composed_budget(constructor, **family.target)
-    own, delta = realised_epsilon(made, family.delta / family.count), family.delta / family.count
-    least, most = checks.EPSILON_RANGE
-    return made.claim(sensitivity=inner.sensitivity, epsilon=max(own, least), delta=delta) if own <= most else made
+    return with_own_claim(calibrate.composed_budget(constructor, **family.target), family.delta / family.count)
 
 
 @singledispatch
 def described(inner: Any, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
     """``Composed.symbols``, of one report."""
     return inner.symbols(parameters, mechanism)
-
-
-@described.register
-def _(inner: Recycled, parameters: dict[str, Any], mechanism: Additive) -> dict[str, Any]:
-    """With the width of what was released."""
-    noise: Any = mechanism.noise
-    width = width_of(noise.kernel) / width_of(inner.kernel)
-    return inner.symbols({**parameters, scale_symbol(inner.kernel): width}, mechanism)
 
 
 @described.register
