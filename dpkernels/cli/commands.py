@@ -214,17 +214,25 @@ def account(
 @click.option(
     "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
 )
-@click.option("--epsilon", type=float, metavar="E", help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, metavar="X", help="Smallest valid value: bounded mechanisms.")
-@click.option("--upper", type=float, metavar="X", help="Largest valid value: bounded mechanisms.")
-@click.option("--sensitivity", type=float, metavar="D", help="Of additive noise: how far apart neighbours are at most.")
-@click.option("--delta", type=float, metavar="D", help="Also tune noise that spends a delta, in (0, 1).")
-@click.option("--theta", type=float, metavar="T", help="Tolerated error of the objective acceptance.")
-@click.option("--beta", type=float, metavar="B", help="How often the error may exceed the objective quantile.")
-@click.option("--at", type=float, metavar="X", help="Input of the objective variance-at.")
+@click.option("--epsilon", type=float, metavar="E", multiple=True, help="Privacy budget, 0.01 to 20.")
+@click.option("--lower", type=float, metavar="X", multiple=True, help="Smallest valid value: bounded mechanisms.")
+@click.option("--upper", type=float, metavar="X", multiple=True, help="Largest valid value: bounded mechanisms.")
+@click.option(
+    "--sensitivity",
+    type=float,
+    metavar="D",
+    multiple=True,
+    help="Of additive noise: how far apart neighbours are at most.",
+)
+@click.option("--delta", type=float, metavar="D", multiple=True, help="Also tune noise that spends a delta, in (0, 1).")
+@click.option("--theta", type=float, metavar="T", multiple=True, help="Tolerated error of the objective acceptance.")
+@click.option(
+    "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
+)
+@click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
 @click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tune(objective: str, plot: Path | None, as_json: bool, **options: float | None) -> None:
+def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
 
     With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
@@ -236,7 +244,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: float | No
         from dpkernels.cli.plot import check_target
 
         check_target(plot)
-    found = tuning.tuned(objective, {name: value for name, value in options.items() if value is not None})
+    found = tuning.tuned(objective, single(options))
     if plot is not None:
         tuning.draw(plot, found)
     click.echo(_json(found.to_dict()) if as_json else str(found))

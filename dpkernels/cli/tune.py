@@ -20,13 +20,13 @@ _BOUNDED = ("epsilon", "lower", "upper")
 _PURE = ("epsilon", "sensitivity")
 _ADDITIVE = (*_PURE, "delta")
 
-# What each objective needs, and how it is made; the sense of variance is the worst input's.
-OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective]]] = {
-    "variance": ((), lambda: tune.worst_variance),
-    "variance-at": (("at",), lambda at: tune.variance_at(at)),
-    "absolute-error": ((), tune.absolute_error),
-    "acceptance": (("theta",), tune.acceptance),
-    "quantile": (("beta",), tune.quantile),
+# What each objective needs, how it is made, and its unit; variance is the worst input's.
+OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective], str]] = {
+    "variance": ((), lambda: tune.worst_variance, "squared data units"),
+    "variance-at": (("at",), tune.variance_at, "squared data units"),
+    "absolute-error": ((), tune.absolute_error, "data units"),
+    "acceptance": (("theta",), tune.acceptance, "a probability"),
+    "quantile": (("beta",), tune.quantile, "data units"),
 }
 
 # Bounded families, those of pure noise, and those that spend a delta.
@@ -57,11 +57,13 @@ class Tuned:
 
     Attributes:
         objective: its name and numbers.
+        unit: of its values.
         results: a result for every feasible family, with the line of Python that builds its mechanism.
         refused: families without a result, and why.
     """
 
     objective: str
+    unit: str
     results: list[tuple[Result, str]]
     refused: list[tuple[str, str]]
 
@@ -69,13 +71,14 @@ class Tuned:
         """A JSON form."""
         return {
             "objective": self.objective,
+            "unit": self.unit,
             "results": [_form(result, line) for result, line in self.results],
             "refused": [{"family": name, "reason": reason} for name, reason in self.refused],
         }
 
     def __str__(self) -> str:
         (best, line), *_ = self.results
-        heading = ["mechanism", self.objective, "parameters", "delta realised"]
+        heading = ["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]
         rows = [[one.family, f"{one.value:.6g}", _parameters(one), f"{one.delta:.4g}"] for one, _ in self.results]
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         return "\n".join([*aligned([heading, *rows]), *refused, "", f"best: {best.family}", line])
@@ -93,20 +96,15 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     """
     if objective not in OBJECTIVES:
         raise click.UsageError(f"--objective: {objective!r} is not one of {', '.join(OBJECTIVES)}")
-    needs, make = OBJECTIVES[objective]
+    needs, make, unit = OBJECTIVES[objective]
     budget = _budget(given, needs)
     try:
         aim = make(*(given[name] for name in needs))
-        families = [one(**budget_of(given, names)) for names in budget for one in _FAMILIES[names]]
+        families = [one(**{name: given[name] for name in names}) for names in budget for one in _FAMILIES[names]]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     title = " ".join([objective, *(f"{given[name]:g}" for name in needs)])
-    return _search(title, families, aim)
-
-
-def budget_of(given: Mapping[str, float], names: tuple[str, ...]) -> dict[str, float]:
-    """The options that a family takes."""
-    return {name: given[name] for name in names}
+    return Tuned(title, unit, *_search(families, aim))
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -128,20 +126,21 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
     return [_PURE, _ADDITIVE] if "delta" in given else [_PURE]
 
 
-def _search(title: str, families: list[Family], aim: Objective) -> Tuned:
+def _search(families: list[Family], aim: Objective) -> tuple[list[tuple[Result, str]], list[tuple[str, str]]]:
+    """Results, best first, and families that have none, with the reason."""
     results, refused = [], []
     for family in families:
         click.echo(f"tuning {family.name}", err=True)
         try:
             result = tune.best(family, aim)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             refused.append((family.name, str(error)))
         else:
             results.append((result, python_line(family, result.mechanism)))
     if not results:
         raise click.UsageError("; ".join(f"{name}: {reason}" for name, reason in refused))
     results.sort(key=lambda one: aim.sign * one[0].value)
-    return Tuned(title, results, refused)
+    return results, refused
 
 
 def _parameters(result: Result) -> str:
@@ -182,7 +181,7 @@ def draw(target: Path, found: Tuned) -> None:
     # Far starts are cut off: what is of interest is the way to the end.
     ends = [result.value for result, _ in found.results]
     axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
-    axes.set(xlabel="step of the winning start", ylabel=f"{found.objective}, log scale")
+    axes.set(xlabel="step of the winning start", ylabel=f"{found.objective} ({found.unit}), log scale")
     axes.set_title("Search by gradient, the best first")
     axes.grid(alpha=0.3, which="both")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
