@@ -579,11 +579,13 @@ def test_a_hundred_million_rows_in_a_gibibyte(run: Run) -> None:
 def test_compare_sorts_by_worst_case_and_has_laplace(run: Run) -> None:
     result = run("compare", "--epsilon", "1", "--lower", "0", "--upper", "120", "--json")
     rows = json.loads(result.out)
-    assert {row["mechanism"] for row in rows} == {*dpk.MECHANISMS, "laplace (unbounded)"}
+    assert {row["mechanism"] for row in rows} == {*dpk.MECHANISMS, "laplace (unbounded)", "staircase (unbounded)"}
     worst = [row["worst_variance"] for row in rows]
     assert worst == sorted(worst)
     by_name = {row["mechanism"]: row for row in rows}
     assert by_name["laplace (unbounded)"]["worst_variance"] == 2 * 120**2
+    noise = dpk.staircase(epsilon=1.0, sensitivity=120.0).noise
+    assert by_name["staircase (unbounded)"]["worst_variance"] == float(noise.variance)
     mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
     assert by_name["piecewise"]["worst_variance"] == pytest.approx(float(mechanism.worst_variance))
     assert by_name["piecewise"]["reports"] == pytest.approx([float(end) for end in mechanism.output_interval])

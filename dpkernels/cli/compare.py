@@ -1,4 +1,4 @@
-"""``dpkernels compare``: every mechanism at one budget, against the optimum and against Laplace noise."""
+"""``dpkernels compare``: every mechanism at one budget, against the optimum and against unbounded noise."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import click
 from dpkernels.cli.choose import CENTRAL, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.mechanisms.named import MECHANISMS
+from dpkernels.mechanisms.named_additive import staircase
 from dpkernels.mechanisms.optimal_grid import MOST_EPSILON
 from dpkernels.mechanisms.optimal_search import is_solved
 
-LAPLACE = "laplace (unbounded)"
+LAPLACE, STAIRCASE = "laplace (unbounded)", "staircase (unbounded)"
 
 
 def laplace_variance(epsilon: float, width: float) -> float:
@@ -21,11 +22,11 @@ def laplace_variance(epsilon: float, width: float) -> float:
 
 
 def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> list[dict[str, Any]]:
-    """A row for every mechanism and for Laplace noise, the least worst-case variance first.
+    """A row for every mechanism and for Laplace and staircase noise, the least worst-case variance first.
 
     The optimum is that of the linear program, solved once (a note says so) and then kept. Above epsilon 12 there is
     none. With a sensitivity, neighbouring inputs are that far apart at most: the mechanisms for it come on top, and
-    Laplace noise is for it; the others still protect any two inputs.
+    noise is for it; the others still protect any two inputs.
 
     Raises:
         click.UsageError: an argument out of range.
@@ -41,7 +42,9 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     best = made.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
     rows = [_row(name, one, laplace, optimum) for name, one in made.items()]
-    rows.append(_figures(LAPLACE, laplace, laplace, laplace, optimum, None))
+    noise = staircase(epsilon=epsilon, sensitivity=upper - lower if sensitivity is None else sensitivity).noise
+    for name, variance in ((LAPLACE, laplace), (STAIRCASE, float(noise.variance))):
+        rows.append(_figures(name, variance, variance, laplace, optimum, None))
     return sorted(rows, key=lambda row: row["worst_variance"])
 
 
@@ -79,7 +82,7 @@ def as_table(rows: list[dict[str, Any]], epsilon: float, lower: float, upper: fl
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
     title = f"epsilon {epsilon:g}, inputs in [{lower:g}, {upper:g}]; variances in squared data units"
     if any(row["mechanism"] in CENTRAL for row in rows):
-        title += "\nneighbours at most the sensitivity apart: Laplace, central-piecewise, optimal-central; else any two"
+        title += "\nneighbours at most the sensitivity apart: noise, central-piecewise, optimal-central; else any two"
     return "\n".join([title, *aligned([heading, *map(_cells, rows)])])
 
 
