@@ -31,10 +31,10 @@ def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper
         ValueError: an argument out of range; B outside the feasible interval, which the error gives.
     """
     mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
-    return moved_outward(mechanism)
+    return _outward(mechanism)
 
 
-def moved_outward(mechanism: Additive) -> Additive:
+def _outward(mechanism: Additive) -> Additive:
     """The ends moved out by rounding errors until the profile, as computed, meets the claim; not under tracing."""
     noise: Any = mechanism.noise
     D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta

@@ -1,4 +1,4 @@
-"""Budget recycling: the kernel's scale, and theta where it is free, with q solved from the exact profile."""
+"""Budget recycling at a tolerated error: the kernel's scale is free, q solved from the exact profile."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
-_MOST_WIDENING = 1e-4
+# Deltas next to 1e-12 are known to some percent only, in floats.
+_MOST_WIDENING = 1e-2
 # ln of the widest scale where a search starts, in units of the least one that may do.
-SPAN = 4.5
+SPAN = 7.5
 
 
 @singledispatch
@@ -84,8 +85,8 @@ class Recycled(Family):
 
     @property
     def _thetas(self) -> Domain:
-        """Wide, yet closed: far out recycling does nothing, and steps went to infinity. Starts are at 0.1 to 13 D."""
-        return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.17))
+        """Wide, yet closed: far out recycling does nothing, and steps went to infinity. Starts are at 0.1 to 2000 D."""
+        return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
 
     @property
     def budget(self) -> tuple[Any, Any]:
@@ -100,7 +101,7 @@ class Recycled(Family):
         """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
         kernel, theta = self.drawn(parameters)
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
-        for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 9)):
+        for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 11)):
             wider = rescaled(kernel, 1 + nudge)
             if not math.isnan(q := calibrate.recycling_rate(wider, theta, **target)):
                 return named.budget_recycled(wider, theta=theta, q=float(q), **target)
@@ -112,9 +113,13 @@ class Recycled(Family):
         return kernel, parameters["theta"] if self.theta is None else self.theta
 
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        noise = mechanism.noise
-        scale = width_of(noise.kernel) / width_of(self.kernel)
-        return {scale_symbol(noise.kernel): scale, "theta": noise.high, "q": 1 - noise.outside}
+        return recycled_symbols(self.kernel, mechanism.noise)
+
+
+def recycled_symbols(unit: Distribution, noise: Any) -> dict[str, Any]:
+    """Of a recycled law whose kernel is one at unit scale, scaled."""
+    scale = width_of(noise.kernel) / width_of(unit)
+    return {scale_symbol(unit): scale, "theta": noise.high, "q": 1 - noise.outside}
 
 
 def budget_recycled(

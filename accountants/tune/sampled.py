@@ -86,7 +86,7 @@ class SampledRecycled(Family):
         kernel = self._drawn(parameters["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta)
         made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
-        return Subsampled(made, p, self.sampling_noise(p), jnp.nan)
+        return Subsampled(made, p, self.sampling_noise(p), None)
 
     def on_sample(self, p: Any) -> tuple[Any, Any, Any]:
         """(epsilon, delta, sensitivity) of the estimate from a sample of rate p."""

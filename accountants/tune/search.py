@@ -1,9 +1,9 @@
 """The search: many starts at once, steps by optax, one compiled loop for each type of family and objective.
 
-Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. A trial that
-lowers it enough (Armijo) is accepted, and the optimiser gives the next direction; else the step is shortened by a
-parabola through what is known. So the compiled program has the objective in it once. Derivatives are forward: there
-are few parameters.
+Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. The first turns
+try the points that a start may begin at, and keep the best. Then a trial that lowers the objective enough (Armijo) is
+accepted, and the optimiser gives the next direction; else the step is shortened by a parabola through what is known.
+So the compiled program has the objective in it once. Derivatives are forward: there are few parameters.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from accountants.tune.family import Family
 from accountants.tune.objectives import Objective
 from accountants.tune.optimiser import bfgs
 
-TOLERANCE = 1e-8  # Of the gradient, relative to the value; the value is then right to its square.
-STALLED = 1e-12  # A share of a step so small has nothing to gain: the point is a kink, or the gradient noise.
-PATIENCE = 25  # Turns without a relative gain of 1e-13 over all starts after which a search ends.
+NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
+PATIENCE, GAIN = 20, 1e-9  # The search ends after so many turns in which the best of all starts gains less than this.
 _ARMIJO = 1e-4
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 
@@ -51,7 +50,7 @@ class Found(NamedTuple):
 class _Descent(NamedTuple):
     """One start's way: where it is, the value and gradient there, and the trial step from there.
 
-    Before the first turn the value is inf and the step 0, so that the start itself is the first trial.
+    The value is inf until a point is feasible.
     """
 
     z: Any
@@ -63,8 +62,11 @@ class _Descent(NamedTuple):
 
 
 def cost(family: Family, objective: Objective, z: Any) -> Any:
-    """What is minimised: sign * objective of the member at z."""
-    return objective.sign * objective(family.build(domains.values(family.domains, z)))
+    """What is minimised: sign * objective of the member at z, infinite where no member meets the budget."""
+    member = family.build(domains.values(family.domains, z))
+    # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
+    infeasible = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(member)]).any()
+    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member))
 
 
 def value_and_gradient(function: Callable[[Any], Any], z: Any) -> tuple[Any, Any]:
@@ -73,10 +75,20 @@ def value_and_gradient(function: Callable[[Any], Any], z: Any) -> tuple[Any, Any
     return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,)), out_axes=(None, 0))(axes)
 
 
-# One search of a few milliseconds takes seconds to compile: a third of that is optimising.
-@partial(jax.jit, static_argnames=("turns",), compiler_options={"xla_backend_optimization_level": 0})
+# The default is two levels up: a tenth more to compile, and no faster.
+_LITTLE_OPTIMISED = {"xla_backend_optimization_level": 1}
+
+
+@partial(jax.jit, static_argnames=("turns",), compiler_options=_LITTLE_OPTIMISED)
 def search(family: Family, objective: Objective, starts: Any, turns: int) -> Found:
-    """The best of all starts, of shape (starts, n), after at most ``turns`` turns."""
+    """The best of all starts after at most ``turns`` turns; each begins at the best of its points.
+
+    Args:
+        family: the family.
+        objective: the objective.
+        starts: of shape (points, starts, n).
+        turns: static.
+    """
     return _search(family, objective, starts, turns)
 
 
@@ -87,25 +99,28 @@ def _search(family: Family, objective: Objective, starts: Any, turns: int) -> Fo
 
 def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) -> Found:
     """The loop of ``search``, for any function of z; ``sign`` times its values are reported."""
+    points, count, n = starts.shape
     optimiser = bfgs()
-    turn = jax.vmap(partial(_turn, function, optimiser))
-    state = jax.vmap(partial(_begin, optimiser))(starts)
-    log = jnp.zeros((turns, starts.shape[0], starts.shape[1] + 1), starts.dtype)
+    turn = jax.vmap(partial(_turn, function, optimiser), in_axes=(0, 0, None))
+    state = jax.vmap(partial(_begin, optimiser))(starts[0])
+    log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
     def unfinished(carry: Any) -> Any:
         number, active, *_, stale = carry
         return (number < turns) & active.any() & (stale < PATIENCE)
 
     def body(carry: Any) -> Any:
-        number, active, state, log, evaluations, lowest, stale = carry
-        state, more = turn(state)
+        number, active, state, log, evaluations, mark, stale = carry
+        state, more = turn(state, starts[jnp.minimum(number, points - 1)], number < points)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.value.min()
-        stale = jnp.where(best < lowest - 1e-13 * jnp.abs(lowest), 0, stale + 1)
-        return number + 1, active & more, state, log, evaluations + active.sum(), best, stale
+        gained = best < mark - GAIN * jnp.abs(best)
+        mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
+        active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
+        return number + 1, active, state, log, evaluations, mark, stale
 
-    carry = 0, jnp.ones(starts.shape[0], bool), state, log, 0, state.value.min(), 0
+    carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
     number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
     winner = jnp.argmin(state.value)
     path = log[:, winner]
@@ -118,20 +133,22 @@ def _begin(optimiser: optax.GradientTransformation, z: Any) -> _Descent:
 
 
 def _turn(
-    function: Callable[[Any], Any], optimiser: optax.GradientTransformation, state: _Descent
+    function: Callable[[Any], Any], optimiser: optax.GradientTransformation, state: _Descent, point: Any, begins: Any
 ) -> tuple[_Descent, Any]:
-    """(the state after one trial, whether there is more to do)."""
-    move = state.share * state.step
-    trial = optax.apply_updates(state.z, move)
+    """(the state after one trial, whether there is more to do); the trial is the point where the search begins."""
+    move = jnp.where(begins, 0.0, state.share * state.step)
+    trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
     accepted = (value <= state.value + _ARMIJO * slope) & jnp.isfinite(gradient).all() & (value < jnp.inf)
-    step, memory = optimiser.update(gradient, state.optimiser, trial)
+    memory = jax.tree.map(partial(jnp.where, begins), optimiser.init(trial), state.optimiser)
+    step, memory = optimiser.update(gradient, memory, trial)
     there = _Descent(trial, value, gradient, memory, step, jnp.ones_like(value))
-    here = state._replace(share=state.share * _shorter(slope, value - state.value))
+    shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
+    here = state._replace(share=state.share * shorter)
     following = jax.tree.map(partial(jnp.where, accepted), there, here)
-    steep = jnp.abs(following.gradient).max() > TOLERANCE * jnp.abs(following.value)
-    return following, (following.value < jnp.inf) & steep & (following.share > STALLED)
+    promised = -(following.gradient * following.share * following.step).sum()
+    return following, (following.value < jnp.inf) & (promised > NEGLIGIBLE * jnp.abs(following.value))
 
 
 def _shorter(slope: Any, rise: Any) -> Any:

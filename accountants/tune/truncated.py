@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from accountants import calibrate
-from accountants.calibrate.truncated import moved_outward
 from accountants.tune.domains import Between, Domain, LogBetween
+from accountants.tune.excess import longest_shift
 from accountants.tune.family import Family
 from accountants.tune.noise import check_budget
 from dpkernels.distributions.gaussian import Gaussian
@@ -19,8 +19,6 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
-
-_BISECTIONS = 60
 
 
 @pytree
@@ -104,46 +102,23 @@ class TruncatedGaussian(Family):
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         shape = parameters["sigma/T"]
-        T = self.sensitivity / _longest_shift(shape, self.epsilon, self.delta)
+        T = self.sensitivity / longest_shift(_truncated_excess, 2.0, shape, self.epsilon, self.delta)
         law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
         return Additive(law, self.sensitivity, self.epsilon, self.delta)
 
     def release(self, parameters: dict[str, Any]) -> Additive:
-        with jax.enable_x64(True):
-            T = float(self.sensitivity / _longest_shift(jnp.asarray(parameters["sigma/T"]), self.epsilon, self.delta))
-        return moved_outward(
-            named.truncated_gaussian(
-                sigma=parameters["sigma/T"] * T,
-                bound=T,
-                epsilon=self.epsilon,
-                delta=self.delta,
-                sensitivity=self.sensitivity,
-            )
-        )
+        shape = Reweighted(Gaussian(parameters["sigma/T"]), -1.0, 1.0, 0.0)
+        return calibrate.scaled(shape, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
 
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
 
 
-@jax.jit
-def _longest_shift(shape: Any, eps: Any, delta: Any) -> Any:
-    """The shift s over which N(0, shape^2) on [-1, 1] has this delta, by bisection; derivatives are implicit."""
-    still = jax.lax.stop_gradient((shape, eps, delta))
-
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        over = _truncated_excess(middle, *still) > 0
-        return jnp.where(over, ends[0], middle), jnp.where(over, middle, ends[1])
-
-    zero = jnp.zeros_like(still[0])
-    s = jax.lax.fori_loop(0, _BISECTIONS, halve, (zero, zero + 2.0))[0]
-    _, slope = jax.jvp(lambda at: _truncated_excess(at, *still), (s,), (jnp.ones_like(s),))
-    moved = _truncated_excess(s, shape, eps, delta)
-    return s - (moved - jax.lax.stop_gradient(moved)) / slope
-
-
 def _truncated_excess(s: Any, shape: Any, eps: Any, delta: Any) -> Any:
-    """Z (delta(eps) - delta): the loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1)."""
+    """Z (delta(eps) - delta) of N(0, shape^2) on [-1, 1] over a shift s.
+
+    The loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1).
+    """
     kernel = Gaussian(shape)
     b = jnp.clip(jax.lax.stop_gradient(s / 2 - shape**2 * eps / s), s - 1, 1.0)
     low, high = jnp.stack([-1.0 + 0 * s, -1.0 + 0 * s, -1.0 + 0 * s]), jnp.stack([b, b - s, 1.0 + 0 * s])

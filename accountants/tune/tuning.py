@@ -18,13 +18,15 @@ from accountants.tune.composed import Composed
 from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, as_objective
 from accountants.tune.recycled import Recycled
+from accountants.tune.recycled_shape import RecycledShape
 from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks
 
 TURNS = 200
-# Starts for one free number, doubled for each further one, and at most.
-_STARTS, _MOST_STARTS = 6, 64
+# For one free number; for each further one four times the starts, and two times the points of each; and at most.
+_STARTS, _MOST_STARTS = 2, 24
+_POINTS, _MOST_POINTS = 3, 12
 METHODS = ("gradient", "enumeration")
 
 
@@ -47,8 +49,8 @@ def best(
         method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
-        starts: from how many points at once the gradient method starts; by default 6, doubled for each further free
-            number, up to 64.
+        starts: how many ways the gradient method goes at once, each from the best of some points; by default 2, each
+            of 3 points, with one free number, 8 of 6 with two, 24 of 12 with more.
         turns: how many evaluations each start has at most.
 
     Returns:
@@ -125,16 +127,24 @@ def aimed(family: Any, objective: Objective) -> Any:
 
 
 @aimed.register
-def _(family: Recycled, objective: Objective) -> Recycled:
-    """Budget recycling takes the tolerated error of an acceptance."""
-    if family.theta is not None or objective.theta is None:
-        return family
-    return dataclasses.replace(family, theta=objective.theta)
+def _(family: Recycled, objective: Objective) -> Recycled | RecycledShape:
+    """Budget recycling takes the tolerated error of an acceptance; where there is none theta is free."""
+    aimed_at = with_theta(family, objective)
+    if aimed_at.theta is not None:
+        return aimed_at
+    return RecycledShape(family.kernel, family.epsilon, family.delta, family.sensitivity)
 
 
 @aimed.register
 def _(family: Composed, objective: Objective) -> Composed:
-    return dataclasses.replace(family, inner=aimed(family.inner, objective))
+    return dataclasses.replace(family, inner=with_theta(family.inner, objective))
+
+
+def with_theta(family: Any, objective: Objective) -> Any:
+    """Budget recycling without a tolerated error of its own takes the objective's, if that has one."""
+    if not isinstance(family, Recycled) or family.theta is not None:
+        return family
+    return dataclasses.replace(family, theta=objective.theta)
 
 
 def _one(family: Any) -> Any:
@@ -149,10 +159,12 @@ def _counted(name: str, value: int) -> int:
 
 
 def _starts(family: Family, count: int | None) -> np.ndarray:
-    """One point if nothing is free."""
+    """The points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = domains.size(family.domains)
-    chosen = min(_STARTS << max(free - 1, 0), _MOST_STARTS) if count is None else _counted("starts", count)
-    return domains.starts(family.domains, chosen if free else 1)
+    further = max(free - 1, 0)
+    chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
+    points = min(_POINTS * 2**further, _MOST_POINTS)
+    return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
 def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
@@ -182,7 +194,7 @@ def _determined(family: Family, objective: Objective) -> Result:
 def _result(family: Family, objective: Objective, parameters: Any, mechanism: Any, found: Found) -> Result:
     epsilon, delta = realised(family, mechanism)
     points, values = found.path[: found.turns], found.path_values[: found.turns]
-    moved = np.append(True, np.diff(values) != 0) & np.isfinite(values)
+    moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
     return Result(
         family=family.name,
         objective=objective.name,
@@ -205,6 +217,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 
 @_value.register(Composed)
 @_value.register(Recycled)
+@_value.register(RecycledShape)
 def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
     """Of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):

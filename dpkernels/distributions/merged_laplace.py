@@ -76,15 +76,13 @@ class MergedLaplace(Symmetric):
         return segments
 
     def _tail(self, z: Any, power: int) -> Any:
-        """Unnormalised integral of t^power f(t) from z >= 0 to infinity, segment by segment."""
-        total = 0.0
-        for start, end, rate, level in self._segments():
-            xp = namespace(z, start, end, rate)
-            t = xp.clip(z, start, end)
-            moment = _moment(power, t, rate, end - t)
-            inside = level * xp.exp(-rate * (t - start)) * moment
-            total = total + xp.where(z < end, inside, 0.0)
-        return total
+        """Unnormalised integral of t^power f(t) from z >= 0 to infinity, over all segments at once."""
+        xp = namespace(z, *self.rates, *self.breaks)
+        columns = zip(*self._segments(), strict=True)
+        start, end, rate, level = (xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
+        t = xp.clip(xp.asarray(z)[..., None], start, end)
+        inside = level * xp.exp(-rate * (t - start)) * _moment(power, t, rate, end - t)
+        return xp.where(t < end, inside, 0.0).sum(-1)
 
     @property
     def _norm(self) -> Any:

@@ -109,6 +109,21 @@ class Reweighted(Distribution):
     def second_moment(self, a: Any, b: Any) -> Any:
         return self._in_parts(self.kernel.second_moment, a, b)
 
+    @property
+    def mean(self) -> Any:
+        """(w E_K Z + (1 - w) integral of z K(z) over the inside) / Z, w the outside's weight."""
+        return self._from_kernel(self.kernel.mean, self.kernel.first_moment(self.low, self.high))
+
+    @property
+    def variance(self) -> Any:
+        """E Z^2 as the mean is found, less its square."""
+        K = self.kernel
+        return self._from_kernel(K.variance + K.mean**2, K.second_moment(self.low, self.high)) - self.mean**2
+
+    def _from_kernel(self, whole: Any, inside: Any) -> Any:
+        """A moment of a kernel's over the line and over the inside, weighted."""
+        return (self.outside * whole + (1 - self.outside) * inside) / self.total
+
     def _in_parts(self, integral: Any, a: Any, b: Any) -> Any:
         """A kernel's integral over [a, b], weighted: below low, inside, above high."""
         xp = namespace(a, b, self.low)
