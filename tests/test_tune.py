@@ -248,6 +248,8 @@ def test_sampling_rate_with_and_without_its_error():
     whole = tune.best(tune.budget_recycled("gaussian", epsilon=0.5, delta=DELTA), tune.acceptance(2.0))
     assert free.value > 0.395 > 0.32 > whole.value
     assert 0.01 < free.parameters["p"] < 0.1
+    large = tune.sampled_recycled("gaussian", epsilon=6.43, delta=1e-9, theta=0.7)  # Small samples would have eps > 20.
+    assert tune.best(large, tune.acceptance(0.7)).mechanism.mechanism.epsilon == pytest.approx(20.0)
     noisy = tune.sampled_recycled(
         "gaussian", epsilon=0.5, delta=DELTA, theta=2.0, query="count", spread=0.3, size=100.0
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -73,7 +74,10 @@ class SampledRecycled(Family):
     @property
     def domains(self) -> dict[str, Domain]:
         """The scale in units of the least one that may do at the rate, so that where it is feasible varies little."""
-        lowest = namespace(self.delta).minimum(_LEAST_RATE * self.delta, 0.5)
+        xp = namespace(self.epsilon, self.delta)
+        # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
+        densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
+        lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
         return {"scale": Positive(1.0, span=(0.0, SPAN)), "p": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
 
     @property
