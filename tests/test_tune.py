@@ -345,6 +345,16 @@ def test_composed_recycling(rate):
 
 
 @pytest.mark.slow
+def test_composed_recycling_with_little_for_each_report():
+    """A report's noise is 79 times the sensitivity wide."""
+    family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=36, epsilon=0.208, delta=8e-5)
+    found = tune.best(family, tune.worst_variance)
+    alone = calibrate.composed(Gaussian(1.0), epsilon=0.208, delta=8e-5, count=36)
+    assert found.delta <= 8e-5
+    assert found.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
+
+
+@pytest.mark.slow
 def test_reconstructed_enumeration_of_sampling(monkeypatch):
     """Three rates: the best of them is kept, worse than the gradient's; where its budget is exceeded it is refused."""
     monkeypatch.setattr(published_recycling, "_RATES", np.array([0.01, 0.1, 1.0]))

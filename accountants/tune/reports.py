@@ -5,15 +5,18 @@ A ``family`` here is a ``Composed``, ``inner`` its family of one report.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from accountants import calibrate, characteristic
 from accountants.calibrate.composed import with_own_claim
+from accountants.calibrate.outward import least_private, log_mu
 from accountants.guarantee import Guarantee, Term
 from accountants.hockey_stick import as_float64
 from accountants.pairs import worst_pairs
@@ -162,12 +165,13 @@ def _(inner: Recycled, family: Any, parameters: dict[str, Any]) -> Additive:
     """
     with jax.enable_x64(True):
         loss = float(largest_loss(as_float64(family), as_float64(parameters)))
-    symbol = scale_symbol(inner.kernel)
+    symbol, epsilon, delta = scale_symbol(inner.kernel), float(family.epsilon), float(family.delta)
 
-    def constructor(*, epsilon: float) -> Additive:
-        return member(inner, loss, {**parameters, symbol: parameters[symbol] * float(family.about) / epsilon})
+    def wider(t: float) -> Additive:
+        return member(inner, loss, {**parameters, symbol: parameters[symbol] * math.exp(t)})
 
-    return with_own_claim(calibrate.composed_budget(constructor, **family.target), family.delta / family.count)
+    t = least_private(lambda t: family.together(wider(t)), epsilon, delta, float(log_mu(np.float64(delta), epsilon)))
+    return with_own_claim(wider(t), delta / family.count)
 
 
 @singledispatch
