@@ -12,32 +12,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.density_panels import (
+    NODES,
+    SIZE,
+    LogDensity,
+    Piece,
+    log_densities,
+    nodes_on,
+    panel_ends,
+    pieces_of,
+    turned,
+)
 from accountants.hockey_stick import hockey_stick, is_whole
 from accountants.losses import Losses, log_ratio, losses
 from accountants.mirrors import mirror
 from accountants.noise_sticks import Curve
 from accountants.pairs import take_none, worst_pairs
-from accountants.runs import Spectrum, between_knots, joined, monotone, spectrum
-from dpkernels.numerics import floating, gauss_legendre, like
+from accountants.runs import Spectrum, between_knots, joined, spectrum
+from dpkernels.numerics import floating, like
 from dpkernels.pytrees import pytree
 
-LogDensity = Callable[[np.ndarray], Any]
-
-_SIZE = 16
-_NODES, _WEIGHTS = gauss_legendre(_SIZE)
-# Panels of a piece at first, how often one is halved, the error of one allowed, and what needs no digits.
-_FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
-# By how much a log density may change on a panel, that its digits be good all over it, down to what mass.
-_RANGE, _LITTLE = 4.0, 1e-20
-_MOST = 1 << 12
 _NORMALISED = 1e-9
-_SAMPLES, _BISECTIONS = 65, 50
+_BISECTIONS = 50
 # How far the loss goes beyond the outermost nodes, which are 1/190 of a panel from its ends, at most: of its range.
 _MARGIN = 0.05
-# Relative changes of the loss that are taken for none, since rounding turns them.
-_FLAT = 1e-9
 # From masses at the nodes to coefficients of Legendre polynomials, whose integral over a panel is the first one.
-_COEFFICIENTS = (2 * np.arange(_SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * _NODES - 1, _SIZE - 1).T
+_COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * NODES - 1, SIZE - 1).T
 
 
 @partial(pytree, static=("log_p", "log_q", "pieces"))
@@ -56,37 +56,6 @@ class Densities:
     log_q: LogDensity
     pieces: tuple[tuple[Piece, tuple[float, ...]], ...]
     nodes: Losses
-
-
-@dataclass(frozen=True)
-class Piece:
-    """An interval as the image of 0 < t < 1: affine, and of a half line  y = end -/+ scale s/(1 - s), s = 1 - t or t.
-
-    Attributes:
-        left: its lower end; may be -inf.
-        right: its upper end; may be inf, one of both is finite.
-        scale: a length.
-    """
-
-    left: float
-    right: float
-    scale: float
-
-    def at(self, t: np.ndarray) -> np.ndarray:
-        """y."""
-        if np.isinf(self.right):
-            return self.left + self.scale * t / (1 - t)
-        if np.isinf(self.left):
-            return self.right - self.scale * (1 - t) / t
-        return self.left + (self.right - self.left) * t
-
-    def log_rate(self, t: np.ndarray) -> np.ndarray:
-        """log dy/dt."""
-        if np.isinf(self.right):
-            return np.log(self.scale) - 2 * np.log1p(-t)
-        if np.isinf(self.left):
-            return np.log(self.scale) - 2 * np.log(t)
-        return np.log(self.right - self.left) + 0 * t
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
@@ -121,109 +90,13 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     for name, log_density in logs.items():
         if not callable(log_density):
             raise TypeError(f"{name}: {log_density!r} is not a function")
-    pieces = tuple((piece, _turned(piece, logs, _panels(piece, logs))) for piece in _pieces(knots))
-    nodes = [_nodes(piece, logs, *panel) for piece, ends in pieces for panel in pairwise(ends)]
+    pieces = tuple((piece, turned(piece, logs, panel_ends(piece, logs))) for piece in pieces_of(knots))
+    nodes = [nodes_on(piece, logs, *panel) for piece, ends in pieces for panel in pairwise(ends)]
     pair = Densities(log_p, log_q, pieces, Losses(*(np.concatenate(column) for column in zip(*nodes, strict=True))))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
         if not abs(mass - 1) <= _NORMALISED:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
     return pair
-
-
-def _pieces(knots: Sequence[float]) -> list[Piece]:
-    ends = np.asarray(knots, np.float64)
-    if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
-        raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
-    finite = ends[np.isfinite(ends)]
-    if not len(finite):
-        ends, finite = np.array([-np.inf, 0.0, np.inf]), np.zeros(1)
-    scale = float(np.ptp(finite)) or max(1.0, float(abs(finite[0])))
-    return [Piece(left, right, scale) for left, right in pairwise(ends.tolist())]
-
-
-def _log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> list[np.ndarray]:
-    """Both log densities, in t."""
-    y = piece.at(t)
-    return [_checked(name, log_density, y) + piece.log_rate(t) for name, log_density in logs.items()]
-
-
-def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
-    with jax.enable_x64(True):
-        values = np.asarray(log_density(y), np.float64)
-    if values.shape != y.shape:
-        raise TypeError(f"{name}: gives shape {values.shape} at points of shape {y.shape}")
-    bad = np.isnan(values) | (values == np.inf)
-    if bad.any():
-        raise ValueError(f"{name}: is {values[bad][0]} at {y[bad][0]:.17g}; a log density is a number or -inf")
-    return values
-
-
-def _panels(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
-    """Ends of panels in t; those of no mass that counts at either end of the piece are left out."""
-    ends = np.linspace(0, 1, _FIRST + 1)
-    todo, done = np.stack([ends[:-1], ends[1:]], 1), []
-    for _ in range(_HALVINGS):
-        middle = todo.mean(1)
-        halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
-        whole, parts = _integrals(piece, logs, todo), _integrals(piece, logs, halves).reshape(3, -1, 2).sum(2)
-        fine = ((np.abs(whole - parts) <= _PRECISE * parts) | (parts <= _TINY)).all(0)
-        fine &= ~(_is_steep(piece, logs, todo) & (parts[:2] > _LITTLE)).any(0)
-        done.append(np.column_stack([todo, parts[:2].max(0)])[fine])
-        todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
-        if not len(todo):
-            return _without_ends(np.concatenate(done))
-        if len(todo) > _MOST:
-            break
-    names = " and ".join(logs)
-    raise ValueError(
-        f"{names}: not smooth near {piece.at(todo[0, 0]):.12g}; put a knot where a density jumps, bends or ends"
-    )
-
-
-def _integrals(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Of p, q and sqrt(p q) over panels."""
-    width = np.diff(panels, axis=1)
-    p, q = _log_densities(piece, logs, panels[:, :1] + width * _NODES)
-    return np.stack([(width * np.exp(values)) @ _WEIGHTS for values in (p, q, (p + q) / 2)])
-
-
-def _is_steep(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Whether p and q change much on panels."""
-    values = np.stack(_log_densities(piece, logs, panels[:, :1] + np.diff(panels, axis=1) * _NODES))
-    finite = np.isfinite(values)
-    top = np.where(finite, values, -np.inf).max(-1)
-    return top - np.where(finite, values, np.inf).min(-1) > _RANGE
-
-
-def _without_ends(panels: np.ndarray) -> tuple[float, ...]:
-    panels = panels[np.argsort(panels[:, 0])]
-    some = np.flatnonzero(panels[:, 2] > _TINY)
-    kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
-    return (*kept[:, 0].tolist(), float(kept[-1, 1]))
-
-
-def _turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
-    """The panels cut where the loss turns."""
-
-    def loss(t: np.ndarray) -> np.ndarray:
-        return log_ratio(*_log_densities(piece, logs, t))
-
-    starts = []
-    for left, right in pairwise(ends):
-        x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
-        level = loss(x)
-        turns = np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max())
-        starts += [start for start, _ in monotone(loss, x, left, right)] if turns else [left]
-    return (*starts, ends[-1])
-
-
-def _nodes(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
-    p, q = _log_densities(piece, logs, start + (end - start) * _NODES)
-    loss = log_ratio(p, q)
-    finite = loss[np.isfinite(loss)]
-    flat = not len(finite) or np.ptp(finite) <= 1e-13 * (1 + np.abs(finite).max())
-    weight = (end - start) * _WEIGHTS
-    return weight * np.exp(p), weight * np.exp(q), loss, np.full(loss.shape, not flat)
 
 
 @losses.register
@@ -244,9 +117,9 @@ def _(pair: Densities) -> Spectrum:
 
 def _of_piece(piece: Piece, logs: dict[str, LogDensity], ends: np.ndarray) -> Spectrum:
     def density(which: int) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda t: np.exp(_log_densities(piece, logs, t)[which])
+        return lambda t: np.exp(log_densities(piece, logs, t)[which])
 
-    return between_knots(density(0), density(1), lambda t: log_ratio(*_log_densities(piece, logs, t)), ends)
+    return between_knots(density(0), density(1), lambda t: log_ratio(*log_densities(piece, logs, t)), ends)
 
 
 @worst_pairs.register
@@ -267,9 +140,9 @@ def _(pair: Densities) -> Curve:
 
     The derivative needs none of where it changes: the integrand is 0 there.
     """
-    masses = [floating(jnp.asarray(mass)).reshape(-1, _SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
+    masses = [floating(jnp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
     p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in masses)
-    least, most = _losses_of_panels(floating(jnp.asarray(pair.nodes.loss)).reshape(-1, _SIZE))
+    least, most = _losses_of_panels(floating(jnp.asarray(pair.nodes.loss)).reshape(-1, SIZE))
 
     def one(eps: Any) -> Any:
         gap = p - jnp.exp(eps) * q
@@ -299,13 +172,13 @@ def _legendre(x: Any, count: int) -> Any:
 
 
 def _value(coefficients: Any, x: Any) -> Any:
-    return (coefficients * _legendre(x, _SIZE)).sum(-1)
+    return (coefficients * _legendre(x, SIZE)).sum(-1)
 
 
 def _integral(coefficients: Any, x: Any) -> Any:
     """From -1 to x, the whole being the first coefficient: (P_(n+1) - P_(n-1))/(2 (2 n + 1)), of P_0 (x + 1)/2."""
-    values = _legendre(x, _SIZE + 1)
-    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, _SIZE) + 2, x)
+    values = _legendre(x, SIZE + 1)
+    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, SIZE) + 2, x)
     return coefficients[:, 0] * (x + 1) / 2 + (coefficients[:, 1:] * steps).sum(-1)
 
 

@@ -89,16 +89,6 @@ class Distribution(Noise):
         return np.zeros(0), np.zeros(0)
 
     @property
-    def mean(self) -> Any:
-        """E Z."""
-        return self.first_moment(*self.support)
-
-    @property
-    def variance(self) -> Any:
-        """Var Z."""
-        return self.second_moment(*self.support) - self.mean**2
-
-    @property
     def absolute_moment(self) -> Any:
         """E|Z|."""
         low, high = self.support
@@ -166,6 +156,14 @@ class Symmetric(Distribution):
     def _second_to(self, z: Any) -> Any:
         xp = namespace(z)
         return xp.sign(z) * (self.second_tail(xp.zeros_like(z)) - vanishing(self.second_tail, xp.abs(z)))
+
+    @property
+    def mean(self) -> Any:
+        return self.first_moment(*self.support)
+
+    @property
+    def variance(self) -> Any:
+        return self.second_moment(*self.support) - self.mean**2
 
     @property
     def support(self) -> tuple[Any, Any]:
