@@ -572,6 +572,15 @@ def test_many_budgets_at_once():
         assert found.values[at] == pytest.approx(one.value, rel=1e-10)
 
 
+@pytest.mark.parametrize("family", [tune.duchi, tune.hybrid])
+def test_many_budgets_with_nothing_free(family):
+    eps = np.array([[0.5, 1.0, 2.0]])
+    found = tune.many(family(epsilon=eps, **SIGNED), tune.worst_variance)
+    known = [float(getattr(dpk, family.__name__)(epsilon=one, **SIGNED).worst_variance) for one in eps.ravel().tolist()]
+    assert found.values.shape == eps.shape
+    assert found.values.ravel() == pytest.approx(known, rel=1e-12)
+
+
 @pytest.mark.slow
 def test_many_recycled_budgets():
     eps = np.linspace(0.5, 3.0, 50)

@@ -105,8 +105,13 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
     family = aimed(family, chosen)
     numbers, tree = jax.tree.flatten(as_float64(family))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
-    flat = jax.tree.unflatten(tree, [np.broadcast_to(number, shape).ravel() for number in numbers])
+    columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
     points = _starts(family, starts)
+    if not points.size:
+        with jax.enable_x64(True):
+            results = [_determined(jax.tree.unflatten(tree, row), chosen) for row in zip(*columns, strict=True)]
+        return Many({}, np.reshape([result.value for result in results], shape), len(results))
+    flat = jax.tree.unflatten(tree, columns)
     with jax.enable_x64(True):
         found, symbols = jax.tree.map(
             np.asarray, search_many(flat, as_float64(chosen), points, _counted("turns", turns))
