@@ -77,6 +77,10 @@ def test_pure_noise_without_a_delta(run: Run) -> None:
         ([*NOISE, "--objective", "acceptance", "--theta", "-1"], "theta: -1"),
         ([*NOISE, "--objective", "quantile", "--beta", "1.5"], "beta: 1.5"),
         ([*NOISE, "--epsilon", "2"], "--epsilon: given 2 times"),
+        (
+            ["--epsilon", "1", "--lower", "0", "--upper", "1", "--objective", "variance-at", "--at", "5"],
+            "--at: 5 is not in [0, 1]",
+        ),
         ([*NOISE, "--objective", "best"], "'best' is not one of"),
         (["--epsilon", "0", "--sensitivity", "1"], "epsilon: 0"),
         (["--epsilon", "nan", "--lower", "0", "--upper", "1"], "epsilon: nan"),

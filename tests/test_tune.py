@@ -213,7 +213,7 @@ def test_truncated_gaussian_is_as_calibrated():
 
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
 def test_truncated_noise_meets_any_budget(family):
-    for eps, delta, D in ANY_BUDGET:
+    for eps, delta, D in (*ANY_BUDGET, (20.0, 1e-10, 1.0)):
         found = tune.best(family(epsilon=eps, delta=delta, sensitivity=D), tune.worst_variance)
         assert found.delta <= delta
         assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
@@ -668,6 +668,40 @@ def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
     monkeypatch.setattr(calibrate, "recycling_rate", generous)
     with pytest.raises(tune.NotPrivateError, match=r"delta is 1\.01.*e-05, above the 1e-05"):
         tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
+
+
+@pytest.mark.parametrize(
+    "objective", [tune.variance_at(5.0), tune.absolute_error(5.0), tune.average_variance([0, 9], [1])]
+)
+@pytest.mark.parametrize("family", [tune.duchi, tune.piecewise])
+def test_inputs_that_are_none_are_refused(family, objective):
+    """There variances are negative."""
+    with pytest.raises(ValueError, match=r"is no number|objective: .* is nan"):
+        tune.best(family(epsilon=1.0, **SIGNED), objective)
+
+
+def test_composition_is_certified_by_the_finest_bracket():
+    """The coarse one is 2e-9 above the target here, the mechanism is not."""
+    family = tune.composed(tune.gaussian(epsilon=1.0, delta=0.1), count=1, epsilon=5.404022929, delta=1.7106958e-4)
+    assert tune.best(family, tune.worst_variance).delta <= 1.7106958e-4
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A mechanism that is no pytree."""
+
+    variance: Any
+
+
+class OfBare(Overspends):
+    def build(self, parameters):
+        return Bare(parameters["eta"])
+
+
+def test_a_member_that_is_no_pytree_is_taken():
+    family = OfBare(tune.piecewise(epsilon=1.0, **SIGNED))
+    objective = tune.objectives.as_objective(lambda mechanism: mechanism.variance)
+    assert search.cost(family, objective, np.array([0.3])) == family.domains["eta"].at(0.3)
 
 
 def never(m):

@@ -4,8 +4,8 @@
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
 Free parameters declare domains and move through bijections; what the budget determines is solved for, with implicit
-derivatives, so that every point of a search is private and nothing is penalised. Searches run from many starts in one
-compiled loop, which ends where gradients vanish, steps stall, or nothing improves.
+derivatives, so that every point of a search is private and nothing is penalised. Searches run from several starts, each
+the best of some points, in one compiled loop, which ends where no step promises anything or the best gains nothing.
 """
 
 from accountants.tune.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle

@@ -82,7 +82,7 @@ class Composed(Family):
 @realised.register
 def _(family: Composed, mechanism: Any) -> tuple[float, float]:
     """All reports together, by the upper end of the rigorous bracket."""
-    found = float(Bracket(family.together(mechanism)).upper_delta(float(family.epsilon)))
+    found = Bracket(family.together(mechanism)).delta(float(family.epsilon))[1]
     refuse_above(family, "delta", found, float(family.delta) * (1 + ROUNDING))
     return float(family.epsilon), found
 

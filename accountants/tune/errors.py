@@ -42,10 +42,10 @@ def _(mechanism: Additive) -> Any:
 
 @singledispatch
 def within(mechanism: Any, x: Any, theta: Any) -> Any:
-    """P(|report - x| <= theta); a report at the lower end exactly counts too."""
+    """P(|report - x| <= theta); a report at the lower end exactly counts too. NaN of an x that is no input."""
     at, p = mechanism.atoms(x)
     lowest = jnp.where(at == x - theta, p, 0.0).sum(0)
-    return mechanism.cdf(x + theta, x) - mechanism.cdf(x - theta, x) + lowest
+    return _of_input(mechanism, x, mechanism.cdf(x + theta, x) - mechanism.cdf(x - theta, x) + lowest)
 
 
 @within.register
@@ -73,8 +73,17 @@ def _(noise: Reweighted, theta: Any) -> Any:
 
 @singledispatch
 def variance(mechanism: Any, x: Any) -> Any:
-    """Var(report | x)."""
-    return mechanism.variance(x)
+    """Var(report | x), NaN of an x that is no input."""
+    return _of_input(mechanism, x, mechanism.variance(x))
+
+
+def _of_input(mechanism: Any, x: Any, error: Any) -> Any:
+    """An error, where x is an input: formulas go on beyond, where they are none of any report."""
+    if not isinstance(mechanism, Bounded):
+        return error
+    low, high = mechanism.input_interval
+    rounding = 1e-9 * (high - low)
+    return jnp.where((x >= low - rounding) & (x <= high + rounding), error, jnp.nan)
 
 
 @singledispatch
@@ -85,8 +94,8 @@ def worst_variance(mechanism: Any) -> Any:
 
 @singledispatch
 def absolute_error(mechanism: Any, x: Any) -> Any:
-    """E|report - x|."""
-    return mechanism.absolute_error(x)
+    """E|report - x|, NaN of an x that is no input."""
+    return _of_input(mechanism, x, mechanism.absolute_error(x))
 
 
 @singledispatch

@@ -102,8 +102,8 @@ def _steepest_window(rates: Any, c: Any, D: Any, xp: Any) -> Any:
 def merged_laplace(*, epsilon: Any, sensitivity: Any = 1.0, segments: int = 3) -> MergedLaplaces:
     """Merged Laplace noise (Mugunthan 2020), pure eps-DP, its rates and breaks free.
 
-    There are many local optima. Of 14 random budgets and objectives the default starts came within 0.3 % of what 300
-    starts found with three segments, and within 5 % with four, 100 starts within 0.8 %; see ``starts`` of ``best``.
+    There are many local optima: of random budgets and objectives the default starts came within 0.4 % of what 300
+    starts found with three segments, and mostly within 1 % with four; see ``starts`` of ``best``.
 
     Raises:
         ValueError: an argument out of range; segments not in 2..8.

@@ -125,7 +125,10 @@ def recycled_symbols(unit: Distribution, noise: Any) -> dict[str, Any]:
 def budget_recycled(
     kernel: str | Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 1.0, theta: Any = None
 ) -> Recycled:
-    """Budget-recycled noise (Jiang 2024) under exact accounting: sigma (or b) free, q the largest for it.
+    """Budget-recycled noise (Jiang 2024) under exact accounting.
+
+    At a tolerated error sigma (or b) is free, and q the largest for it. Without one theta/sigma and q are, and sigma is
+    the least for them; deltas below 1e-15, which floats do not resolve, give wider noise than there might be, or none.
 
     Args:
         kernel: "gaussian", "laplace", or any even law at unit scale.

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
 from accountants.tune import domains
@@ -65,7 +66,8 @@ def cost(family: Family, objective: Objective, z: Any) -> Any:
     """What is minimised: sign * objective of the member at z, infinite where no member meets the budget."""
     member = family.build(domains.values(family.domains, z))
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
-    infeasible = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(member)]).any()
+    numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
+    infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
     return jnp.where(infeasible, jnp.inf, objective.sign * objective(member))
 
 
@@ -115,7 +117,7 @@ def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) 
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.value.min()
-        gained = best < mark - GAIN * jnp.abs(best)
+        gained = (number < points) | (best < mark - GAIN * jnp.abs(best))
         mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
         active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
         return number + 1, active, state, log, evaluations, mark, stale

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +54,24 @@ class TruncatedLaplace(Family):
         return self.epsilon, self.delta
 
     def build(self, parameters: dict[str, Any]) -> Additive:
-        return named.truncated_laplace(
+        """Next to B* the symmetric case: there A loses half of its digits, and all where eps is large."""
+        B, (highest, symmetric) = parameters["B"], self._next_to_symmetric(parameters)
+        made = named.truncated_laplace(
             epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=parameters["B"]
         )
+        noise: Any = made.noise
+        xp = namespace(B, noise.low)
+        low, high = xp.where(symmetric, -highest, noise.low), xp.where(symmetric, highest, B)
+        return dataclasses.replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
+
+    def _next_to_symmetric(self, parameters: dict[str, Any]) -> tuple[Any, Any]:
+        """(B*, whether B is next to it)."""
+        highest = named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
+        return highest, highest * (1 - 1e-9) <= parameters["B"]
 
     def release(self, parameters: dict[str, Any]) -> Additive:
-        """Next to B* the symmetric case: there A loses half of its digits."""
-        B, highest = parameters["B"], named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
-        upper = None if highest * (1 - 1e-9) <= B else B
+        """As ``build``."""
+        upper = None if self._next_to_symmetric(parameters)[1] else parameters["B"]
         return calibrate.truncated_laplace(
             epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
         )

@@ -25,7 +25,7 @@ from dpkernels import checks
 
 TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
-_STARTS, _MOST_STARTS = 2, 24
+_STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
 METHODS = ("gradient", "enumeration")
 
@@ -50,7 +50,7 @@ def best(
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
         starts: how many ways the gradient method goes at once, each from the best of some points; by default 2, each
-            of 3 points, with one free number, 8 of 6 with two, 24 of 12 with more.
+            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more.
         turns: how many evaluations each start has at most.
 
     Returns:
@@ -66,9 +66,11 @@ def best(
     """
     checks.one_of("method", method, METHODS)
     chosen = as_objective(objective)
-    family = aimed(_one(family), chosen)
-    find = _by_gradient if method == "gradient" else _by_enumeration
-    result = find(family, chosen, starts, _counted("turns", turns))
+    family = _one(family)
+    if method == "gradient":
+        result = _by_gradient(aimed(family, chosen), chosen, starts, _counted("turns", turns))
+    else:
+        result = _by_enumeration(_with_theta(family, chosen), chosen)
     _check_reached(result, at_least, at_most)
     return result
 
@@ -102,7 +104,7 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
         ValueError: an argument out of range, or arrays that do not broadcast; no member is feasible at some budget.
     """
     chosen = as_objective(objective)
-    family = aimed(family, chosen)
+    family = aimed(_family(family), chosen)
     numbers, tree = jax.tree.flatten(as_float64(family))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
@@ -119,22 +121,20 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
     if not np.isfinite(found.value).all():
         at = int(np.argmin(np.isfinite(found.value)))
         raise ValueError(f"family: at budget number {at} no member of {family.name} is feasible")
-    parameters = {name: value.reshape(*shape, *value.shape[1:]) for name, value in symbols.items()}
+    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in symbols.items()}
     return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
 
 
 @singledispatch
 def aimed(family: Any, objective: Objective) -> Any:
     """The family with what it takes from the objective."""
-    if not isinstance(family, Family):
-        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
     return family
 
 
 @aimed.register
 def _(family: Recycled, objective: Objective) -> Recycled | RecycledShape:
     """Budget recycling takes the tolerated error of an acceptance; where there is none theta is free."""
-    aimed_at = with_theta(family, objective)
+    aimed_at = _with_theta(family, objective)
     if aimed_at.theta is not None:
         return aimed_at
     return RecycledShape(family.kernel, family.epsilon, family.delta, family.sensitivity)
@@ -142,18 +142,24 @@ def _(family: Recycled, objective: Objective) -> Recycled | RecycledShape:
 
 @aimed.register
 def _(family: Composed, objective: Objective) -> Composed:
-    return dataclasses.replace(family, inner=with_theta(family.inner, objective))
+    return dataclasses.replace(family, inner=_with_theta(family.inner, objective))
 
 
-def with_theta(family: Any, objective: Objective) -> Any:
+def _with_theta(family: Any, objective: Objective) -> Any:
     """Budget recycling without a tolerated error of its own takes the objective's, if that has one."""
     if not isinstance(family, Recycled) or family.theta is not None:
         return family
     return dataclasses.replace(family, theta=objective.theta)
 
 
+def _family(family: Any) -> Any:
+    if not isinstance(family, Family):
+        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
+    return family
+
+
 def _one(family: Any) -> Any:
-    for number in jax.tree.leaves(family):
+    for number in jax.tree.leaves(_family(family)):
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     return family
@@ -198,13 +204,16 @@ def _determined(family: Family, objective: Objective) -> Result:
 
 def _result(family: Family, objective: Objective, parameters: Any, mechanism: Any, found: Found) -> Result:
     epsilon, delta = realised(family, mechanism)
+    value = _value(family, objective, mechanism, found)
+    if not np.isfinite(value):
+        raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
     points, values = found.path[: found.turns], found.path_values[: found.turns]
     moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
     return Result(
         family=family.name,
         objective=objective.name,
         mechanism=mechanism,
-        value=_value(family, objective, mechanism, found),
+        value=value,
         parameters=_plain(family.symbols(parameters, mechanism)),
         path={**domains.values(family.domains, points[moved]), "objective": values[moved]},
         steps=int(moved.sum()) - 1,
@@ -229,7 +238,7 @@ def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
         return float(evaluate(as_float64(objective), as_float64(mechanism)))
 
 
-def _by_enumeration(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
+def _by_enumeration(family: Family, objective: Objective) -> Result:
     chosen = published.enumerated(family, objective)
     epsilon, delta = realised(family, chosen.mechanism)
     return Result(

@@ -42,8 +42,9 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     best = made.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
     rows = [_row(name, one, laplace, optimum) for name, one in made.items()]
-    noise = staircase(epsilon=epsilon, sensitivity=upper - lower if sensitivity is None else sensitivity).noise
-    for name, variance in ((LAPLACE, laplace), (STAIRCASE, float(noise.variance))):
+    D = upper - lower if sensitivity is None else sensitivity
+    least = float(staircase(epsilon=epsilon, sensitivity=1.0).noise.variance) * D**2
+    for name, variance in ((LAPLACE, laplace), (STAIRCASE, least)):
         rows.append(_figures(name, variance, variance, laplace, optimum, None))
     return sorted(rows, key=lambda row: row["worst_variance"])
 

@@ -103,6 +103,8 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
         families = [one(**{name: given[name] for name in names}) for names in budget for one in _FAMILIES[names]]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
+    if "at" in needs and budget == [_BOUNDED] and not given["lower"] <= given["at"] <= given["upper"]:
+        raise click.UsageError(f"--at: {given['at']:g} is not in [{given['lower']:g}, {given['upper']:g}]")
     title = " ".join([objective, *(f"{given[name]:g}" for name in needs)])
     return Tuned(title, unit, *_search(families, aim))
 
