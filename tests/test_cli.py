@@ -588,13 +588,17 @@ def test_compare_sorts_by_worst_case_and_has_laplace(run: Run) -> None:
     by_name = {row["mechanism"]: row for row in rows}
     assert by_name["laplace (unbounded)"]["worst_variance"] == 2 * 120**2
     noise = dpk.staircase(epsilon=1.0, sensitivity=120.0).noise
-    assert by_name["staircase (unbounded)"]["worst_variance"] == float(noise.variance)
+    assert by_name["staircase (unbounded)"]["worst_variance"] == pytest.approx(float(noise.variance), rel=1e-12)
     mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
     assert by_name["piecewise"]["worst_variance"] == pytest.approx(float(mechanism.worst_variance))
     assert by_name["piecewise"]["reports"] == pytest.approx([float(end) for end in mechanism.output_interval])
     table = run("compare", "--epsilon", "1", "--lower", "0", "--upper", "120").out
     assert all(row["mechanism"] in table for row in rows)
     assert_refused(run("compare", "--epsilon", "0", "--lower", "0", "--upper", "1"), 2, "epsilon")
+    twice = run("compare", "--epsilon", "1", "--epsilon", "2", "--lower", "0", "--upper", "1")
+    assert_refused(twice, 2, "--epsilon: given 2 times")
+    tiny = run("compare", "--epsilon", "1", "--lower", "0", "--upper", "120e-120", "--json")
+    assert [row["worst_variance"] * 1e240 for row in json.loads(tiny.out)] == pytest.approx(worst, rel=1e-9)
 
 
 def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

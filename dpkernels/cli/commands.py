@@ -133,15 +133,15 @@ def perturb(
 
 
 @dpkernels.command()
-@click.option("--epsilon", type=float, required=True, help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, required=True, help="Smallest valid value.")
-@click.option("--upper", type=float, required=True, help="Largest valid value.")
-@click.option("--sensitivity", type=float, help="Also compare mechanisms for neighbours at most so far apart.")
+@click.option("--epsilon", type=float, required=True, multiple=True, help="Privacy budget, 0.01 to 20.")
+@click.option("--lower", type=float, required=True, multiple=True, help="Smallest valid value.")
+@click.option("--upper", type=float, required=True, multiple=True, help="Largest valid value.")
+@click.option(
+    "--sensitivity", type=float, multiple=True, help="Also compare mechanisms for neighbours at most so far apart."
+)
 @click.option("--plot", type=_OUTPUT, help="Also draw worst-case variances against epsilon into this .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def compare(
-    epsilon: float, lower: float, upper: float, sensitivity: float | None, plot: Path | None, as_json: bool
-) -> None:
+def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     from dpkernels.cli.compare import as_table, comparison
 
@@ -149,10 +149,11 @@ def compare(
         from dpkernels.cli.plot import check_target, draw
 
         check_target(plot)
-    rows = comparison(epsilon, lower, upper, sensitivity)
+    given = single(options)
+    rows = comparison(**given)
     if plot is not None:
-        draw(plot, epsilon)
-    click.echo(_json(rows) if as_json else as_table(rows, epsilon, lower, upper))
+        draw(plot, given["epsilon"])
+    click.echo(_json(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
 
 @dpkernels.command()
