@@ -504,6 +504,19 @@ def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> 
     assert_nothing_but("in.csv")
 
 
+def test_an_interrupt_as_the_output_is_made_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in.csv"), ages(3))
+    touch = Path.touch
+
+    def touch_and_interrupt(path: Path, **options: Any) -> None:
+        touch(path, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "touch", touch_and_interrupt)
+    assert_refused(run("perturb", "in.csv", "out.csv", "--column", "age", *AGE), 1, "interrupted")
+    assert_nothing_but("in.csv")
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -48,13 +48,21 @@ class Output:
         self._temporary_sidecar = target.with_name(f"{mark}.json.part")
 
     def __enter__(self) -> Output:
-        # Columns that are copied are as secret as the input: no wider access than its, at any time.
-        self.temporary.touch(mode=0o600, exist_ok=False)
+        try:
+            # Columns that are copied are as secret as the input: no wider access than its, at any time.
+            self.temporary.touch(mode=0o600, exist_ok=False)
+        except BaseException:
+            # A request to stop may come when the file is there, and this has not returned.
+            self._remove()
+            raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._remove()
+
+    def _remove(self) -> None:
         with uninterrupted():
             for path in (self.temporary, self._temporary_sidecar):
                 path.unlink(missing_ok=True)
