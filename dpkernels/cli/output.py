@@ -51,8 +51,8 @@ class Output:
         try:
             # Columns that are copied are as secret as the input: no wider access than its, at any time.
             self.temporary.touch(mode=0o600, exist_ok=False)
-        except BaseException:
-            # A request to stop may come when the file is there, and this has not returned.
+        except KeyboardInterrupt:
+            # A request to stop may come when the file is there, and this has not returned; errors leave none.
             self._remove()
             raise
         return self
