@@ -102,8 +102,7 @@ def _steepest_window(rates: Any, c: Any, D: Any, xp: Any) -> Any:
 def merged_laplace(*, epsilon: Any, sensitivity: Any = 1.0, segments: int = 3) -> MergedLaplaces:
     """Merged Laplace noise (Mugunthan 2020), pure eps-DP, its rates and breaks free.
 
-    There are many local optima: of random budgets and objectives the default starts came within 0.4 % of what 300
-    starts found with three segments, and mostly within 1 % with four; see ``starts`` of ``best``.
+    There are many local optima: with more ``starts``, see ``best``, a better one may be found.
 
     Raises:
         ValueError: an argument out of range; segments not in 2..8.
