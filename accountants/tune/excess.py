@@ -1,4 +1,4 @@
-"""How far a law is above its delta, and the redraws or the scale that meet it: traceable, small, with derivatives.
+"""How far a recycled law is above its delta, and the redraws that meet it: traceable, small, and with derivatives.
 
 With u = 1 - q the weight of the outside and Z(u) = p_in + u p_out (see ``calibrate.recycling_rate``),
 
@@ -10,7 +10,6 @@ it monotonically, and meets h' >= 0 where there is none.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import singledispatch
 from typing import Any
 
@@ -25,7 +24,7 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 
 LEAST_WEIGHT = 1e-15  # Of the outside: q stays below 1.
-_NEWTON_STEPS, _BISECTIONS = 60, 60
+_NEWTON_STEPS = 60
 _SETTLED = 1e-8  # Newton's next step is its square.
 
 
@@ -100,21 +99,3 @@ def least_weight(kernel: Distribution, theta: Any, D: Any, eps: Any, delta: Any)
     moved = moved - jax.lax.stop_gradient(moved)
     inner = feasible & (u > LEAST_WEIGHT)
     return jnp.where(feasible, u - jnp.where(inner, moved / jnp.where(inner, slope, -1.0), 0.0), jnp.nan)
-
-
-def longest_shift(excess: Callable[..., Any], most: Any, *given: Any) -> Any:
-    """The shift s in (0, most) where excess(s, *given) rises through 0, by bisection; derivatives are implicit.
-
-    Noise c times as wide seen over a shift D is the noise seen over D/c: it meets the budget from c = D/s on.
-    """
-    still = jax.lax.stop_gradient(given)
-
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        over = excess(middle, *still) > 0
-        return jnp.where(over, ends[0], middle), jnp.where(over, middle, ends[1])
-
-    end = jax.lax.stop_gradient(jnp.asarray(most, jnp.result_type(float)))
-    s = jax.lax.fori_loop(0, _BISECTIONS, halve, (jnp.zeros_like(end), end))[0]
-    moved, slope = jax.jvp(lambda at: excess(at, *given), (s,), (jnp.ones_like(s),))
-    return s - (moved - jax.lax.stop_gradient(moved)) / jax.lax.stop_gradient(slope)

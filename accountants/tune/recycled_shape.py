@@ -8,7 +8,7 @@ from typing import Any
 from accountants import calibrate
 from accountants.calibrate.scale import rescaled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.excess import longest_shift, recycled_excess
+from accountants.tune.excess import recycled_excess
 from accountants.tune.family import Family
 from accountants.tune.recycled import recycled_symbols
 from dpkernels.distributions.base import Distribution
@@ -16,6 +16,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
+from dpkernels.roots import safe_root
 
 # The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
 _SPIKE, _THINNEST = 1e-2, 1e-8
@@ -67,7 +68,7 @@ class RecycledShape(Family):
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         shape = self._shape(parameters)
-        shift = longest_shift(_excess, 2 * self._farthest, shape, self.epsilon, self.delta)
+        shift = safe_root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def _shape(self, parameters: dict[str, Any]) -> Reweighted:
@@ -83,5 +84,6 @@ class RecycledShape(Family):
         return recycled_symbols(self.kernel, mechanism.noise)
 
 
-def _excess(shift: Any, shape: Any, eps: Any, delta: Any) -> Any:
+def _excess(shift: Any, parameters: Any) -> Any:
+    shape, eps, delta = parameters
     return recycled_excess(shape.kernel, shape.outside, shape.high, shift, eps, delta)

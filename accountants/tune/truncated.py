@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from accountants import calibrate
 from accountants.tune.domains import Between, Domain, LogBetween
-from accountants.tune.excess import longest_shift
 from accountants.tune.family import Family
 from accountants.tune.noise import check_budget
 from dpkernels.distributions.gaussian import Gaussian
@@ -20,6 +19,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
+from dpkernels.roots import safe_root
 
 
 @pytree
@@ -113,7 +113,7 @@ class TruncatedGaussian(Family):
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         shape = parameters["sigma/T"]
-        T = self.sensitivity / longest_shift(_truncated_excess, 2.0, shape, self.epsilon, self.delta)
+        T = self.sensitivity / safe_root(_truncated_excess, (shape, self.epsilon, self.delta), 0.0, 2.0)
         law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
         return Additive(law, self.sensitivity, self.epsilon, self.delta)
 
@@ -125,11 +125,12 @@ class TruncatedGaussian(Family):
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
 
 
-def _truncated_excess(s: Any, shape: Any, eps: Any, delta: Any) -> Any:
+def _truncated_excess(s: Any, parameters: Any) -> Any:
     """Z (delta(eps) - delta) of N(0, shape^2) on [-1, 1] over a shift s.
 
     The loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1).
     """
+    shape, eps, delta = parameters
     kernel = Gaussian(shape)
     b = jnp.clip(jax.lax.stop_gradient(s / 2 - shape**2 * eps / s), s - 1, 1.0)
     low, high = jnp.stack([-1.0 + 0 * s, -1.0 + 0 * s, -1.0 + 0 * s]), jnp.stack([b, b - s, 1.0 + 0 * s])
