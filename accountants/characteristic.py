@@ -51,13 +51,23 @@ class Part:
             return 0.0 * self.mu
         return jnp.where(self.losses.loss == jnp.inf, self.losses.p, 0.0).sum()
 
+    def moments(self, c: Any) -> tuple[Any, Any, Any]:
+        """K, K' and K'' of one report at a real c: log of the mass tilted by e^(c l), mean and variance of l there."""
+        if self.losses is None:
+            return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
+        log_p, loss = self.losses.finite
+        size = log_p + c * loss
+        top = jax.lax.stop_gradient(size.max())
+        tilted = jnp.exp(size - top)
+        mass = tilted.sum()
+        mean = (tilted * loss).sum() / mass
+        return top + jnp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
+
     def log_moment(self, z: Any) -> Any:
         """log E_p exp(z l), finite losses only; z of any shape, real or complex."""
         if self.losses is None:
             return z * (z + 1) * self.mu**2 / 2
-        p, loss = self.losses.p, self.losses.loss
-        real = jnp.isfinite(loss) & (p > 0)
-        log_p, loss = jnp.where(real, jnp.log(jnp.where(real, p, 1.0)), -jnp.inf), jnp.where(real, loss, 0.0)
+        log_p, loss = self.losses.finite
         x = jnp.real(z)[..., None]
         size = log_p + x * loss
         top = jax.lax.stop_gradient(size.max(-1, keepdims=True))
@@ -81,7 +91,7 @@ class Part:
         loss = jnp.where(real, loss, 0.0)
         top = jax.lax.stop_gradient(jnp.where(real, c * loss, -jnp.inf).max())
         size = jnp.where(real, p * jnp.exp(jnp.minimum(c * loss - top, 0.0)), 0.0)
-        spread = jnp.where(self.losses.spread, size, 0.0)
+        spread = jnp.where(self.losses.width > 0, size, 0.0)
         rest = jnp.hypot((spread * jnp.cos(u * loss)).sum(), (spread * jnp.sin(u * loss)).sum())
         return top + jnp.log((size - spread).sum() + rest + jnp.finfo(size.dtype).tiny)
 
@@ -99,7 +109,7 @@ def certain(parts: Parts) -> Any:
     return -jnp.expm1(sum(part.count * jnp.log1p(-part.infinite) for part in parts))
 
 
-def _bisect(rising: Any, low: Any, high: Any) -> Any:
+def _bisect(rising: Any, low: Any, high: Any, steps: int) -> Any:
     """Where an increasing function of log c changes sign."""
 
     def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
@@ -107,46 +117,46 @@ def _bisect(rising: Any, low: Any, high: Any) -> Any:
         below = rising(middle) < 0
         return jnp.where(below, middle, ends[0]), jnp.where(below, ends[1], middle)
 
-    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (low, high))
+    low, high = jax.lax.fori_loop(0, steps, halve, (low, high))
     return (low + high) / 2
 
 
 _LOWEST, _HIGHEST = np.log(1e-4), np.log(1e5)
 
 
-def _slopes(parts: Parts, c: Any) -> tuple[Any, Any, Any]:
+def slopes(parts: Parts, c: Any) -> tuple[Any, Any, Any]:
     """K, K' and K'' at a real c."""
-
-    def first(c: Any) -> Any:
-        return jax.jvp(lambda at: cumulant(parts, at), (c,), (jnp.ones_like(c),))
-
-    (value, slope), (_, bend) = jax.jvp(first, (c,), (jnp.ones_like(c),))
+    moments = [part.moments(c) for part in parts]
+    value, slope, bend = (
+        sum(part.count * each for part, each in zip(parts, column, strict=True))
+        for column in zip(*moments, strict=True)
+    )
     return value, slope, bend
 
 
-def saddle(parts: Parts, epsilon: Any) -> Any:
+def saddle(parts: Parts, epsilon: Any, steps: int = _BISECTIONS) -> Any:
     """c for one eps."""
 
     def rising(log_c: Any) -> Any:
         c = jnp.exp(log_c)
-        return _slopes(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
+        return slopes(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
 
     ends = jnp.full_like(epsilon, _LOWEST), jnp.full_like(epsilon, _HIGHEST)
-    return jnp.exp(_bisect(rising, *ends))
+    return jnp.exp(_bisect(rising, *ends, steps))
 
 
 def approximation(parts: Parts, c: Any) -> tuple[Any, Any]:
     """(log delta, eps) of the saddle-point approximation at the eps whose saddle is c."""
-    value, slope, bend = _slopes(parts, c)
+    value, slope, bend = slopes(parts, c)
     eps = slope - 1 / c - 1 / (1 + c)
     bend = bend + 1 / c**2 + 1 / (1 + c) ** 2
     return value - c * eps - jnp.log(c * (1 + c)) - jnp.log(2 * jnp.pi * bend) / 2, eps
 
 
-def saddle_of_delta(parts: Parts, log_delta: Any) -> tuple[Any, Any]:
+def saddle_of_delta(parts: Parts, log_delta: Any, steps: int = _BISECTIONS) -> tuple[Any, Any]:
     """(c, eps) at which the saddle-point approximation of log delta(eps) has this value."""
     ends = jnp.full_like(log_delta, _LOWEST), jnp.full_like(log_delta, _HIGHEST)
-    log_c = _bisect(lambda log_c: log_delta - approximation(parts, jnp.exp(log_c))[0], *ends)
+    log_c = _bisect(lambda log_c: log_delta - approximation(parts, jnp.exp(log_c))[0], *ends, steps)
     return jnp.exp(log_c), approximation(parts, jnp.exp(log_c))[1]
 
 
@@ -182,7 +192,7 @@ class Contour:
 def contour(parts: Parts, c: Any, size: tuple[int, float]) -> Contour:
     """The contour through c."""
     count, end = size
-    bend = _slopes(parts, c)[2] + 1 / c**2 + 1 / (1 + c) ** 2
+    bend = slopes(parts, c)[2] + 1 / c**2 + 1 / (1 + c) ** 2
     width = jax.lax.stop_gradient(1 / jnp.sqrt(bend))
     t = jnp.linspace(0.0, end, count + 1)
     step = jnp.full(count + 1, end / count).at[0].multiply(0.5)

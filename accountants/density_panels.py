@@ -152,10 +152,11 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
 
 
 def nodes_on(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
-    """(mass of p, mass of q, loss, whether the loss varies) at a panel's nodes, as of ``Losses``."""
+    """(mass of p, mass of q, loss, width) at a panel's nodes, as of ``Losses``."""
     p, q = log_densities(piece, logs, start + (end - start) * NODES)
     loss = log_ratio(p, q)
     finite = loss[np.isfinite(loss)]
     flat = not len(finite) or np.ptp(finite) <= 1e-13 * (1 + np.abs(finite).max())
     weight = (end - start) * _WEIGHTS
-    return weight * np.exp(p), weight * np.exp(q), loss, np.full(loss.shape, not flat)
+    width = np.abs(np.gradient(np.where(np.isfinite(loss), loss, 0.0)))
+    return weight * np.exp(p), weight * np.exp(q), loss, np.zeros(loss.shape) if flat else width

@@ -23,21 +23,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants import characteristic, serial
+from accountants import characteristic, fourier, serial
 from accountants import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
 from accountants.bracket import Bracket
 from accountants.characteristic import ConvergenceError, Parts
 from accountants.density_pairs import Densities
 from accountants.hockey_stick import as_float64, profile
 from accountants.pairs import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
+from accountants.profile import epsilon_of, solved
 from accountants.replacement import check_replaceable
 from accountants.terms import ADJACENCIES, Term, both_ways, neighbouring, one_adjacency, part_of, with_mirror
 from dpkernels import checks
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
-
-# How far the upper end of a bracket may be from the lower one where it stands in for a number.
-_NEAR = 1e-3
 
 
 @pytree
@@ -51,14 +49,20 @@ class Guarantee:
 
     terms: tuple[Term, ...]
 
-    def repeat(self, count: int) -> Guarantee:
+    def repeat(self, count: Any) -> Guarantee:
         """The same ``count`` times.
+
+        Args:
+            count: a positive whole number; or a JAX one, which need not be whole, so that values have a derivative in
+                it: that of the power of the law's transform. It says something where the sum of losses is smooth;
+                reports with few different losses jump from count to count.
 
         Raises:
             TypeError: count is not a whole number.
             ValueError: it is not positive.
         """
-        n = checks.whole("count", count, 1, 1 << 40)
+        n = count if isinstance(count, jax.Array) else checks.whole("count", count, 1, 1 << 40)
+        checks.positive("count", n)
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
     def compose(self, *others: Guarantee) -> Guarantee:
@@ -102,66 +106,64 @@ class Guarantee:
     def delta(self, epsilon: Any) -> Any:
         """The least delta at eps.
 
-        By characteristic function, precise to about 1e-9 relatively; one unsampled report by its exact profile.
-        Where the contour does not converge (few reports whose losses have large atoms, asymmetric noise), the
-        upper end of a bracket within 1e-3 of the lower one.
+        By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
+        profile: precise to about 1e-9 relatively, and 1e-6 where few reports meet a delta that only their largest
+        losses do, or two pairs are the worst (asymmetric noise).
 
         Args:
             epsilon: eps >= 0, any shape.
 
         Returns:
-            A float for a number, else NumPy float64; JAX for JAX arguments, differentiable, NaN where it does not
-            converge.
+            A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, the count, the rate
+            and every parameter of the mechanism. Use 64 bits: tails of sums are lost in 32.
 
         Raises:
             ValueError: epsilon out of range.
-            ConvergenceError: neither the contour nor the bracket is good enough.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._read("delta", epsilon, _exact_delta, lambda eps: self.bracket(epsilon=eps))
+        return self._read("delta", epsilon, profile)
 
     def epsilon(self, delta: Any) -> Any:
-        """The least eps >= 0 at delta; as ``delta``.
+        """The least eps >= 0 at delta; as ``delta``; inf where no eps will do.
+
+        Derivatives are implicit. JAX values are inf too where floats do not tell which eps.
 
         Raises:
             ValueError: delta is not in (0, 1).
-            ConvergenceError: neither the contour nor the bracket is good enough.
+            ConvergenceError: floats do not tell which eps, as at deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        return self._read("epsilon", delta, _exact_epsilon, lambda at: self.bracket(delta=at))
+        found = self._read("epsilon", delta, _exact_epsilon)
+        if namespace(found) is np and np.any(np.isinf(found) & (self._certain < delta)):
+            raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
+        return found
 
-    def _read(self, what: str, at: Any, exact: Callable[..., Any], bracket: Callable[[float], Any]) -> Any:
-        if namespace(at, *jax.tree.leaves(self)) is jnp:
-            values, good = _contour(self, floating(jnp.asarray(at)), what, characteristic.MIDDLE)
-            # Times NaN rather than a choice of it: derivatives are NaN too.
-            return values * jnp.where(good, 1.0, jnp.nan)
+    def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
+        """The value, by one of the ways there are."""
         if self._is_single:
-            return exact(self, at)
-        points = np.asarray(at, np.float64)
-        values = self.converged(what, points)
-        for place in np.argwhere(np.isnan(values)):
-            low, high = bracket(float(points[tuple(place)]))
-            if low != high and not (high < np.inf and high - low <= _NEAR * high + 1e-12):
-                raise ConvergenceError(f"at {points[tuple(place)]:g}: no value, only a bracket [{low:.9g}, {high:.9g}]")
-            values[tuple(place)] = high
-        return float(values) if values.ndim == 0 else values
+            return _plain(exact(both_ways(self.terms[0].pairs), at))
+        return self._composed(what, at)
 
-    def converged(self, what: str, points: np.ndarray) -> np.ndarray:
-        """Values on the smallest contour that converges for all, else NaN for those that do not."""
+    def _composed(self, what: str, at: Any) -> Any:
+        if namespace(at, *jax.tree.leaves(self)) is jnp:
+            return _values(self, floating(jnp.asarray(at)), what)
         with jax.enable_x64(True):
-            for size in (characteristic.SMALL, characteristic.MIDDLE, characteristic.LARGE):
-                values, good = (np.array(part) for part in _contour(as_float64(self), points, what, size))
-                if good.all():
-                    break
-        return np.where(good, values, np.nan)
+            return _plain(np.array(_values(as_float64(self), np.asarray(at, np.float64), what)))
+
+    @property
+    def _certain(self) -> float:
+        """The probability that some loss is infinite."""
+        with jax.enable_x64(True):
+            return max(float(characteristic.certain(parts)) for parts in as_float64(self).directions())
 
     @property
     def _is_single(self) -> bool:
-        return len(self.terms) == 1 and self.terms[0].count == 1 and self.terms[0].rate is None
+        (term, *others) = self.terms
+        return not others and term.rate is None and not isinstance(term.count, jax.Array) and term.count == 1
 
-    def directions(self) -> tuple[Parts, ...]:
-        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays."""
-        return tuple(tuple(part_of(term, added) for term in self.terms) for added in self.ways)
+    def directions(self, panels: int = 0) -> tuple[Parts, ...]:
+        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
+        return tuple(tuple(part_of(term, added, panels) for term in self.terms) for added in self.ways)
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -186,12 +188,7 @@ class Guarantee:
     def renyi(self, order: Any) -> Any:
         """The Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
         checks.within("order", order, np.nextafter(1.0, 2.0), np.inf)
-        if namespace(order, *jax.tree.leaves(self)) is jnp:
-            return _contour(self, floating(jnp.asarray(order)), "renyi", characteristic.SMALL)[0]
-        with jax.enable_x64(True):
-            points = np.asarray(order, np.float64)
-            values = np.array(_contour(as_float64(self), points, "renyi", characteristic.SMALL)[0])
-        return float(values) if values.ndim == 0 else values
+        return self._composed("renyi", order)
 
     def trade_off(self, alpha: Any) -> Any:
         """The least type II error of a test of level alpha: max over eps of the two lines each (eps, delta) gives."""
@@ -267,34 +264,31 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 
 
-_READINGS: dict[str, Callable[..., tuple[Any, Any]]] = {
-    "delta": characteristic.delta_at,
-    "epsilon": characteristic.epsilon_at,
-    "renyi": lambda parts, order, _: (characteristic.renyi(parts, order), jnp.bool_(True)),
+# How each is read, and the panels that its nodes are on.
+_READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
+    "delta": (fourier.delta_at, fourier.PANELS),
+    "epsilon": (fourier.epsilon_at, fourier.PANELS),
+    "renyi": (characteristic.renyi, 0),
 }
 
 
-@partial(jax.jit, static_argnames=("what", "size"))
-def _contour(made: Guarantee, at: Any, what: str, size: tuple[int, float]) -> tuple[Any, Any]:
-    """(largest value over both directions, whether it has converged), point by point."""
-    directions = made.directions()
+@partial(jax.jit, static_argnames=("what",))
+def _values(made: Guarantee, at: Any, what: str) -> Any:
+    """The largest value over both directions, point by point."""
+    read, panels = _READINGS[what]
+    directions = jax.tree.map(lambda *ways: jnp.stack(jnp.broadcast_arrays(*ways)), *made.directions(panels))
 
-    def one(point: Any) -> tuple[Any, Any]:
-        values, good = zip(*(_READINGS[what](parts, point, size) for parts in directions), strict=True)
-        return jnp.stack(values).max(0), jnp.stack(good).all(0)
+    def one(point: Any) -> Any:
+        return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
 
-    if jnp.ndim(at) == 0:
-        return one(at)
-    values, good = jax.lax.map(one, at.ravel())
-    return values.reshape(at.shape), good.reshape(at.shape)
+    return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
 
-def _exact_delta(made: Guarantee, epsilon: Any) -> Any:
-    value = profile(both_ways(made.terms[0].pairs), epsilon)
-    return float(value) if np.ndim(value) == 0 else value
+def _exact_epsilon(pairs: tuple[Any, ...], delta: Any) -> Any:
+    if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
+        return solved(pairs, floating(jnp.asarray(delta)))
+    return epsilon_of(pairs, delta)
 
 
-def _exact_epsilon(made: Guarantee, delta: Any) -> Any:
-    from accountants.profile import epsilon_of
-
-    return epsilon_of(both_ways(made.terms[0].pairs), delta)
+def _plain(value: Any) -> Any:
+    return float(value) if namespace(value) is np and np.ndim(value) == 0 else value

@@ -1,6 +1,6 @@
 """Which noise for the counts of a histogram: Gaussian or Laplace (Cesar & Rogers 2021, Lemmas 6.1 to 6.3).
 
-The source was at hand through the project's notes only: which lemma is which is the notes' reading.
+Lemma 6.1 is the analytic Gaussian of all counts together, 6.2 Laplace noise, 6.3 Gaussian noise as zCDP.
 
 Neighbouring, throughout: at most D0 counts differ (l0 sensitivity), by at most Dinf each (linf sensitivity). Guarantees
 are those of the laws of noise, in real arithmetic.
@@ -27,7 +27,7 @@ MOST_COUNTS = 10**6
 
 
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:
-    """rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count (Cesar & Rogers 2021, Lemma 6.1).
+    """rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count (Cesar & Rogers 2021, Lemma 6.3).
 
     Neighbouring: at most D0 counts differ, by at most Dinf each, so that the l2 sensitivity is sqrt(D0) Dinf.
 
@@ -39,7 +39,7 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 
 
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
-    """delta at eps of Laplace noise of scale b on every count (Cesar & Rogers 2021, Lemmas 6.2 and 6.3).
+    """delta at eps of Laplace noise of scale b on every count (Cesar & Rogers 2021, Lemma 6.2).
 
     Neighbouring as for ``gaussian_histogram_rho``. Each of the D0 counts is (Dinf/b)-DP, and ``pure_delta`` is the
     least that follows from that; the noise being Laplace, the true delta is lower.

@@ -59,10 +59,25 @@ def lattice_sums(mass: Any, step: Any) -> tuple[Any, Any]:
     B by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
     """
     xp = namespace(mass, step)
-    B, step, shift = mass, xp.expand_dims(step, -1), 1
-    while shift < mass.shape[-1]:
-        B, shift = B + xp.exp(-shift * step) * _delayed(B, shift), 2 * shift
-    return B, _delayed(-xp.expm1(-step) * xp.cumsum(B, -1), 1)
+    B = decayed(mass, step)
+    return B, _delayed(-xp.expm1(-xp.expand_dims(step, -1)) * xp.cumsum(B, -1), 1)
+
+
+def decayed(mass: Any, step: Any) -> Any:
+    """Sum over j <= s of mass(j) e^-((s - j) step), by doubling."""
+    xp, size = namespace(mass, step), mass.shape[-1]
+    step, place = xp.expand_dims(step, -1), np.arange(size)
+
+    def double(k: Any, B: Any) -> Any:
+        shift = 2**k
+        return B + xp.where(place >= shift, xp.exp(-shift * step) * xp.roll(B, shift, -1), 0.0)
+
+    doublings = (size - 1).bit_length()
+    if xp is jnp:
+        return jax.lax.fori_loop(0, doublings, double, mass)
+    for k in range(doublings):
+        mass = double(k, mass)
+    return mass
 
 
 def _delayed(values: Any, shift: int) -> Any:

@@ -26,6 +26,8 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 REACH, _PANELS = 18.0, 30
 # Panels of a piece of other laws.
 _FEW = 4
+# Where e^loss is next to overflow, or soon is.
+_LARGE = 30.0
 
 
 @pytree
@@ -37,28 +39,44 @@ class Losses:
         p: mass under p.
         q: mass under q.
         loss: log p/q; inf where q = 0, -inf where p = 0.
-        spread: whether an outcome stands for a range of losses; if not it is an atom.
+        width: how wide the range of losses is that an outcome stands for, about; 0 of an atom.
     """
 
     p: Any
     q: Any
     loss: Any
-    spread: Any
+    width: Any
 
     def mirrored(self) -> Losses:
         """The pair (q, p)."""
-        return Losses(self.q, self.p, -self.loss, self.spread)
+        return Losses(self.q, self.p, -self.loss, self.width)
 
     def scaled(self, weight: Any) -> Losses:
         """The same outcomes, ``weight`` times as likely."""
-        return Losses(weight * self.p, weight * self.q, self.loss, self.spread)
+        return Losses(weight * self.p, weight * self.q, self.loss, self.width)
+
+    def capped(self, cap: Any) -> Losses:
+        """The same at every eps up to the cap: of a larger loss (p, q) becomes (e^cap q, q), and the rest is infinite.
+
+        Composed it is the same as long as all other losses together are eps - cap at least.
+        """
+        above = jnp.isfinite(self.loss) & (self.loss > cap)
+        down = jnp.where(above, cap - self.loss, 0.0)
+        kept = self.p * jnp.exp(down)
+        # Not p less what is kept, whose rounding counts n times.
+        lost = (self.p * -jnp.expm1(down)).sum(keepdims=True)
+        finite = Losses(kept, self.q, jnp.where(above, cap, self.loss), jnp.where(above, 0.0, self.width))
+        return joined([finite, Losses(lost, 0 * lost, lost + jnp.inf, 0 * lost)])
 
     def sampled(self, rate: Any) -> Losses:
         """The pair (r p + (1 - r) q, q): whoever tells the two apart is in a Poisson sample with probability r."""
         loss = self._finite
-        there = jnp.log1p(rate * jnp.expm1(loss))
+        large = loss > _LARGE
+        near = jnp.log1p(rate * jnp.expm1(jnp.where(large, 0.0, loss)))
+        there = jnp.where(large, loss + jnp.log(rate + (1 - rate) * jnp.exp(-jnp.where(large, loss, 0.0))), near)
         sampled = jnp.where(jnp.isfinite(self.loss), there, jnp.where(self.loss > 0, jnp.inf, jnp.log1p(-rate)))
-        return Losses(rate * self.p + (1 - rate) * self.q, self.q, sampled, self.spread)
+        width = self.width * rate * jnp.exp(loss - there)
+        return Losses(rate * self.p + (1 - rate) * self.q, self.q, sampled, width)
 
     def both_ways(self) -> Losses:
         """The pair whose profile is the larger of this pair's and its mirror's, where that is this one's at eps >= 0.
@@ -69,9 +87,15 @@ class Losses:
         positive = self.loss > 64 * jnp.finfo(self.loss.dtype).eps
         p, q = jnp.where(positive, self.p, 0.0), jnp.where(positive, self.q, 0.0)
         rest = 1 - p.sum(keepdims=True) - q.sum(keepdims=True)
-        nothing = Losses(rest, rest, 0 * rest, rest != rest)
-        there = Losses(p, q, self.loss, self.spread)
+        nothing = Losses(rest, rest, 0 * rest, 0 * rest)
+        there = Losses(p, q, self.loss, self.width)
         return joined([there, there.mirrored(), nothing])
+
+    @property
+    def finite(self) -> tuple[Any, Any]:
+        """(log p, loss) with no mass and no loss where the loss is infinite."""
+        real = jnp.isfinite(self.loss) & (self.p > 0)
+        return jnp.where(real, jnp.log(jnp.where(real, self.p, 1.0)), -jnp.inf), jnp.where(real, self.loss, 0.0)
 
     @property
     def _finite(self) -> Any:
@@ -87,8 +111,13 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
 
 
 @singledispatch
-def losses(pair: Any) -> Losses:
+def losses(pair: Any, panels: int = 0) -> Losses:
     """The nodes of a pair.
+
+    Args:
+        pair: any pair.
+        panels: how many panels of 16 nodes the pieces whose loss varies share, at least one each; by default as few as
+            smooth functions of the loss need.
 
     Raises:
         TypeError: a pair of an unknown type.
@@ -97,16 +126,16 @@ def losses(pair: Any) -> Losses:
 
 
 @losses.register
-def _(pair: Atoms) -> Losses:
+def _(pair: Atoms, panels: int = 0) -> Losses:
     p, q = (floating(jnp.asarray(mass)) for mass in (pair.p, pair.q))
     both = (p > 0) & (q > 0)
     loss = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
-    return Losses(p, q, jnp.where(both, loss, jnp.where(p > 0, jnp.inf, -jnp.inf)), p < 0)
+    return Losses(p, q, jnp.where(both, loss, jnp.where(p > 0, jnp.inf, -jnp.inf)), 0 * p)
 
 
 @losses.register
-def _(pair: Mixed) -> Losses:
-    first, second, w = losses(pair.first), losses(pair.second), pair.weight
+def _(pair: Mixed, panels: int = 0) -> Losses:
+    first, second, w = losses(pair.first, panels), losses(pair.second, panels), pair.weight
     return joined([first.scaled(w), second.scaled(1 - w)])
 
 
@@ -116,9 +145,9 @@ def joined(parts: Sequence[Losses]) -> Losses:
 
 
 @losses.register
-def _(pair: Shifted) -> Losses:
+def _(pair: Shifted, panels: int = 0) -> Losses:
     single, pieces, bend = shifted_pieces(pair)
-    return single if pair.noise.law.degree == 0 else joined([single, _sloped(pair, pieces, bend)])
+    return single if pair.noise.law.degree == 0 else joined([single, _sloped(pair, pieces, bend, panels)])
 
 
 def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
@@ -128,48 +157,60 @@ def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
     if law.degree == 0:
         p = jnp.exp(pieces.log_p) * pieces.width * step_copies(pair, pieces.at)
         q = jnp.where(jnp.isfinite(pieces.loss), p * jnp.exp(-pieces.loss), 0.0)
-        return Losses(p, q, pieces.loss, p < 0), pieces, bend
+        return Losses(p, q, pieces.loss, 0 * p), pieces, bend
     flat = (pieces.slope == 0) & (pieces.width > 0)
     p = pieces.weight_p * law.mass(pieces.left, pieces.right)
     q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
     p, q = jnp.where(flat, p, 0.0), jnp.where(flat, q, 0.0)
-    return Losses(p, q, pieces.loss, p < 0), pieces, bend
+    return Losses(p, q, pieces.loss, 0 * p), pieces, bend
 
 
-def _sloped(pair: Shifted, pieces: Pieces, bend: Any) -> Losses:
+def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int) -> Losses:
     """Panels of the pieces whose loss is not constant."""
-    left, right, panels, D = pieces.left, pieces.right, _FEW, pair.shift
+    left, right, D, few = pieces.left, pieces.right, pair.shift, _FEW
     if pair.noise.law.degree == 2:
         reach = REACH / jnp.sqrt(bend)
         low, high = jnp.minimum(0.0, D) - reach, jnp.maximum(0.0, D) + reach
-        left, right, panels = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, _PANELS // len(left))
+        left, right, few = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, _PANELS // len(left))
     present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
     left, right = jnp.where(present, left, 0.0), jnp.where(present, right, 1.0)
-    share, weight = panel_rule(panels, left)
+    share, weight = panel_rule(max(1, panels // len(left)) if panels else few, left, dense=panels > 0 and len(left) > 1)
     x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
     log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2
     loss = jnp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
     weight = jnp.where(present, right - left, 0.0)[:, None] * weight
-    spread = present[:, None] & (x == x)
-    return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, spread)))
+    width = range_of(loss)
+    return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, width)))
 
 
-def panel_rule(panels: int, value: Any) -> tuple[Any, Any]:
-    """Nodes and weights on [0, 1] of so many panels, in the type of a value."""
-    nodes = (np.arange(panels)[:, None] + _NODES).ravel() / panels
-    return like(nodes, value), like(np.tile(_WEIGHTS / panels, panels), value)
+def range_of(loss: Any) -> Any:
+    """About how wide the range is that a node stands for, of nodes along the last axis."""
+    return jnp.abs(jnp.asarray(jnp.gradient(jax.lax.stop_gradient(loss), axis=-1)))
+
+
+def panel_rule(panels: int, value: Any, *, dense: bool = False) -> tuple[Any, Any]:
+    """Nodes and weights on [0, 1] of so many panels, in the type of a value.
+
+    Dense ones come quadratically near to both ends, by t = s^2 (3 - 2 s): sums of few reports may be as near to where
+    losses end.
+    """
+    s = (np.arange(panels)[:, None] + _NODES).ravel() / panels
+    weights = np.tile(_WEIGHTS / panels, panels)
+    if dense:
+        s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
+    return like(s, value), like(weights, value)
 
 
 @losses.register
-def _(pair: Placed) -> Losses:
+def _(pair: Placed, panels: int = 0) -> Losses:
     p, q, ends = whole(pair)
-    share, weight = panel_rule(_FEW, ends)
+    share, weight = panel_rule(max(1, panels // (len(ends) - 1)) if panels else _FEW, ends, dense=panels > 0)
     width = jnp.diff(ends)
     v = ends[:-1, None] + width[:, None] * share
     weight = width[:, None] * weight
     loss = jnp.log(p(v)) - jnp.log(q(v))
     atomic = jnp.ptp(loss, axis=1, keepdims=True) <= 1e-13 * (1 + jnp.abs(loss))
-    return Losses(*map(jnp.ravel, (weight * p(v), weight * q(v), loss, ~atomic)))
+    return Losses(*map(jnp.ravel, (weight * p(v), weight * q(v), loss, jnp.where(atomic, 0.0, range_of(loss)))))
 
 
 def whole(pair: Placed) -> tuple[Any, Any, Any]:

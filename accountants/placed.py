@@ -138,8 +138,10 @@ def _rate(pieces: _Densities, v: Any) -> Any:
 def _runs(pieces: _Densities, cells: int, most: int) -> _Runs:
     ends = jnp.concatenate([pieces.left[None], _turns(pieces, cells, most), pieces.right[None]])
     left, right = ends[:-1].ravel(), ends[1:].ravel()
-    near, far = (_loss(pieces, v) for v in _inside(left, right))
-    falling, width = near >= far, right - left
+    width = right - left
+    # Next to an empty run there may be no density, and no loss that has a derivative.
+    near, far = (_loss(pieces, jnp.where(width <= 0, pieces.left[0], v)) for v in _inside(left, right))
+    falling = near >= far
     top, loss = jnp.where(falling, left, right), jnp.where(width <= 0, -jnp.inf, jnp.maximum(near, far))
     return _Runs(top, jnp.where(falling, width, -width), loss)
 

@@ -72,7 +72,7 @@ def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
         pairs = worst_pairs(mechanism, sensitivity)
         target = floating(jnp.asarray(delta))
-        return jnp.where(target > 0, _solve(pairs, jnp.where(target > 0, target, 0.5)), _pure_level(pairs))
+        return jnp.where(target > 0, solved(pairs, jnp.where(target > 0, target, 0.5)), _pure_level(pairs))
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
@@ -114,7 +114,7 @@ def _pure_level(pairs: tuple[Any, ...]) -> Any:
 def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:
     """The root, moved up by floats until the profile agrees."""
     with jax.enable_x64(True):
-        eps = np.array(_solve(as_float64(pairs), target))
+        eps = np.array(solved(as_float64(pairs), target))
     step = np.spacing(eps)
     while np.any(high := np.isfinite(eps) & (profile(pairs, eps) > target)):
         eps, step = np.where(high, eps + step, eps), 2 * step
@@ -123,7 +123,7 @@ def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:
 
 @jax.custom_jvp
 @jax.jit
-def _solve(pairs: tuple[Any, ...], delta: Any) -> Any:
+def solved(pairs: tuple[Any, ...], delta: Any) -> Any:
     """Bisection on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
     at, top = curve(pairs), cap(delta.dtype)
 
@@ -138,10 +138,10 @@ def _solve(pairs: tuple[Any, ...], delta: Any) -> Any:
     return jnp.where(at(ends[1]) <= delta, eps, jnp.inf)
 
 
-@_solve.defjvp
+@solved.defjvp
 def _implicit_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
     pairs, delta = primals
-    eps = _solve(pairs, delta)
+    eps = solved(pairs, delta)
     inside = (eps > 0) & jnp.isfinite(eps)
     point = jnp.where(inside, eps, 1.0)
     _, moved = jax.jvp(lambda p: curve(p)(point), (pairs,), (tangents[0],))

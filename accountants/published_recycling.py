@@ -23,8 +23,11 @@ from dpkernels.roots import lowest, safe_root
 def published_weight(kernel: Distribution, theta: Any, sensitivity: Any) -> Any:
     """W = P(-theta <= N <= theta < N + D): a report within theta for one input is outside for its neighbour.
 
-    Reconstructed: the derivations name W without defining it. This W, and none of the others tried, gives Algorithm
-    1's q = 0.729 and all five acceptances of the published algorithms in the module's table.
+    Jiang 2024, eq. 7, with tl = -theta, tu = theta and F the kernel's cdf:
+
+        W = max(F(min(tl + D, tu)) - F(tl), F(tu + D) - F(max(tu, tl + D)))
+
+    For an even kernel that falls from 0 the first is the larger, and equal to the probability above.
     """
     xp = namespace(theta, sensitivity)
     return kernel.mass(xp.maximum(theta - sensitivity, -theta), theta)
@@ -129,8 +132,8 @@ def published_composition(
 ) -> float:
     """Jiang 2024, Algorithm 3: delta(eps) of T recycled reports, sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq).
 
-    Reconstructed from the published profile: T independent kernel losses, and a binomial number of recycling losses
-    Lq = -ln(1 - q). **Unsound and wasteful** where the profile is: the losses of one report are not independent.
+    T independent kernel losses, and a binomial number of recycling losses Lq = -ln(1 - q). **Unsound and wasteful**
+    where the profile is: the losses of one report are not independent.
 
     Args:
         kernel_profile: delta_T, of T kernel reports composed; for a Gaussian kernel

@@ -34,7 +34,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.hockey_stick import as_float64
-from accountants.losses import REACH, Losses, joined, log_ratio, losses, panel_rule
+from accountants.losses import REACH, Losses, joined, log_ratio, losses, panel_rule, range_of
 from accountants.mirrors import asymmetry
 from accountants.noise_sticks import step_copies
 from accountants.pairs import Atoms, Shifted
@@ -73,13 +73,13 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 
 @singledispatch
-def replaced_losses(pair: Any, rate: Any) -> Losses:
-    """The nodes of the worst pair, of a pair of inputs without samples; JAX arrays."""
-    return _bounded_losses(pair, rate)
+def replaced_losses(pair: Any, rate: Any, panels: int = 0) -> Losses:
+    """The nodes of the worst pair, of a pair of inputs without samples; JAX arrays; panels as of ``losses``."""
+    return _bounded_losses(pair, rate, panels)
 
 
-def _bounded_losses(pair: Any, rate: Any) -> Losses:
-    whole = losses(pair).sampled(rate).both_ways()
+def _bounded_losses(pair: Any, rate: Any, panels: int) -> Losses:
+    whole = losses(pair, panels).sampled(rate).both_ways()
     return whole.scaled(jnp.where(asymmetry(pair) <= _TRACED, 1.0, jnp.nan))
 
 
@@ -97,8 +97,8 @@ def _bounded_spectrum(pair: Any, rate: float) -> Spectrum:
 
 
 @replaced_losses.register
-def _(pair: Atoms, rate: Any) -> Losses:
-    return _bounded_losses(pair, rate) if pair.moved is None else losses(_three(pair, rate))
+def _(pair: Atoms, rate: Any, panels: int = 0) -> Losses:
+    return _bounded_losses(pair, rate, panels) if pair.moved is None else losses(_three(pair, rate))
 
 
 @replaced_spectrum.register
@@ -157,8 +157,8 @@ class _Laws:
 
 
 @replaced_losses.register
-def _(pair: Shifted, rate: Any) -> Losses:
-    return (_of_steps, _of_exponentials, _of_gaussians)[pair.noise.law.degree](pair, _Laws.of(pair, rate))
+def _(pair: Shifted, rate: Any, panels: int = 0) -> Losses:
+    return (_of_steps, _of_exponentials, _of_gaussians)[pair.noise.law.degree](pair, _Laws.of(pair, rate), panels)
 
 
 def _ends(pair: Shifted) -> Any:
@@ -167,30 +167,33 @@ def _ends(pair: Shifted) -> Any:
     return jnp.sort(jnp.concatenate([knots - D, knots, knots + D]))
 
 
-def _of_steps(pair: Shifted, laws: _Laws) -> Losses:
+def _of_steps(pair: Shifted, laws: _Laws, panels: int = 0) -> Losses:
     ends = _ends(pair)
     at = (ends[:-1] + ends[1:]) / 2
     mass = width_between(ends[:-1], ends[1:], laws.D) * step_copies(pair, at)
     loss = laws.loss(at)
-    return Losses(mass * jnp.exp(laws.log_p(at)), mass * jnp.exp(laws.log_q(at)), loss, loss != loss)
+    return Losses(mass * jnp.exp(laws.log_p(at)), mass * jnp.exp(laws.log_q(at)), loss, 0 * mass)
 
 
-def _of_exponentials(pair: Shifted, laws: _Laws) -> Losses:
+def _of_exponentials(pair: Shifted, laws: _Laws, panels: int) -> Losses:
     """Beyond all knots the loss is constant."""
-    return joined([_between(_ends(pair), laws, _PANELS), _outer(laws, knots_of(pair).max())])
+    ends = _ends(pair)
+    return joined(
+        [_between(ends, laws, max(_PANELS, panels // (len(ends) - 1)), panels > 0), _outer(laws, knots_of(pair).max())]
+    )
 
 
 def _outer(laws: _Laws, last: Any) -> Losses:
     p, q = (mass[None] for mass in laws.beyond(last))
     some = q > 0
     loss = jnp.where(some, jnp.log(jnp.where(some, p, 1.0)) - jnp.log(jnp.where(some, q, 1.0)), 0.0)
-    upper = Losses(p, q, loss, some != some)
+    upper = Losses(p, q, loss, 0 * p)
     return joined([upper, upper.mirrored()])
 
 
-def _of_gaussians(pair: Shifted, laws: _Laws) -> Losses:
+def _of_gaussians(pair: Shifted, laws: _Laws, panels: int) -> Losses:
     ends = _within_reach(pair, laws)
-    return _between(ends, laws, max(12, _GAUSSIAN_PANELS // (len(ends) - 1)))
+    return _between(ends, laws, max(12, max(panels, _GAUSSIAN_PANELS) // (len(ends) - 1)), panels > 0 and len(ends) > 2)
 
 
 def _within_reach(pair: Shifted, laws: _Laws) -> Any:
@@ -201,16 +204,16 @@ def _within_reach(pair: Shifted, laws: _Laws) -> Any:
     return jnp.concatenate([-limit, jnp.clip(_ends(pair), -limit, limit), limit])
 
 
-def _between(ends: Any, laws: _Laws, panels: int) -> Losses:
+def _between(ends: Any, laws: _Laws, panels: int, dense: bool) -> Losses:
     """Nodes between knots."""
-    share, weight = panel_rule(panels, ends)
+    share, weight = panel_rule(panels, ends, dense=dense)
     width = width_between(ends[:-1], ends[1:], laws.D)[:, None]
     y = ends[:-1, None] + width * share
     loss = laws.loss(y)
     finite = jnp.where(jnp.isfinite(loss), loss, 0.0)
     flat = jnp.ptp(finite, axis=1, keepdims=True) <= 1e-13 * (1 + jnp.abs(finite))
     p, q = (width * weight * jnp.exp(log(y)) for log in (laws.log_p, laws.log_q))
-    return Losses(*map(jnp.ravel, (p, q, loss, ~flat)))
+    return Losses(*map(jnp.ravel, (p, q, loss, jnp.where(flat, 0.0, range_of(finite)))))
 
 
 @replaced_spectrum.register

@@ -13,6 +13,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from accountants import pure
@@ -20,6 +22,7 @@ from accountants.pairs import Atoms, take_none, worst_pairs
 from dpkernels.exact.optimal_form import ExactRows
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal import Optimal, largest_ratio
+from dpkernels.numerics import namespace
 
 # Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.
 _DOTS, _LARGE = 256, 1 << 22
@@ -48,7 +51,23 @@ def _(mechanism: Optimal, sensitivity: Any = None) -> tuple[Any, ...]:
     Neighbours are those of the mechanism, of its own sensitivity.
     """
     take_none(sensitivity)
+    if namespace(mechanism.probabilities) is jnp:
+        return (_traced(mechanism),)
     return (_of_mechanism(mechanism),)
+
+
+def _traced(mechanism: Optimal) -> Atoms:
+    """The same of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    p, cells = mechanism.probabilities, mechanism.cells
+    ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
+    t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
+
+    def largest(at: Any) -> Any:
+        pairs = [pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:]))]
+        return jnp.stack([jnp.maximum(x - at * y, 0.0).sum(1).max() for x, y in pairs]).max()
+
+    f = jnp.append(jax.lax.map(largest, t[:-1]), 0.0)
+    return replace(_of_dots(t, f), near=mechanism.sensitivity is not None)
 
 
 @lru_cache(maxsize=32)
@@ -77,18 +96,17 @@ def _(mechanism: CentralPiecewise, sensitivity: Any = None) -> tuple[Any, ...]:
     Masses between neighbouring ends of steps, on the scale v of the mechanism; the input is anywhere.
     """
     take_none(sensitivity)
-    r, (windows, base) = np.asarray(mechanism.half_widths, float), mechanism.masses
-    d = 2 * float(mechanism.sensitivity) / float(mechanism.upper - mechanism.lower)
-    far = float(mechanism.reach)
-    d = min(d, 2.0)
-    ends = np.unique(
-        np.clip(np.concatenate([-r, r, d - r, d + r, [d / 2 - far, d / 2 + far]]), d / 2 - far, d / 2 + far)
-    )
-    middles, widths = (ends[1:] + ends[:-1]) / 2, np.diff(ends)
+    xp = namespace(*jax.tree.leaves(mechanism))
+    r, (windows, base), far = mechanism.half_widths, mechanism.masses, mechanism.reach
+    d = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
+    lowest, highest = d / 2 - far, d / 2 + far
+    knots = xp.concatenate([-r, r, d - r, d + r, xp.stack([lowest, highest])])
+    ends = xp.sort(xp.clip(knots, lowest, highest))
+    middles, widths = (ends[1:] + ends[:-1]) / 2, xp.diff(ends)
 
-    def masses(at: float) -> np.ndarray:
-        inside = np.abs(middles[:, None] - at) < r
-        return widths * (inside @ (np.asarray(windows) / (2 * r)) + float(base) / (2 * far))
+    def masses(at: Any) -> Any:
+        inside = xp.abs(middles[:, None] - at) < r
+        return widths * ((inside * (windows / (2 * r))).sum(-1) + base / (2 * far))
 
     return (Atoms(masses(0.0), masses(d), near=True),)
 
@@ -102,12 +120,16 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) for at in t[:-1]], 0.0)
     kept = _corners(t, f)
-    t, f = t[kept], f[kept]
-    slopes = np.append(np.diff(f) / np.diff(t), 0.0)
-    q = np.maximum(np.diff(slopes), 0.0)
+    return _of_dots(t[kept], f[kept])
+
+
+def _of_dots(t: Any, f: Any) -> Atoms:
+    xp = namespace(t, f)
+    slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
+    q = xp.maximum(xp.diff(slopes), 0.0)
     high = t[1:] * q
-    rest = max(0.0, 1 - q.sum() - high.sum())
-    return Atoms(np.concatenate([q[::-1], [rest], high]), np.concatenate([high[::-1], [rest], q]))
+    rest = xp.maximum(1 - q.sum() - high.sum(), 0.0)[None]
+    return Atoms(xp.concatenate([q[::-1], rest, high]), xp.concatenate([high[::-1], rest, q]))
 
 
 def _dots(p: np.ndarray, cells: int) -> np.ndarray:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from accountants.characteristic import Part
 from accountants.density_pairs import Densities
+from accountants.deposits import highest
 from accountants.losses import Losses, losses
 from accountants.mirrors import asymmetry, mirror
 from accountants.pairs import Atoms, Shifted
@@ -87,23 +87,28 @@ def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*pairs, *(mirror(pair) for pair in pairs if isinstance(pair, _TWO_WAYS)))
 
 
-def part_of(term: Term, added: bool) -> Part:
+def part_of(term: Term, added: bool, panels: int = 0) -> Part:
     """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
 
-    Of two pairs (asymmetric noise) the choice may differ from report to report: such a term has no nodes, and NaN
-    tells that the contour cannot be used.
+    Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
     """
-    (pair, *others) = term.pairs
-    if term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian):
+    if is_gaussian(term):
+        (pair,) = term.pairs
         return Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count)
-    nodes = _nodes(pair, term)
-    if others:
-        nodes = jax.tree.map(lambda leaf: leaf * jnp.nan, nodes)
-    nodes = nodes.mirrored() if added else nodes
+    several = [_nodes(pair, term, panels) for pair in term.pairs]
+    nodes = highest([one.mirrored() for one in several] if added else several)
     return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)
 
 
-def _nodes(pair: Any, term: Term) -> Losses:
+def is_gaussian(term: Term) -> bool:
+    """Whether it is Gaussian noise on all the data, of which any number of reports is one."""
+    (pair, *others) = term.pairs
+    return not others and term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
+
+
+def _nodes(pair: Any, term: Term, panels: int) -> Losses:
     if term.rate is None:
-        return losses(pair)
-    return replaced_losses(pair, term.rate) if term.adjacency == "replace" else losses(pair).sampled(term.rate)
+        return losses(pair, panels)
+    if term.adjacency == "replace":
+        return replaced_losses(pair, term.rate, panels)
+    return losses(pair, panels).sampled(term.rate)

@@ -4,8 +4,9 @@
     python -m benchmarks.literature --quick    # fewer budgets and repetitions
 
 Zhang 2024: Table II and the rates H1 and H2, the setting of the released examples, the query experiments on the RAND
-data. Ma 2021: the comparison of worst-case variances, and where it changes. Jiang 2024: acceptance, sampling rates.
-Notebooks 6 to 8 draw and discuss them. Printed values are shown where they are at hand: Table II alone.
+data. Ma 2021: the comparison of worst-case variances, and where it changes. Jiang 2024: acceptance, composition,
+sampling rates. Cesar & Rogers 2021: figure 5. Notebooks 4 and 6 to 9 draw and discuss them. ``python -m
+benchmarks.printed`` has every printed number beside its computed one.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from accountants import recycling
 from benchmarks import literature_composite as composite
+from benchmarks import literature_composition as composition
 from benchmarks import literature_piecewise as piecewise
 from benchmarks import literature_recycling as recycled
 from benchmarks.recycling import markdown
@@ -47,6 +49,9 @@ def zhang(quick: bool) -> Iterator[str]:
         "Zhang 2024, Table II and rates: variance at the middle (squared width), the source's condition",
         composite.table_two(epsilons),
     )
+    yield table(
+        "Zhang 2024: Algorithm 2 for A1B1 at eps = 1, stopped at V_t", composite.stopped(1.0, (1.1, 1.01, 1.001))
+    )
     exact = [row for epsilon in epsilons[: 1 if quick else None] for row in composite.pointwise(epsilon)]
     yield table("Zhang 2024: variance at the middle, sufficient and exact privacy condition", exact)
     for name, pair in composite.RELEASED_PAIRS.items():
@@ -69,6 +74,8 @@ def ma(quick: bool) -> Iterator[str]:
     rows = [row | {"optimal": piecewise.floor(row["eps"])} for row in piecewise.comparison(epsilons)]
     yield table("Ma 2021: worst-case variance on [-1, 1]", rows)
     yield table("Ma 2021: where the order changes", _crossings())
+    yield table("Ma 2021, Theorem 4: eta_0 and its cost", piecewise.published_cost((0.1, 0.5, 1.0, 1.5, 2.0, 3.0)))
+    yield table("Ma 2021, Theorem 10: the bound over the best", piecewise.bound_over_best((0.01, 0.5, 1.0, 2.0, 2.15)))
 
 
 def _crossings() -> list[dict[str, Any]]:
@@ -94,6 +101,10 @@ def jiang(quick: bool) -> Iterator[str]:
         "Jiang 2024: acceptance against the kernel's share, eps = 2, theta = D",
         recycled.shares((0.2, 0.4, 0.6, 0.8, 1.0), 1.0, 2.0),
     )
+    counts = (10, 100) if quick else (10, 30, 100, 300, 1000)
+    yield table("Jiang 2024, figure 5: eps of T reports", recycled.composed(counts, 1.0, 1.0))
+    yield table("Jiang 2024, figure 6: best rates", recycled.best_rates((100, 300, 1000, 3000, 10_000, 100_000)))
+    yield table("Jiang 2024, figures 7 and 8: acceptances at their settings", recycled.section_eight())
     visits = np.minimum(column("visits"), 50.0)
     noise = partial(recycling.sampling_noise_mean, visits.std(), len(visits))
     rates = (0.2, 1.0) if quick else (0.01, 0.03, 0.1, 0.2, 0.3, 0.6, 0.9, 1.0)
@@ -101,6 +112,12 @@ def jiang(quick: bool) -> Iterator[str]:
         "Jiang 2024: acceptance against the sampling rate, average visits, eps = 0.05, theta = 0.2",
         recycled.on_samples(rates, noise, 0.2, 0.05, 50 / len(visits)),
     )
+
+
+def cesar(quick: bool) -> Iterator[str]:
+    """Figure 5 of Cesar & Rogers 2021."""
+    counts = (20, 100) if quick else range(20, 101, 10)
+    yield table("Cesar & Rogers 2021, figure 5: eps of D0 counts, variance 200", composition.figure_five(counts))
 
 
 def column(name: str) -> np.ndarray:
@@ -114,7 +131,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer budgets and repetitions")
     quick = parser.parse_args().quick
-    for source in (zhang, ma, jiang):
+    for source in (zhang, ma, jiang, cesar):
         for text in source(quick):
             print(text, flush=True)
 

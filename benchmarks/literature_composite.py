@@ -15,23 +15,17 @@ import numpy as np
 
 import accountants
 import dpkernels as dpk
-from accountants import calibrate
+from accountants import calibrate, tune
+from accountants.tune.published import Enumerated, composite_search
 from benchmarks.literature_trials import errors
+from benchmarks.sources import tables
 
 WINDOWS = {"A1": "uniform", "A2": "sine", "A3": "triangle"}
 BASES = {"B1": "constant", "B2": "quartic"}
 SHAPES = tuple(window + base for base in BASES for window in WINDOWS)
 
-# Table II as printed: variance in squared widths of the input interval, input at its middle.
-PRINTED_EPSILONS = (0.2, 0.3, 0.4, 0.5, 1.0)
-PRINTED_TABLE_II = {
-    "A1B1": (31.714, 13.162, 7.218, 4.225, 0.921),
-    "A2B1": (69.653, 31.343, 16.325, 9.705, 1.702),
-    "A3B1": (112.554, 49.844, 25.106, 15.412, 2.62),
-    "A1B2": (33.986, 15.872, 11.117, 5.331, 1.036),
-    "A2B2": (85.726, 35.971, 27.32, 13.07, 2.152),
-    "A3B2": (141.532, 77.2, 28.311, 17.624, 3.133),
-}
+PRINTED = tables()["Zhang 2024, Table II, Variance"]
+PRINTED_EPSILONS = tuple(given["eps"] for given in PRINTED.inputs)
 
 # The neighbours' answers that the authors' released examples hand to the mechanism: (f(D), f(D')).
 RELEASED_PAIRS = {"mode of BMI": (32.0, 31.2), "count of rows": (768.0, 769.0)}
@@ -40,6 +34,7 @@ DELTA = 1e-6
 _CELLS = 32  # Lattice steps in a sensitivity, where answers are not counts.
 
 
+@cache
 def optimum(shape: str, epsilon: float, condition: str, objective: str = "central") -> dpk.Windowed:
     """The composite mechanism of a shape such as "A2B1" of least variance, on [0, 1]."""
     return dpk.composite(
@@ -59,20 +54,47 @@ def table_two(epsilons: Sequence[float] = PRINTED_EPSILONS) -> list[dict[str, An
 
 
 def _table_two_row(shape: str, epsilon: float) -> dict[str, Any]:
-    printed = PRINTED_TABLE_II[shape][PRINTED_EPSILONS.index(epsilon)]
+    printed = float(PRINTED.column(shape)[PRINTED_EPSILONS.index(epsilon)])
     best = optimum(shape, epsilon, "sup_inf")
     row: dict[str, Any] = {"shape": shape, "eps": epsilon, "printed": printed, "optimum": float(best.central_variance)}
     return row | {"printed / optimum": printed / row["optimum"]} | rates(best)
 
 
 def rates(mechanism: dpk.Windowed) -> dict[str, float]:
-    """Worst-case variance, H1, and H2 at the middle and the end of the interval (Zhang 2024, Definition 4.3)."""
+    """Worst-case variance, H1, H2 at the middle and the end (Zhang 2024, Definition 4.3), and H2 of the base alone."""
     return {
         "worst case": float(mechanism.worst_variance),
         "H1": float(mechanism.h1_rate()),
         "H2, middle": float(mechanism.h2_rate(mechanism.middle)),
         "H2, end": float(mechanism.h2_rate(mechanism.upper)),
+        "H2 of the base": base_h2_rate(mechanism),
     }
+
+
+def base_h2_rate(mechanism: dpk.Windowed) -> float:
+    """H2 at the middle with the areas of the base alone: the reading that gives the printed column."""
+    first, second = (float(mechanism.base.cdf(at)) - 0.5 for at in (0.25, 0.75))
+    return first / second
+
+
+@cache
+def searched(shape: str, epsilon: float, stop_at: float | None = None) -> Enumerated:
+    """What the source's own search finds (Algorithms 1 and 2), three rounds over a grid or until V_t is reached."""
+    family = tune.composite(
+        WINDOWS[shape[:2]], BASES[shape[2:]], epsilon=epsilon, lower=0.0, upper=1.0, condition="sup_inf"
+    )
+    return composite_search(family, tune.variance_at(0.5), stop_at)
+
+
+def stopped(epsilon: float, thresholds: Sequence[float]) -> list[dict[str, float]]:
+    """Algorithm 2 for A1B1: rounds, evaluations, variance and H1 against V_t, a multiple of the optimum."""
+    best = float(optimum("A1B1", epsilon, "sup_inf").central_variance)
+    rows = []
+    for threshold in thresholds:
+        found = searched("A1B1", epsilon, threshold * best)
+        row = {"V_t / optimum": threshold, "rounds": len(found.rounds), "evaluations": found.evaluations}
+        rows.append(row | {"variance / optimum": found.value / best, "H1": float(found.mechanism.h1_rate())})
+    return rows
 
 
 def pointwise(epsilon: float) -> list[dict[str, Any]]:

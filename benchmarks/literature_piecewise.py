@@ -6,11 +6,13 @@ Variances are on the input interval [-1, 1], as in the source.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 import dpkernels as dpk
+from accountants.tune.published_piecewise import published_piecewise
 
 UNIT: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
 
@@ -95,3 +97,65 @@ def mass_at_fixed_probability(epsilon: float, inside: float, a: float) -> float:
 def expected_root_mean_square(mechanism: Any, values: np.ndarray) -> float:
     """sqrt(sum of variances)/n, the exact error of the mean of one report a row; over all coordinates of vectors."""
     return float(np.sqrt(np.mean(mechanism.variance(values)) / len(values)))
+
+
+def published_cost(epsilons: Sequence[float]) -> Iterable[dict[str, float]]:
+    """Theorem 4: eta_0 beside the best eta, and what it costs in worst-case variance."""
+    for epsilon in epsilons:
+        best, made = mechanism("type I", epsilon), published_piecewise(epsilon=epsilon, **UNIT)
+        yield {
+            "eps": epsilon,
+            "eta_0": 2 / float(made.width),
+            "best eta": 2 / float(best.width),
+            "cost": float(made.worst_variance / best.worst_variance) - 1,
+        }
+
+
+def held_probability_variance(epsilon: float, eta: float) -> float:
+    """(eta^3 + e^eps - 1)/(3 (eta - 1)^2): what Theorem 4 minimises, the variance in the middle but for a factor."""
+    return float((eta**3 + np.expm1(epsilon)) / (3 * (eta - 1) ** 2))
+
+
+def constants() -> list[float]:
+    """Eq. 41: theta_1 is the least of ``held_probability_variance`` at eps = 0, theta_2 one more than at eps = ln 2."""
+    from scipy.optimize import minimize_scalar
+
+    least = [
+        minimize_scalar(partial(held_probability_variance, eps), bounds=(1.01, 20), options={"xatol": 1e-9}).fun
+        for eps in (0.0, np.log(2))
+    ]
+    return [float(least[0]), 1 + float(least[1])]
+
+
+def bound_over_best(epsilons: Sequence[float]) -> Iterable[dict[str, float]]:
+    """theta_1/eps^2 beside the least worst-case variance that a type-I density has."""
+    for epsilon in epsilons:
+        bound, best = constants()[0] / epsilon**2, worst_variance("type I", epsilon)
+        yield {"eps": epsilon, "theta_1 / eps^2": bound, "best type I": best, "ratio": bound / best}
+
+
+def winning_eta(eps: float) -> list[float]:
+    """The least eta at which type I has a smaller worst-case variance than Duchi's mechanism; NaN if none has."""
+    return [better_than_duchi(eps)[0]]
+
+
+def equal_constants() -> list[float]:
+    """Theorem 7: the eps below which type I has the smaller variance at type II's (k, a) whatever eta is.
+
+    At equal (k, a), two different budgets' densities, the variances differ by a/(6 (eta - 1)) times
+    1 - 2 eta^3/(e^eps - 1), which is negative for every eta > 1 as long as e^eps - 1 < 2.
+    """
+    from scipy.optimize import brentq
+
+    return [float(brentq(lambda eps: 1 - 2 / np.expm1(eps), 0.1, 3.0))]
+
+
+def variance_in_middle(epsilon: float, inside: float, eta: Any) -> Any:
+    """Variance at x = 0 as the source's figure 3 has it, eps and q held: a^2 eta^2-terms with k = 1/(q (1 - e^-eps)).
+
+    Window half-width a = k/(eta - 1), B = k + a, density q/(2a) inside and e^-eps q/(2a) outside: not normalised but
+    at the one eta with q = e^eps/(e^eps + eta - 1).
+    """
+    k = -1 / (inside * np.expm1(-epsilon))
+    a = k / (np.asarray(eta) - 1)
+    return inside * a**2 / 3 + np.exp(-epsilon) * inside / (3 * a) * ((k + a) ** 3 - a**3)

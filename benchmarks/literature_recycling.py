@@ -7,11 +7,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import numpy as np
+from scipy.special import erf, ndtri
+
 import dpkernels as dpk
-from accountants import calibrate, recycling, tune
+from accountants import calibrate, guarantee, recycling, tune
+from accountants.hockey_stick import additive_profile
 from accountants.subsampling import on_sample
+from accountants.tune.published import enumerated
+from accountants.tune.published_recycling import published_recycling
 
 DELTA = 1e-5
 
@@ -118,3 +126,140 @@ def _sampled(
         sampling_noise=noise,
         sensitivity_at=sensitivity_at,
     )
+
+
+def epsilon_for(theta: float, D: float, acceptance: float) -> list[float]:
+    """The eps at which the published algorithms reach an acceptance, Gaussian kernel."""
+    from scipy.optimize import brentq
+
+    def missing(epsilon: float) -> float:
+        found = recycling.published_budget(dpk.Gaussian, theta=theta, epsilon=epsilon, delta=DELTA, sensitivity=D)
+        return found.acceptance - acceptance
+
+    return [float(brentq(missing, 0.5, 15.0, xtol=1e-3))]
+
+
+def composed(counts: Sequence[int], epsilon: float, theta: float, delta: float = DELTA) -> list[dict[str, float]]:
+    """Figure 5: eps at delta of T reports: the kernel alone, and Algorithm 2's choice by Algorithm 3 and exactly.
+
+    Also plain noise that is accepted as often as the published choice. D = 1, Gaussian kernel, (eps, delta) a report.
+    """
+    alone: Any = calibrate.gaussian(epsilon=epsilon, delta=delta).noise
+    law: Any = published_recycling(dpk.Gaussian(1.0), theta, epsilon, delta, 1.0)[0]
+    as_often = dpk.gaussian(sigma=theta / float(ndtri((1 + law.acceptance) / 2)))
+    made = {
+        "kernel alone": guarantee(dpk.gaussian(sigma=alone.sigma), 1.0),
+        "published choice, exactly": guarantee(dpk.Additive(law), 1.0),
+        "plain, accepted as often": guarantee(as_often, 1.0),
+    }
+    return [
+        {"T": T, "published choice, Algorithm 3": _by_algorithm_three(law, theta, T, delta)}
+        | {name: float(one.repeat(T).epsilon(delta)) for name, one in made.items()}
+        for T in counts
+    ]
+
+
+def _by_algorithm_three(law: Any, theta: float, count: int, delta: float) -> float:
+    from scipy.optimize import brentq
+
+    weight, q = float(recycling.published_weight(law.kernel, theta, 1.0)), float(1 - law.outside)
+    profile = partial(additive_profile, dpk.Gaussian(law.kernel.sigma / math.sqrt(count)), 1.0)
+
+    def excess(epsilon: float) -> float:
+        return recycling.published_composition(profile, weight, q, count, epsilon) / delta - 1
+
+    return float(brentq(excess, 0.0, 500.0, xtol=1e-9))
+
+
+# Figure 6: sigma_x = 10, eps = 0.1, delta = 1e-5, p_c = 0.1. theta and D are those of section 8.
+FIGURE_SIX: dict[str, tuple[Callable[[int, float], float], float, float]] = {
+    "sum": (lambda n, p: recycling.sampling_noise_sum(10.0, n, p), 22.0, 5.0),
+    "average": (lambda n, p: recycling.sampling_noise_mean(10.0, n, p), 0.0017, 1.0),
+    "count": (lambda n, p: recycling.sampling_noise_count(0.1, n, p), 1.0, 3.0),
+}
+
+
+def best_rates(sizes: Sequence[int], epsilon: float = 0.1, delta: float = DELTA) -> list[dict[str, float]]:
+    """Figure 6: the rate p of the largest acceptance of Gaussian noise on a sample, by n, with D kept and with D/p.
+
+    Without recycling, whose part at eps = 0.1 is small: the error is then Gaussian, of both variances together.
+    """
+    rates = np.geomspace(0.002, 1, 160)
+    sigma = np.array([_sigma(rate, epsilon, delta) for rate in rates])
+    rows = []
+    for n in sizes:
+        row: dict[str, float] = {"n": n}
+        for query, (noise, D, theta) in FIGURE_SIX.items():
+            sampling = np.array([noise(n, rate) for rate in rates])
+            for name, scale in (("D", 1.0), ("D/p", 1 / rates)):
+                accepted = erf(theta / np.hypot(sampling, sigma * D * scale) / math.sqrt(2))
+                # Where several are accepted always, the largest.
+                row[f"{query}, {name}"] = float(rates[accepted >= accepted.max() - 1e-12].max())
+        rows.append(row)
+    return rows
+
+
+def _sigma(rate: float, epsilon: float, delta: float) -> float:
+    inner = dict(zip(("epsilon", "delta"), map(float, on_sample(epsilon, delta, rate)), strict=True))
+    noise: Any = calibrate.gaussian(**inner).noise
+    return float(noise.sigma)
+
+
+# Figures 7 and 8: (eps, D, theta) of the queries of section 8.
+SECTION_EIGHT = {
+    ("Adult", "sum"): (0.5, 22.0, 5.0),
+    ("Adult", "average"): (0.05, 0.0017, 1.0),
+    ("Adult", "count"): (0.1, 1.0, 3.0),
+    ("Gowalla", "sum"): (0.5, 12.0, 10.0),
+    ("Gowalla", "average"): (0.05, 0.0012, 1.0),
+    ("Gowalla", "count"): (0.1, 1.0, 3.0),
+}
+
+
+def section_eight() -> list[dict[str, Any]]:
+    """Acceptances at the settings of figures 7 and 8, all the data used; no data are needed for them."""
+    return [
+        {"data": data, "query": query, "eps": eps, "D": D, "theta": theta} | acceptances(theta, eps, D)
+        for (data, query), (eps, D, theta) in SECTION_EIGHT.items()
+    ]
+
+
+@dataclass(frozen=True)
+class Rated:
+    """A rate of sampling, what is accepted there, and what the report adds.
+
+    Attributes:
+        rate: p.
+        acceptance: P(|report - answer| <= theta), sampling included.
+        sigma: of the kernel.
+        q: probability of a redraw.
+    """
+
+    rate: float
+    acceptance: float
+    sigma: float
+    q: float
+
+
+def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, theta: float = 3.0) -> Rated:
+    """Algorithm 4 on the count of a tenth of n records, D = 1 kept; or Algorithm 2 at a given rate."""
+    family: Any = tune.sampled_recycled(
+        "gaussian",
+        epsilon=epsilon,
+        delta=DELTA,
+        theta=theta,
+        query="count",
+        spread=0.1,
+        size=float(size),
+        sensitivity_at=recycling.published_sensitivity,
+    )
+    if rate is None:
+        found: Any = enumerated(family, tune.acceptance(theta)).mechanism
+        return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
+    law = published_recycling(family.kernel, theta, *family.on_sample(rate))[0]
+    return _rated(law, rate, theta, float(family.sampling_noise(rate)))
+
+
+def _rated(law: Any, rate: float, theta: float, noise: float) -> Rated:
+    accepted = float(recycling.acceptance(law, theta, noise))
+    return Rated(float(rate), accepted, float(law.kernel.sigma), float(1 - law.outside))

@@ -1,6 +1,6 @@
 """Nanoseconds a value of our samplers and of the peers, in one run.
 
-    python -m benchmarks.sampling                     # 10^4 to 10^8 values, about 8 minutes
+    python -m benchmarks.sampling                     # 10^2 to 10^8 values, about 11 minutes
     python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
     python -m benchmarks.sampling --sizes 7 --only exact,numpy
     python -m benchmarks.sampling --sizes 6,7 --only "laplace,gaussian,staircase,numpy normal"
@@ -186,6 +186,7 @@ BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.un
 CONTESTANTS = (
     Contestant("float kernel, piecewise", float_kernel("piecewise")),
     Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
+    Contestant("float kernel, optimal", float_kernel("optimal")),
     *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
     Contestant("exact perturb float64, piecewise", exact_numpy("piecewise", np.float64)),
     Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
@@ -251,7 +252,8 @@ def _processor() -> str:
 def main() -> None:
     """Run and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__.partition("\n")[0])
-    parser.add_argument("--sizes", default="4,5,6,7,8", help="decimal exponents, comma-separated (default %(default)s)")
+    about = "decimal exponents, comma-separated (default %(default)s)"
+    parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
     parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
     parser.add_argument("--quick", action="store_true", help="sizes 4,5 and short runs")
     options = parser.parse_args()

@@ -58,10 +58,11 @@ _HOMES = {
     "piecewise_triangle": "mechanisms.named",
     "piecewise_wang2019": "mechanisms.named",
     "CertificateError": "exact.certificate",
-    "Certificate": "exact.certificate",
+    "Certificate": "exact.combined",
     "RowCertificate": "exact.row_certificate",
     "certify": "exact.forms",
     "perturb": "perturbation",
+    "perturb_traced": "traced",
     "estimate_mean": "estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
@@ -115,6 +116,7 @@ if TYPE_CHECKING:
     from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Windowed
     from dpkernels.perturbation import perturb
     from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
+    from dpkernels.traced import perturb_traced
 
 
 def __getattr__(name: str) -> Any:

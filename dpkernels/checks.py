@@ -10,8 +10,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from dpkernels.decimals import shortest
+
 EPSILON_RANGE = (0.01, 20.0)
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
+_WIDTH_RANGE = (1e-140, 1e140)
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -90,13 +93,18 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
         return
     inside = (low < array) & (array < high) if open_ends else (low <= array) & (array <= high)
     if not np.all(inside):
-        span = span or (f"({low:g}, {high:g})" if open_ends else f"[{low:g}, {high:g}]")
+        span = span or (f"({shortest(low)}, {shortest(high)})" if open_ends else f"[{shortest(low)}, {shortest(high)}]")
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")
 
 
 def positive(name: str, value: Any) -> None:
     """Refuse what is not positive and finite."""
     within(name, value, 0.0, np.inf, open_ends=True)
+
+
+def width(name: str, value: Any) -> None:
+    """Refuse the width of a law that is not positive, or whose moments floats cannot hold."""
+    within(name, value, *_WIDTH_RANGE)
 
 
 def below_one(name: str, value: Any) -> None:
@@ -145,5 +153,8 @@ def one_of(name: str, value: str, allowed: Any) -> None:
 
 
 def _shown(value: Any) -> str:
-    text = np.array2string(np.asarray(value), threshold=4, precision=12)
+    array = np.asarray(value)
+    if array.dtype.kind == "f" and not array.ndim:
+        return shortest(array)
+    text = np.array2string(array, threshold=4, floatmode="unique")
     return text if len(text) < 80 else text[:77] + "..."

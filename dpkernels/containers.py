@@ -6,6 +6,7 @@ pandas, polars and pyarrow are never imported here; their objects are known by t
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -16,16 +17,48 @@ Rewrap = Callable[[Any], Any]
 
 
 def kind(x: Any) -> str:
-    """Which library x belongs to: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
+    """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     if isinstance(x, jax.Array):
         return "jax"
-    top = type(x).__module__.partition(".")[0]
-    return top if top in ("numpy", "pandas", "polars", "pyarrow") else "other"
+    libraries = [cls.__module__.partition(".")[0] for cls in type(x).__mro__]
+    return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), "other")
 
 
 def is_table(x: Any) -> bool:
     """Whether x has named columns."""
-    return kind(x) in ("pandas", "polars", "pyarrow") and type(x).__name__ in ("DataFrame", "Table")
+    return any(_is(x, name) for name in ("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
+
+
+def _is(x: Any, name: str) -> bool:
+    """Whether x is of a class, or of one derived from it, without importing its library."""
+    cls: type = type(x)
+    return name in _names(cls)
+
+
+@lru_cache(maxsize=64)
+def _names(cls: type) -> frozenset[str]:
+    """A class and those it derives from, each by its library and its own name."""
+    return frozenset(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
+
+
+# What holds no values yet, or not in a form that reports could take, and what to do about it.
+_INSTEAD = {
+    "pandas.Index": "use x.to_series()",
+    "polars.Expr": "an expression holds no values; select it and take the column",
+    "polars.LazyFrame": "call .collect() first",
+    "pyarrow.RecordBatch": "make it a pyarrow.Table by pyarrow.Table.from_batches([x])",
+}
+
+
+def check_kind(x: Any) -> None:
+    """Refuse what looks like a column or a table and cannot be perturbed as it is.
+
+    Raises:
+        TypeError: says what to do.
+    """
+    for name, instead in _INSTEAD.items():
+        if _is(x, name):
+            raise TypeError(f"x: is a {name}; {instead}")
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
@@ -79,31 +112,55 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
             return table.with_columns(list(columns.values()))
         case _:
             for name, column in columns.items():
-                table = table.set_column(table.column_names.index(name), name, column)
+                at = table.column_names.index(name)
+                table = table.set_column(at, table.field(at).with_type(column.type), column)
             return table
 
 
 def _check_dtype(dtype: Any) -> None:
-    if not (jnp.issubdtype(dtype, np.integer) or jnp.issubdtype(dtype, np.floating)):
+    """Refuse what is no number. Times and durations are integers to NumPy, and "no time" one of them."""
+    kind = np.dtype(dtype).kind
+    if kind not in "iuf" and not jnp.issubdtype(dtype, np.floating):  # Only JAX knows bfloat16.
         raise TypeError(f"x: holds {dtype}; only integers and floats can be perturbed")
+    if np.dtype(dtype).itemsize > 8:
+        raise TypeError(f"x: holds {dtype}, which float64 rounds; make it float64 and take the sensitivity of that")
 
 
 def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
-    if type(series).__name__ != "Series":
+    if not _is(series, "pandas.Series"):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
-    numeric = getattr(series.dtype, "kind", "O")
-    if numeric not in "iuf":
+    values = series.astype(series.cat.categories.dtype) if hasattr(series, "cat") else series
+    kind = getattr(values.dtype, "kind", "O")
+    if kind not in "iuf":
         raise TypeError(f"x: holds {series.dtype}; only integers and floats can be perturbed")
-    target = np.float32 if str(series.dtype).lower().startswith(("float32", "float16")) else np.float64
-    array = series.to_numpy(dtype=target, na_value=np.nan)
-    return array, lambda reports: type(series)(reports, index=series.index, name=series.name)
+    # Arrow's and pandas' own types name NumPy's; integers stay integers, for a float may not hold them.
+    dtype = np.dtype(getattr(values.dtype, "numpy_dtype", getattr(values.dtype, "subtype", values.dtype)))
+    _check_dtype(dtype)
+    missing = values.isna().to_numpy()
+    if kind != "f" and missing.any():
+        raise ValueError(f"x: row {missing.argmax()} is missing; every row needs a number")
+
+    def rewrap(reports: np.ndarray) -> Any:
+        made = series._constructor(reports, index=series.index, name=series.name)
+        return made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series)
+
+    return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
+
+
+def _pandas_type(dtype: Any, reports: np.dtype) -> Any:
+    """The type of reports that goes with a column's: Arrow's for Arrow's, a nullable one for a nullable one."""
+    if not hasattr(dtype, "numpy_dtype"):
+        return reports
+    if str(dtype).endswith("[pyarrow]"):
+        return "float[pyarrow]" if reports == np.float32 else "double[pyarrow]"
+    return "Float32" if reports == np.float32 else "Float64"
 
 
 def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
     if type(series).__name__ != "Series":
         raise TypeError(f"x: a polars {type(series).__name__} needs a mechanism a column, as a dict")
-    if not series.dtype.is_numeric() or series.dtype.is_decimal():
-        raise TypeError(f"x: holds {series.dtype}; only integers and floats can be perturbed")
+    if not series.dtype.is_numeric() or series.dtype.is_decimal() or "Int128" in str(series.dtype):
+        raise TypeError(f"x: holds {series.dtype}; only integers and floats of up to 64 bits can be perturbed")
     if series.null_count():
         raise ValueError(f"x: row {series.is_null().arg_max()} is null; every row needs a number")
     return series.to_numpy(), lambda reports: type(series)(series.name, reports)
@@ -114,10 +171,11 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
         raise TypeError("x: a pyarrow Table needs a mechanism a column, as a dict")
     import pyarrow as pa
 
-    if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+    values = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise TypeError(f"x: holds {column.type}; only integers and floats can be perturbed")
-    if column.null_count:
-        row = np.argmax(np.asarray(column.is_null()))
+    if values.null_count:
+        row = np.argmax(np.asarray(values.is_null()))
         raise ValueError(f"x: row {row} is null; every row needs a number")
-    chunked = isinstance(column, pa.ChunkedArray)
-    return np.asarray(column), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)
+    chunked = isinstance(values, pa.ChunkedArray)
+    return np.asarray(values), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)

@@ -59,7 +59,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
-    with V the worst-case variance and M the largest |report - input| (Ma 2021, section V).
+    with V the worst-case variance and M the largest |report - input| (Ma 2021, Theorem 5 and Appendix B).
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
     mechanism = mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism

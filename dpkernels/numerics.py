@@ -39,6 +39,12 @@ def floating(value: Any) -> Any:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
+def as_of(value: float, *others: Any) -> Any:
+    """A plain number in the kind and type of the arrays among others; float64 of NumPy where none is JAX's."""
+    types = [other.dtype for other in others if isinstance(other, jax.Array)]
+    return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
+
+
 def like(table: np.ndarray, value: Any) -> Any:
     """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
     return namespace(value).asarray(table.astype(value.dtype, copy=False))

@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import singledispatch
+from functools import lru_cache, singledispatch
 from typing import Any
 
 import jax
@@ -14,17 +14,16 @@ import numpy as np
 from jax import Array
 
 from dpkernels import containers
+from dpkernels.decimals import shortest
 from dpkernels.exact.forms import ExactForm, ExactMultivariate, certify
-from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
-from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
-from dpkernels.mechanisms.optimal import Optimal
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
-from dpkernels.release import DeviceRelease, Simulation, exact_engine, in_chunks
-from dpkernels.validation import Bounds, InputError, report_type
+from dpkernels.release import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
+from dpkernels.settings import own_settings
+from dpkernels.validation import Bounds, InputError
 from dpkernels.vectors import release_vectors
 
 Advance = Callable[[int], Any]
@@ -69,9 +68,11 @@ def perturb(
 
     Raises:
         ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval: names
-            the first such row. Noise on integers that the floats of its reports would round.
+            the first such row; so are, where the mechanism has a sensitivity, integers that the floats of its reports
+            would round. float32 that is too coarse for the mechanism.
         TypeError: x is not numeric, or the key is not fit for the purpose.
         CertificateError: the mechanism's exact form fails its certificate.
+        RuntimeError: this process was forked from one in which JAX had run.
 
     Example:
         >>> import numpy as np, dpkernels as dpk
@@ -79,71 +80,45 @@ def perturb(
         >>> dpk.perturb(ages, dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)).shape
         (3,)
     """
+    check_process()
+    containers.check_kind(x)
     if containers.is_table(x):
         return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress)
     if isinstance(mechanism, Mapping):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    with own_settings():
+        return _perturb_column(x, mechanism, key, exact, clip, progress)
+
+
+def _perturb_column(x: Any, mechanism: Any, key: Array | None, exact: bool, clip: bool, progress: bool | None) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
     sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
-    _check_whole(getattr(sampler, "mechanism", sampler), array, clip)
+    if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
+        _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
     with _progress(array.size, progress) as advance, _placed(array.shape):
         return rewrap(_reports(sampler, secret, array, clip, advance))
 
 
-@singledispatch
-def _check_whole(mechanism: Any, x: Any, clip: bool) -> None:
-    """Refuse what can be refused only by looking at x as a whole."""
-
-
-@_check_whole.register(Additive)
-@_check_whole.register(CentralPiecewise)
-def _(mechanism: Any, x: Any, clip: bool) -> None:
-    _check_integers(x)
-
-
-@_check_whole.register
-def _(mechanism: Optimal, x: Any, clip: bool) -> None:
-    if mechanism.sensitivity is not None:
-        _check_integers(x)
-
-
-def _check_integers(x: Any) -> None:
-    """Rounded integers may be further apart than the true ones, which is what a sensitivity is about."""
-    dtype = _perturbed_type(x)
-    most = 1 << (np.finfo(dtype).nmant + 1)
-    if x.dtype.kind in "iu" and max(-int(x.min()), int(x.max())) > most:
-        raise ValueError(
-            f"x: holds {x.dtype} beyond {most}, which {dtype} rounds, and with it how far apart neighbours are; use "
-            "NumPy or JAX's 64-bit types, or make them floats first and take the sensitivity of those"
-        )
-
-
-def _perturbed_type(x: Any) -> np.dtype:
-    """The type that values are perturbed in; JAX may have no 64-bit types."""
-    dtype = report_type(x.dtype)
-    return np.dtype(jax.dtypes.canonicalize_dtype(dtype)) if isinstance(x, jax.Array) else dtype
-
-
-@_check_whole.register
-def _(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
+def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
+    """Refuse vectors of another length, and values off a lattice known in advance."""
     mechanism.check_shape(x.shape)
-    _check_whole(mechanism.coordinate, x, clip)
     if mechanism.lattice is None:
         return
     if clip:
         raise ValueError("clip: values on a lattice are not clipped; its ends may be off the lattice")
     rows = np.asarray(x).reshape(-1, x.shape[-1])
-    dtype = _perturbed_type(x)
     for first in range(0, len(rows), _ROWS):
-        block = rows[first : first + _ROWS].astype(dtype).astype(np.float64)
+        block = rows[first : first + _ROWS].astype(np.float64)
         off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
         if off.any():
             row, at = (int(index) for index in np.argwhere(off)[0])
             value = block[row, at]
-            raise ValueError(f"x: row {first + row}, value {at} is {value:.17g}, no multiple of {mechanism.lattice:g}")
+            raise ValueError(
+                f"x: row {first + row}, value {at} is {shortest(value)}, no multiple of {shortest(mechanism.lattice)}"
+            )
 
 
 @contextmanager
@@ -177,13 +152,18 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance) ->
 
 @_reports.register
 def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
-    bounds = Bounds.of(sampler.mechanism, clip)
+    bounds = _form_bounds(sampler, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), 0)
         advance(x.size)
         return reports.reshape(x.shape)
     return in_chunks(exact_engine(sampler, secret), bounds, x, advance=advance)
+
+
+@lru_cache(maxsize=256)
+def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
+    return Bounds.of(form, clip)
 
 
 @_reports.register
@@ -204,7 +184,7 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
 def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
     check_shape(sampler, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
-    with jax.enable_x64(values.dtype == np.float64):
+    with own_settings(x64=values.dtype == np.float64):
         reports = np.asarray(sampler.sample(secret, values))
     advance(x.size)
     return reports
@@ -220,6 +200,9 @@ def _perturb_table(
     if missing:
         names = ", ".join(map(str, containers.columns_of(table)))
         raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {names}")
+    for name in mechanisms:
+        if (count := containers.columns_of(table).count(name)) > 1:
+            raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
     for number, (name, mechanism) in enumerate(mechanisms.items()):

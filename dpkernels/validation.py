@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from dpkernels.decimals import shortest
 
 
 def report_type(dtype: Any) -> np.dtype:
@@ -24,7 +27,8 @@ class InputError(ValueError):
         row: its row in the whole release.
         coordinate: its coordinate, for vectors, else None.
         value: the value.
-        interval: the interval it is outside of, or None where it is not finite.
+        interval: the interval it is outside of, or None where clipping does not help.
+        reason: what is wrong with the value, to follow it in a sentence.
     """
 
     def __init__(
@@ -33,25 +37,19 @@ class InputError(ValueError):
         coordinate: int | None,
         value: float,
         interval: tuple[float, float] | None,
+        reason: str,
         place: str | None = None,
     ) -> None:
-        self.row, self.coordinate, self.value, self.interval = row, coordinate, value, interval
+        self.row, self.coordinate, self.value, self.interval, self.reason = row, coordinate, value, interval, reason
         where = place or (f"row {row}" if coordinate is None else f"row {row}, coordinate {coordinate}")
-        super().__init__(f"x: {where} is {value:g}{self.reason}" + ("" if interval is None else "; clip=True clips"))
+        super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("" if interval is None else "; clip=True clips"))
 
     def named(self, place: str) -> InputError:
         """The same error with the value's place in other words."""
-        return InputError(self.row, self.coordinate, self.value, self.interval, place)
-
-    @property
-    def reason(self) -> str:
-        """What is wrong with the value, to follow it in a sentence."""
-        if self.interval is None:
-            return "; every value must be finite"
-        return f", outside the input interval [{self.interval[0]:g}, {self.interval[1]:g}]"
+        return InputError(self.row, self.coordinate, self.value, self.interval, self.reason, place)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Bounds:
     """An input interval and what to do with values outside.
 
@@ -60,20 +58,29 @@ class Bounds:
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
         largest: largest finite size of an input or a report.
+        near: whether neighbours are near each other. Then integers that floats would round are refused: rounded, they
+            may be further apart.
+        negligible: inputs at most so far from 0 may be read as 0.
     """
 
     lower: Any
     upper: Any
     clip: bool
     largest: float = 0.0
+    near: bool = False
+    negligible: float = np.inf
+    _ranges: dict[tuple[np.dtype, np.dtype], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, mechanism: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism."""
+    def of(cls, sampler: Any, clip: bool) -> Bounds:
+        """The bounds of a mechanism or of an exact form."""
+        mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
         largest = max(float(np.max(end, where=np.isfinite(end), initial=0.0)) for end in ends)
-        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest)
+        near = getattr(mechanism, "sensitivity", None) is not None
+        negligible = getattr(sampler, "negligible", np.inf)
+        return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, negligible)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
         """Values fit to be perturbed, in the type of reports; ``first`` is the row of the first one.
@@ -81,53 +88,90 @@ class Bounds:
         Raises:
             InputError: for the first bad row.
         """
-        values, low, high = self._typed(values)
-        if low <= values.min() and values.max() <= high:
-            return values
-        return self._repaired(values, low, high, first)
+        typed = values.astype(report_type(values.dtype), copy=False)
+        low, high = self.range_of(values.dtype, typed.dtype)
+        if low <= typed.min() and typed.max() <= high:
+            return typed
+        return self._repaired(typed, values.dtype, first)
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
         """The same for vectors, coordinates on the last axis."""
-        rows, low, high = self._typed(rows)
-        return self._repaired(rows.reshape(-1, rows.shape[-1]), low, high, first).reshape(rows.shape)
-
-    def _repaired(self, values: np.ndarray, low: np.ndarray, high: np.ndarray, first: int) -> np.ndarray:
-        """Values clipped, if that is allowed and enough; else an error for the first bad one."""
-        _refuse(values, ~np.isfinite(values), first, None)
-        if self.clip:
-            return np.clip(values, low, high)
-        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper))
-        return values
+        typed = rows.astype(report_type(rows.dtype), copy=False).reshape(-1, rows.shape[-1])
+        return self._repaired(typed, rows.dtype, first).reshape(rows.shape)
 
     def check_on_device(self, x: Array) -> Array:
         """The same for a JAX array that stays on its devices unless something is wrong."""
-        typed = x.astype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
-        low, high = self._ends(np.dtype(typed.dtype))
-        if not bool(jnp.all((typed >= low) & (typed <= high))):
-            self.check(np.asarray(typed).reshape(-1), 0)
-            return jnp.clip(typed, low, high)
-        return typed
+        # An array of 64 bits was made with the flag on, and is not rounded should it be off by now.
+        with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
+            dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
+            typed = x.astype(dtype)
+            low, high = self.range_of(np.dtype(x.dtype), dtype)
+            if not bool(jnp.all((typed >= low) & (typed <= high))):
+                self._repaired(np.asarray(typed).reshape(-1), np.dtype(x.dtype), 0)
+                return jnp.clip(typed, low, high)
+            return typed
 
-    def _typed(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        dtype = report_type(values.dtype)
-        low, high = self._ends(dtype)
-        return values.astype(dtype, copy=False), low, high
+    def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
+        """Values clipped, if that is allowed and enough; else an error for the first bad one."""
+        _refuse(values, ~np.isfinite(values), first, None, "; every value must be finite")
+        low, high = self._ends(source, values.dtype)
+        if self.clip:
+            values = np.clip(values, low, high)
+        _refuse(values, (values < low) | (values > high), first, (self.lower, self.upper), "")
+        if (most := self._most(source, values.dtype)) is not None:
+            reason = f"; {values.dtype} rounds {source} beyond {most:.0f}, and with it how far apart neighbours are: "
+            _refuse(values, np.abs(values) > most, first, None, reason + "make them floats and take those' sensitivity")
+        return values
 
-    def _ends(self, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+    def range_of(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        """Values in this range need no repair; worked out once for a type."""
+        if (source, dtype) not in self._ranges:
+            self._ranges[source, dtype] = self._worked_out(source, dtype)
+        return self._ranges[source, dtype]
+
+    def _worked_out(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+        most = self._most(source, dtype)
+        ends = self._ends(source, dtype)
+        return ends if most is None else tuple(np.clip(ends, -most, most))
+
+    def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
+        """Floats hold every integer up to this size, 2^53 - 1 for float64; None where that does not matter."""
+        return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
+
+    def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         """The interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
 
         Raises:
-            ValueError: reports would not fit the type.
+            ValueError: reports would not fit the type, or inputs be too near to its smallest numbers.
         """
-        most = float(np.finfo(dtype).max)
+        most, least = float(np.finfo(dtype).max), _least(source, dtype)
         if self.largest > most:
-            raise ValueError(f"x: holds {dtype}, and inputs or reports reach {self.largest:g}; use float64")
+            raise ValueError(f"x: holds {dtype}, and inputs or reports reach {shortest(self.largest)}; use float64")
+        if self.negligible < least:
+            raise ValueError(
+                f"x: holds {source}, whose numbers below {least:.3g} a processor may read as 0; the mechanism tells "
+                f"inputs {self.negligible:.3g} apart: use float64"
+            )
         return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 
 
-def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Any, Any] | None) -> None:
+def _least(source: np.dtype, dtype: np.dtype) -> float:
+    """What is smaller than this may be read as 0, as it is or on the way from one type to the other.
+
+    A processor reads float32's subnormal numbers as 0 also where they come as bfloat16; narrower types have none.
+    """
+    narrow, own = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
+    if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:
+        return narrow
+    return own
+
+
+def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Any, Any] | None, reason: str) -> None:
     if not bad.any():
         return
     at = tuple(int(index) for index in np.argwhere(bad)[0])
-    ends = None if interval is None else tuple(float(np.broadcast_to(end, values.shape)[at]) for end in interval)
-    raise InputError(first + at[0], at[1] if len(at) > 1 else None, float(values[at]), ends)  # type: ignore[arg-type]
+    ends = None
+    if interval is not None:
+        lower, upper = ends = tuple(float(np.broadcast_to(end, values.shape)[at]) for end in interval)
+        reason = f", outside the input interval [{shortest(lower)}, {shortest(upper)}]"
+    raise InputError(first + at[0], at[1] if len(at) > 1 else None, float(values[at]), ends, reason)  # type: ignore[arg-type]

@@ -128,9 +128,9 @@ table.map("{:.6f}".format)
 #
 # One person changes at most D0 counts by at most 1 each; neighbouring: histograms that differ by one person. Both
 # noises get the same variance of 200 per count. For Laplace noise there are three answers: add eps; compose what is
-# known of any pure mechanism (Cesar and Rogers, Lemmas 6.2 and 6.3); compose Laplace noise itself. For Gaussian noise:
-# zCDP (Lemma 6.1), or exactly. *Exact* for Laplace noise is the upper end of a rigorous bracket, whose ends are within
-# 1e-4 of each other, relatively.
+# known of any pure mechanism (Cesar and Rogers, Lemma 6.2); compose Laplace noise itself. For Gaussian noise: zCDP
+# (Lemma 6.3), or exactly (Lemma 6.1). *Exact* for Laplace noise is the upper end of a rigorous bracket, whose ends
+# are within 1e-4 of each other, relatively.
 
 # %%
 D0s = np.array([5, 10, 20, 50, 100, 300, 1000])
@@ -318,9 +318,10 @@ pd.DataFrame(needed, index=["sigma, at least", "sigma, at most"]).T
 # %% [markdown]
 # The intervals do not meet: no single sigma gives both printed values, by either reading.
 #
-# The recycled rows cannot be reproduced, as theta, q and the kernels' parameters are not known to us. What can be asked
-# is whether *some* choice gives them. Take Laplace kernels and let every report be exactly 0.1-DP: kernel eps plus
-# -ln(1 - q) is 0.1. For three theta, the kernel's eps that the printed 16.80 and 22.23 would need:
+# The recycled rows are of the count query of the source's section 8, theta = 3 and D = 1. Its Algorithms 2 and 3 give
+# 4.779 and 6.997 for the Gaussian kernel (printed 4.72 and 6.93; notebook 9); the Laplace row is not met by them. What
+# can be asked is whether *some* choice gives it. Take Laplace kernels and let every report be exactly 0.1-DP: kernel
+# eps plus -ln(1 - q) is 0.1. For three theta, the kernel's eps that the printed 16.80 and 22.23 would need:
 
 # %%
 shares = np.array([0.085, 0.09, 0.095, 0.099])

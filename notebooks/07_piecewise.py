@@ -16,8 +16,8 @@
 # Ma et al. (2021, OPTT) perturb a number in [-1, 1] so that the report is unbiased and lies in [-B, B]. Type I is a
 # uniform window on a constant base, type II a triangle window. This notebook draws the comparison with Duchi's
 # two-point mechanism, Wang et al.'s (2019) Piecewise Mechanism and hybrid, and Laplace noise, from the mechanisms
-# themselves, and says which of the source's statements hold. Its plots are not at hand; formulas are the corrected
-# ones.
+# themselves, and says which of the source's statements hold. Formulas are the corrected ones; its figures 1 to 3 are
+# drawn again from what they plot, its few printed numbers are compared by `python -m benchmarks.printed "Ma 2021"`.
 #
 # Every report is eps-DP by itself: any two inputs of the interval are neighbours (local differential privacy).
 
@@ -34,6 +34,7 @@ sys.path.append("..")  # for benchmarks, which is not installed
 import accountants
 import dpkernels as dpk
 from accountants import tune
+from accountants.tune.published_piecewise import published_eta
 from benchmarks import literature_piecewise as literature
 from benchmarks.literature_trials import mean_errors, root_mean_square
 
@@ -75,6 +76,8 @@ for name, constants in (("type I", literature.type_one), ("type II", literature.
 # %% [markdown]
 # *Figure 1. Density of a report (per unit of the input) for three inputs. Reports spread far beyond [-1, 1].*
 #
+# ## Theorem 4 and figure 3: an optimum that is none
+#
 # **Theorem 4** optimises a with eps and the probability q of the window both held. That leaves nothing to choose:
 # unbiasedness gives k = 1/(q (1 - e^-eps)), and then the total mass is 1 for one a alone. At eps = 1, q = 0.7:
 
@@ -88,6 +91,60 @@ assert abs(masses[0.8] - 1) > 0.05
 print(f"a = {a:.4f}; total mass at multiples of it:", ", ".join(f"{f:g}: {mass:.3f}" for f, mass in masses.items()))
 
 # %% [markdown]
+# The source's figure 3 plots the variance against eta at four pairs (eps, q), the input in the middle. Only the dot on
+# each curve is a density: q = e^eps/(e^eps + eta - 1).
+
+# %%
+eta = np.linspace(1.05, 8, 400)
+figure, axis = plt.subplots(figsize=(7.5, 4.2), layout="constrained")
+for (budget, inside), color in zip(
+    ((0.5, 0.5), (0.5, 0.75), (1.0, 0.5), (1.0, 0.75)), ("tab:blue", "tab:cyan", "tab:red", "tab:orange"), strict=True
+):
+    axis.semilogy(
+        eta, literature.variance_in_middle(budget, inside, eta), color=color, label=f"({budget:g}, {inside:g})"
+    )
+    own = 1 + np.exp(budget) * (1 / inside - 1)
+    at = literature.variance_in_middle(budget, inside, own)
+    assert np.isclose(at, dpk.piecewise(epsilon=budget, eta=own, **literature.UNIT).variance(0.0), rtol=1e-9)
+    axis.plot(own, at, "o", color=color)
+    least = eta[np.argmin(literature.variance_in_middle(budget, inside, eta))]
+    axis.axvline(float(published_eta(budget)), color=color, linewidth=0.6, linestyle=":")
+    assert abs(least - float(published_eta(budget))) < 0.02
+axis.set(xlabel="eta", ylabel="variance at x = 0", title="Figure 3 of the source: eps and q held")
+axis.legend(title="(eps, q)")
+plt.show()
+
+# %% [markdown]
+# *Figure 2. The function that Theorem 4 minimises (squared unit of the input, logarithmic) against eta, at (eps, q).
+# Dots: the one eta at which it is a density's variance. Dotted: eta_0 of Theorem 4, the same for both q.*
+#
+# eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps, is the minimum of these curves. Taken as the
+# eta of a normalised density (`accountants.tune.published_piecewise`) it is private and unbiased, but not the best:
+
+# %%
+costs = pd.DataFrame(list(literature.published_cost((0.1, 0.5, 1.0, 1.5, 2.0, 3.0)))).set_index("eps")
+assert costs["cost"].loc[[0.5, 1.0, 1.5, 2.0]].between(0.15, 0.212).all()
+costs
+
+# %% [markdown]
+# *Table. The last column is the worst-case variance at eta_0 over the least, minus 1: 15 to 21 % for eps from 0.5 to
+# 2.*
+#
+# **Theorem 10** bounds the variance for small eps by constants over eps^2. Eq. 41's theta_1 = 2.25 and theta_2 = 3.3256
+# are minima of the same function, eps and q held, at eps = 0 and (plus 1) at ln 2. Against the least worst-case
+# variance that a type-I density has:
+
+# %%
+bounds = pd.DataFrame(list(literature.bound_over_best((0.01, 0.1, 0.5, 1.0, 1.5, 2.0, 2.15)))).set_index("eps")
+assert np.allclose(literature.constants(), [2.25, 3.3256], atol=5e-5)
+assert bounds["ratio"].between(0.42, 0.531).all()
+bounds
+
+# %% [markdown]
+# No density has a variance as small as the bound: it is 0.42 of the truth as eps -> 0, where the least is 16/(3 eps^2),
+# and 0.53 at eps = 2.15. What the theorem is for, being better than Laplace noise's 8/eps^2, holds with the true
+# constant 5.33 as well.
+#
 # Nor can types I and II be compared at equal (k, a), as **Theorem 7** does: equal k/a means equal eta, and there type
 # II's a is larger. With the (k, a) of the best type I at eps = 1, type II is a density of another budget:
 
@@ -99,9 +156,16 @@ target = literature.type_one(1.0, eta)[1]
 needed = brentq(lambda budget: literature.type_two(budget, eta)[1] - target, 0.5, 10)
 print(f"a at eta = {eta:.4f}: type I {target:.4f}, type II {literature.type_two(1.0, eta)[1]:.4f}")
 print(f"type II has type I's (k, a) at eps = {needed:.3f}")
+print(
+    f"at equal (k, a) type I has the smaller variance for every eta below eps = {literature.equal_constants()[0]:.4f}"
+)
 assert needed > 1.4
+assert np.isclose(literature.equal_constants()[0], np.log(3))
 
 # %% [markdown]
+# So the source's condition eps < ln 3 is no condition on the mechanisms: at the same budget, each with its own best
+# eta, type I is better at every eps (below).
+#
 # **Equation 17** prints Wang's mechanism with twice its k and a. The mechanism itself has k = e^(eps/2)/(e^(eps/2) - 1)
 # and a = 1/(e^(eps/2) - 1), that is type I at eta = 1 + e^(eps/2), at any eps:
 
@@ -127,7 +191,7 @@ figure.suptitle("Variance of a report against its input, interval [-1, 1]")
 plt.show()
 
 # %% [markdown]
-# *Figure 2. Variance (squared unit of the input) against x. Type I has the eta of least worst-case variance; type II,
+# *Figure 3. Variance (squared unit of the input) against x. Type I has the eta of least worst-case variance; type II,
 # at 13.1 (eps = 1) above the frame of comparison, is left out.*
 #
 # **Holds:** no piecewise transformation is better than Duchi's at every input. At the ends Duchi's variance is B^2 - 1,
@@ -159,7 +223,7 @@ assert (table["best / optimal"] > 1).all()
 table
 
 # %% [markdown]
-# *Figure 3. Largest variance over the inputs divided by 8/eps^2, that of Laplace noise (no unit), both axes
+# *Figure 4. Largest variance over the inputs divided by 8/eps^2, that of Laplace noise (no unit), both axes
 # logarithmic; lower is better. Table: the variances themselves, the mechanism with the least, and the optimum: the
 # least that any bounded, unbiased, eps-DP mechanism has, from a linear program (`dpk.optimal`).*
 #
@@ -181,6 +245,11 @@ crossings = pd.Series(
     },
     name="eps",
 )
+laplace = grid[np.array([literature.worst_variance("Duchi", eps) * eps**2 / 8 for eps in grid]) < 1]
+print(
+    f"Duchi's worst case is below 8/eps^2 (the source's figure 1 plots the roots) up to eps = {crossings.iloc[5]:.4f}"
+)
+assert laplace.max() <= crossings.iloc[5]
 small = literature.worst_variance("type I", 0.01) / literature.worst_variance("Duchi", 0.01)
 assert np.isclose(small, 4 / 3, rtol=1e-3)
 assert 1.17 < crossings.iloc[0] < 1.19
@@ -193,8 +262,9 @@ assert np.isclose(tuned.value, literature.worst_variance("type I", 1.0), rtol=1e
 crossings.to_frame()
 
 # %% [markdown]
-# From eps = 1.18 up there are many: the eta between which type I has a smaller worst case than Duchi's. Below there is
-# none. The hybrid is better than both from 0.61 to 2.32.
+# From eps = 1.18 up there are many: the eta between which type I has a smaller worst case than Duchi's (the range of
+# the source's figure 2). Its example eta = 1.9 is one of them at eps = 1.5, not at 1.2. Below there is none. The hybrid
+# is better than both from 0.61 to 2.32.
 
 # %%
 budgets = np.geomspace(crossings.iloc[0] * 1.001, 6, 24)
@@ -212,9 +282,12 @@ axis.set_title("Which type-I mechanisms have a smaller worst-case variance than 
 axis.legend(loc="upper left")
 plt.show()
 assert np.isnan(literature.better_than_duchi(1.1)).all()
+for budget, wins in ((1.2, False), (1.5, True)):
+    low, high = literature.better_than_duchi(budget)
+    assert (low < 1.9 < high) == wins
 
 # %% [markdown]
-# *Figure 4. eta (no unit, logarithmic) against eps. Black: eps = 1.183, left of which the shaded region is empty.*
+# *Figure 5. eta (no unit, logarithmic) against eps. Black: eps = 1.183, left of which the shaded region is empty.*
 #
 # ## Mean estimation on real data
 #
@@ -222,7 +295,7 @@ assert np.isnan(literature.better_than_duchi(1.1)).all()
 # data: 5,638 people; age in [0, 100] years, family income in [0, 30,000] dollars, visits to a doctor in [0, 80], each
 # mapped to [-1, 1]. Visits sit at the lower end (2.9 of 80 on average), ages in the middle of the lower half.
 #
-# 1,000 repetitions by `vmap`; beside them the exact error, sqrt(mean variance / n).
+# 1,000 repetitions by `vmap` at eps = 1; beside them the exact error, sqrt(mean variance / n).
 
 # %%
 people = pd.read_csv(Path("data") / "rand_hie.csv")
@@ -239,14 +312,14 @@ for column, values in scaled.items():
                     "column": column,
                     "eps": budget,
                     "mechanism": name,
-                    "simulated": root_mean_square(mean_errors(m, values)),
+                    "simulated": root_mean_square(mean_errors(m, values)) if budget == 1.0 else np.nan,
                     "exact": literature.expected_root_mean_square(m, values),
                     "worst case": np.sqrt(float(m.worst_variance) / len(values)),
                 }
             )
 means = pd.DataFrame(rows)
-# A relative standard error of 1/sqrt(2000) = 2.2 % each: six of them are exceeded with probability 1e-7 by 72.
-assert (abs(means["simulated"] / means["exact"] - 1) < 0.14).all()
+# A relative standard error of 1/sqrt(2000) = 2.2 % each: six of them are exceeded with probability 1e-7 by 18.
+assert (abs(means["simulated"] / means["exact"] - 1).dropna() < 0.14).all()
 
 # %%
 figure, panels = plt.subplots(1, 3, figsize=(12.5, 4.2), sharey=True, layout="constrained")
@@ -267,8 +340,8 @@ table = means.pivot_table(index=["column", "eps"], columns="mechanism", values="
 table.assign(least=table.idxmin(axis=1))
 
 # %% [markdown]
-# *Figure 5. Root mean square error of the mean, divided by that of Laplace noise (no unit). Lines: exact. Dots: 1,000
-# repetitions. Table: exact errors on [-1, 1], and the least.*
+# *Figure 6. Root mean square error of the mean, divided by that of Laplace noise (no unit). Lines: exact. Dots: 1,000
+# repetitions at eps = 1. Table: exact errors on [-1, 1], and the least.*
 
 # %%
 least = table.idxmin(axis=1)
@@ -321,9 +394,9 @@ for budget in (1.0, 2.0, 4.0, 8.0, 12.0):
     for s in (1, 2, 3, 4):
         m = dpk.multivariate(dimensions=d, epsilon=budget, lower=-1.0, upper=1.0, sampled=s, coordinate="piecewise")
         row[f"s = {s}"] = literature.expected_root_mean_square(m, vectors)
-        if budget == 4.0 and s in (1, 4):
-            simulated = root_mean_square(mean_errors(m, vectors, repetitions=250))
-            assert abs(simulated / row[f"s = {s}"] - 1) < 0.14
+        if budget == 4.0 and s == 4:
+            simulated = root_mean_square(mean_errors(m, vectors, repetitions=100))
+            assert abs(simulated / row[f"s = {s}"] - 1) < 0.21  # six standard errors
     row["Laplace, eps/4 each"] = np.sqrt(8 * (d / budget) ** 2 / len(vectors))
     rows.append(row)
 several = pd.DataFrame(rows).set_index("eps")
@@ -345,5 +418,7 @@ several
 #   of them has up to 4/3 of its variance. The hybrid beats both from 0.61 to 2.32.
 # - *Type II*: never better than type I, better than Laplace noise only from eps = 2.22 up.
 # - *None is better than Duchi's at every input*: holds at every eps.
-# - *The optimum of Theorem 4*: no density. With normalisation eta is the one parameter, and its optimum depends on eps.
+# - *The optimum of Theorem 4*: no density. With normalisation eta is the one parameter; the published one costs 15 to
+#   21 % for eps from 0.5 to 2.
+# - *The bound of Theorem 10*: 0.42 to 0.53 of what a density can have.
 # - *One coordinate of several*: right for small eps only.

@@ -120,14 +120,39 @@ def test_asymmetric_truncated_laplace_spends_delta_exactly(eps, delta, D, share)
         assert realised >= delta * (1 - 1e-7) - unit
 
 
+def furthest(eps, delta, D):
+    """The largest B: none where the nearer end has a least distance from 0."""
+    odds = (math.expm1(eps) + delta) / delta
+    return -D / eps * math.log(2 - odds) if odds < 2 else math.inf
+
+
+@pytest.mark.parametrize(("eps", "delta", "D"), BUDGETS)
+@pytest.mark.parametrize("share", [1e-4, 0.1, 0.5, 0.9, 0.999])
+def test_truncated_laplace_with_the_further_end_above(eps, delta, D, share):
+    """|A| < |B|: the mirror image of the case that the source gives, delta spent exactly as there."""
+    _, high = feasible(eps, delta, D)
+    last = min(furthest(eps, delta, D), 3 * high)
+    B = high + share * (last - high)
+    m = named.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D, upper=B)
+    assert 0 < -m.noise.low < m.noise.high == B
+    mirror = named.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D, upper=-m.noise.low)
+    # What rounding does to the nearer end the further one has e^(b/l) times.
+    assert -mirror.noise.low == pytest.approx(B, abs=1e-13 * D / eps * math.exp(B * eps / D) + 1e-9 * B)
+    realised = float(additive_profile(m.noise, D, eps))
+    assert realised <= delta * (1 + 1e-9) + 1e-15
+    if -m.noise.low >= D:
+        assert realised >= delta * (1 - 1e-7) - 1e-15
+
+
 @pytest.mark.parametrize(("eps", "delta", "D"), BUDGETS)
 def test_infeasible_ends_are_refused_with_the_feasible_interval(eps, delta, D):
-    low, high = feasible(eps, delta, D)
-    for upper in (low - 1e-6 * D, high + 1e-6 * D):
+    low, _ = feasible(eps, delta, D)
+    last = furthest(eps, delta, D)
+    for upper in (low - 1e-6 * D, last + 1e-6 * D if math.isfinite(last) else -1.0):
         with pytest.raises(ValueError, match=r"^upper: .*feasible") as error:
             named.truncated_laplace(epsilon=eps, delta=delta, sensitivity=D, upper=upper)
-        given = [float(end) for end in re.search(r"\((\S+), (\S+)\]", str(error.value)).groups()]
-        np.testing.assert_allclose(given, [max(low, 0.0), high], rtol=1e-8)
+        given = [float(end) for end in re.search(r"\((\S+), (\S+)\)", str(error.value)).groups()]
+        np.testing.assert_allclose(given, [max(low, 0.0), last], rtol=1e-8)
 
 
 # Truncated Gaussian

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from dpkernels.random import chacha, host
+from dpkernels import device_engine
+from dpkernels.random import chacha, chacha_gpu, host
 
 SECRET = bytes(range(7, 39))
 ZERO = bytes(32)
@@ -86,11 +87,32 @@ def test_rfc_block_vectors(vector):
     assert openssl(key, counter, nonce, 64).hex() == expected
 
 
-def test_rolled_and_unrolled_rounds_agree():
-    state = tuple(jnp.asarray(np.arange(12 * i, 12 * i + 12, dtype=np.uint32).reshape(4, 3)) for i in range(4))
-    rolled, unrolled = chacha._rounds_rolled(state), chacha._rounds_unrolled(state)
-    assert all(np.array_equal(a, b) for a, b in zip(rolled, unrolled, strict=True))
-    assert not np.array_equal(rolled[0], state[0])
+@pytest.mark.parametrize(("first", "count"), [(0, 1), (5, 127), (2**32 - 100, 300), (2**40 - 2, 128)])
+@pytest.mark.parametrize("most", [1 << 26, 64])
+def test_the_gpus_kernel_makes_openssls_blocks(monkeypatch, first, count, most):
+    """Run by JAX's own operations: whole programs and parts of one, counters that carry, streams of several kernels."""
+    monkeypatch.setattr(chacha_gpu, "_MOST_BLOCKS", most)
+    expected = np.empty(16 * count, "<u4")
+    host.fill(expected, SECRET, 17, first)
+    blocks = chacha_gpu.blocks(jnp.asarray(host.head(SECRET, 17, first)), count, interpret=True)
+    np.testing.assert_array_equal(np.asarray(blocks).reshape(-1), expected)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_users_settings_do_not_reach_the_programs():
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        words = jax.jit(lambda head: chacha.words_from(head, 77, 32))(jnp.asarray(host.head(SECRET, 17, 3)))
+    expected = np.empty(77, "<u4")
+    host.fill(expected, SECRET, 17, 3)
+    np.testing.assert_array_equal(words, expected)
+
+
+def test_a_device_with_other_words_is_refused(monkeypatch):
+    device_engine.check_words.__wrapped__(jax.devices()[0])
+    wrong = chacha.words_from
+    monkeypatch.setattr(chacha, "words_from", lambda head, count, bits: wrong(head.at[8].add(1), count, bits))
+    with pytest.raises(RuntimeError, match="other ChaCha20 words than OpenSSL"):
+        device_engine.check_words.__wrapped__(jax.devices()[0])
 
 
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ import pytest
 from helpers import SKEW, UNIT
 
 import dpkernels as dpk
+from dpkernels.decimals import shortest
 
 NAMES = sorted(dpk.MECHANISMS)
 over_names = pytest.mark.parametrize("make", [pytest.param(dpk.MECHANISMS[name], id=name) for name in NAMES])
@@ -41,13 +43,13 @@ def test_epsilon_that_is_no_number(make, epsilon):
 @pytest.mark.parametrize(
     ("lower", "upper", "match"),
     [
-        (1.0, 1.0, "lower, upper: 1., 1.; lower must be below upper"),
+        (1.0, 1.0, "lower, upper: 1, 1; lower must be below upper"),
         (2.0, -2.0, "lower must be below upper"),
         (-np.inf, 1.0, "lower: -inf is not in"),
         (0.0, np.inf, "upper: inf is not in"),
         (np.nan, 1.0, "lower: nan is not in"),
         (0.0, np.nan, "upper: nan is not in"),
-        (0.0, 1e300, r"upper: 1\.e.300 is not in"),
+        (0.0, 1e300, r"upper: 1e\+300 is not in"),
         (1e6, 1e6 * (1 + 1e-15), "too close to be told apart"),
     ],
 )
@@ -170,7 +172,7 @@ def test_multivariate_dimensions_out_of_range(dimensions):
         ({"lower": [0.0, 0.0]}, r"lower: shape \(2,\); a number or 3 numbers"),
         ({"upper": [1.0, 1.0, -1.0]}, "lower must be below upper"),
         ({"epsilon": 0.015, "sampled": 3}, "epsilon: 0.005 is not in"),
-        ({"epsilon": 30.0, "sampled": 3}, "epsilon: 30. is not in"),
+        ({"epsilon": 30.0, "sampled": 3}, "epsilon: 30 is not in"),
     ],
 )
 def test_other_multivariate_arguments(changed, match):
@@ -210,10 +212,8 @@ def test_leaves_are_the_parameters(make):
     assert {-3.0, 17.0, 1.0} <= {float(leaf) for leaf in leaves if np.ndim(leaf) == 0}
 
 
-def _pattern(number):
-    """How a number is shown: 0.0 as "0.", 1e9 as "1.e+09" or "1000000000."."""
-    shown = np.array2string(np.asarray(number), precision=12)
-    return shown.replace(".", r"\.").replace("+", r"\+")
+def _pattern(value):
+    return re.escape(shortest(value))
 
 
 @pytest.mark.parametrize("upper", [1e-160, 1e-300, 1e-320])

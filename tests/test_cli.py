@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import dpkernels as dpk
-from dpkernels.cli import files, main
+from dpkernels.cli import main
 from dpkernels.perturbation import column_key
 
 SECRET = bytes(range(32))
@@ -60,8 +60,9 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_ROWS", 64)
     monkeypatch.setattr("dpkernels.cli.arrays.MOST_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.columnar.PIECE_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.delimited.BLOCK_BYTES", 1000)
 
 
 def ages(count: int = 1000, dtype: Any = np.float64) -> np.ndarray:
@@ -117,7 +118,7 @@ def test_reports_depend_on_key_and_row_alone(run: Run, suffix: str, known_secret
     source, values = write(Path(f"in{suffix}"), ages()), ages()
     before = source.read_bytes()
     assert run("perturb", source, f"out{suffix}", *column_options(source), *AGE).code == 0
-    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
+    mechanism = dpk.hybrid(epsilon=1.0, lower=0.0, upper=120.0)
     expected = dpk.perturb(values, mechanism, key=column_key(SECRET, 0))
     np.testing.assert_array_equal(read(Path(f"out{suffix}")), expected)
     assert source.read_bytes() == before
@@ -128,13 +129,13 @@ def test_two_releases_differ(run: Run) -> None:
     np.save("in.npy", ages())
     for name in ("one.npy", "two.npy"):
         assert run("perturb", "in.npy", name, *AGE).code == 0
-    assert (np.load("one.npy") != np.load("two.npy")).mean() > 0.99
+    assert (np.load("one.npy") != np.load("two.npy")).mean() > 0.6
 
 
 def test_reports_of_several_devices_are_those_of_one(tmp_path: Path) -> None:
     write(tmp_path / "in.csv", ages())
     script = (
-        "import os, sys; from dpkernels.cli import files, main; files.MOST_ROWS = 96\n"
+        "import os, secrets, sys; from dpkernels.cli import delimited, main; delimited.BLOCK_BYTES = 1000\n"
         "os.urandom = lambda count: bytes(count); sys.exit(main())"
     )
     for devices in (1, 3):
@@ -163,7 +164,7 @@ def test_arrays_of_any_shape(run: Run, shape: tuple[int, ...], order: Any, known
     values = np.asarray(ages(int(np.prod(shape))).reshape(shape), order=order)
     np.save("in.npy", values)
     assert run("perturb", "in.npy", "out.npy", *AGE).code == 0
-    mechanism = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
+    mechanism = dpk.hybrid(epsilon=1.0, lower=0.0, upper=120.0)
     expected = dpk.perturb(values.ravel(order="K"), mechanism, key=column_key(SECRET, 0))
     np.testing.assert_array_equal(np.load("out.npy").ravel(order="K"), expected)
     per_row = int(np.prod(shape[1:]))
@@ -174,7 +175,9 @@ def test_other_csv_cells_stay_as_they_are(run: Run) -> None:
     rows = ['007,"O\'Neil, ""Al""",{},', '008,Zoë\u2028,{},""', '1e5,"two\nlines",{}, x ', "+0,,{},NULL"]
     heading = "\ufeffid,full name,age,nöte"
     Path("in.csv").write_bytes("\r\n".join([heading, *(row.format("35.5") for row in rows), ""]).encode())
-    assert run("perturb", "in.csv", "out.csv", "--column", "age", *AGE).code == 0
+    options = ["--column", "age", *AGE]
+    assert_refused(run("perturb", "in.csv", "out.csv", *options), 1, "line 4", "line break", "--multiline")
+    assert run("perturb", "in.csv", "out.csv", *options, "--multiline").code == 0
     content = Path("out.csv").read_bytes().decode()
     reports = [row["age"] for row in csv.DictReader(io.StringIO(content, newline=""))]
     assert "35.5" not in reports
@@ -247,7 +250,7 @@ def test_columns_do_not_share_noise(run: Run) -> None:
     pq.write_table(pa.table({"a": values, "b": values}), "in.parquet")
     assert run("perturb", "in.parquet", "out.parquet", "--column", "a", "--column", "b", *AGE).code == 0
     table = pq.read_table("out.parquet")
-    assert (table["a"].to_numpy() != table["b"].to_numpy()).mean() > 0.99
+    assert (table["a"].to_numpy() != table["b"].to_numpy()).mean() > 0.6
 
 
 def test_the_sidecar_does_not_hold_the_key(run: Run, known_secret: None) -> None:
@@ -257,7 +260,7 @@ def test_the_sidecar_does_not_hold_the_key(run: Run, known_secret: None) -> None
         assert secret.hex() not in text
         assert str(np.frombuffer(secret, "<u4")[0]) not in text
     form = json.loads(text)
-    assert form["format"] == 2
+    assert form["format"] == 3
     assert form["versions"].keys() == {"dpkernels", "jax", "numpy", "python"}
     assert form["columns"][0]["parameters"]["upper"] == 120
 
@@ -273,7 +276,8 @@ def test_sidecars_are_verified_again(run: Run, name: str) -> None:
     assert several(run, "--mechanism", name).code == 0
     result = run("certify", "--verify", "out.parquet.json")
     assert result.code == 0
-    assert result.out.count("ok: ") == 4
+    assert result.out.count("ok: ") == 5
+    assert "(declared" not in result.out
 
 
 TAMPERINGS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -304,13 +308,13 @@ def test_changed_sidecars_fail(run: Run, tampering: str) -> None:
 
 GOOD_CSV = "id,age\nx,1\ny,2\n"
 BAD_CELLS = {
-    "nan": ("nan", "nan", "finite"),
+    "nan": ("nan", "missing", "finite", "--missing"),
     "infinity": ("-inf", "-inf", "finite"),
     "too large to write down": ("1e999", "inf", "finite"),
     "outside": ("121", "121", "[0, 120]"),
     "text": ("old", "'old'", "number"),
-    "empty": ("", "empty", "number"),
-    "quoted empty": ('""', "''", "number"),
+    "empty": ("", "missing", "empty", "--missing"),
+    "quoted empty": ('""', "missing", "empty", "--missing"),
 }
 
 
@@ -328,7 +332,9 @@ def test_bad_csv_cells(run: Run, case: str, small_pieces: None) -> None:
 def test_bad_parquet_cells(run: Run, cell: float | None, small_pieces: None) -> None:
     pq.write_table(pa.table({"age": [5.0] * 200 + [cell, 5.0]}), "in.parquet")
     result = run("perturb", "in.parquet", "out.parquet", "--column", "age", *AGE)
-    assert_refused(result, 1, "column 'age'", "row 200 is " + ("null" if cell is None else f"{cell:g}"))
+    assert_refused(
+        result, 1, "column 'age'", "row 200 is " + ("missing" if cell is None or np.isnan(cell) else f"{cell:g}")
+    )
     assert_nothing_but("in.parquet")
 
 
@@ -337,7 +343,7 @@ def test_bad_array_values_are_named_by_their_index(run: Run) -> None:
     values[2, 3] = np.nan
     for order in ("C", "F"):
         np.save("in.npy", np.asarray(values, order=order))
-        assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "value (2, 3) is nan")
+        assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "value (2, 3) is missing")
     assert_nothing_but("in.npy")
 
 
@@ -352,11 +358,17 @@ def _damage(path: Path) -> None:
     path.write_bytes(content)
 
 
+def _without_groups(path: Path) -> None:
+    with pq.ParquetWriter(path, pq.read_schema(path)):
+        pass
+
+
 UNREADABLE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "truncated parquet": ("in.parquet", lambda path: _truncate(path, 0.6), "not a readable Parquet file"),
     "damaged parquet": ("in.parquet", _damage, "not a readable Parquet file"),
     "empty parquet file": ("in.parquet", lambda path: path.write_bytes(b""), "not a readable Parquet file"),
     "no rows in parquet": ("in.parquet", lambda path: write(path, ages(0)), "is empty"),
+    "no row groups in parquet": ("in.parquet", lambda path: _without_groups(path), "there is no row"),
     "text in parquet": ("in.parquet", lambda path: pq.write_table(pa.table({"age": ["1"]}), path), "holds string"),
     "truncated npy": ("in.npy", lambda path: _truncate(path, 0.6), "is truncated"),
     "truncated npy header": ("in.npy", lambda path: path.write_bytes(path.read_bytes()[:50]), "not a readable .npy"),
@@ -368,8 +380,8 @@ UNREADABLE: dict[str, tuple[str, Callable[[Path], Any], str]] = {
     "complex npy": ("in.npy", lambda path: np.save(path, ages(9).astype(complex)), "complex128"),
     "empty csv file": ("in.csv", lambda path: path.write_bytes(b""), "is empty"),
     "no rows in csv": ("in.csv", lambda path: path.write_text("id,age\n"), "is empty"),
-    "a short row": ("in.csv", lambda path: path.write_text(GOOD_CSV + "z\n"), "row 2 has 1 cells"),
-    "a long row": ("in.csv", lambda path: path.write_text(GOOD_CSV + "z,1,hidden\n"), "row 2 has 3 cells"),
+    "a short row": ("in.csv", lambda path: path.write_text(GOOD_CSV + "z\n"), "row 2 (line 4) has 1 cells"),
+    "a long row": ("in.csv", lambda path: path.write_text(GOOD_CSV + "z,1,hidden\n"), "row 2 (line 4) has 3 cells"),
 }
 
 
@@ -386,7 +398,7 @@ def test_unreadable_files(run: Run, case: str) -> None:
 
 def test_an_empty_line_of_a_single_column_is_an_empty_cell(run: Run) -> None:
     Path("in.csv").write_text("age\n1\n\n3\n")
-    assert_refused(run("perturb", "in.csv", "out.csv", "--column", "age", *AGE), 1, "row 1 is empty")
+    assert_refused(run("perturb", "in.csv", "out.csv", "--column", "age", *AGE), 1, "row 1 (line 3) is missing")
 
 
 COLUMN = ["--column", "age"]
@@ -504,19 +516,6 @@ def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> 
     assert_nothing_but("in.csv")
 
 
-def test_an_interrupt_as_the_output_is_made_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(Path("in.csv"), ages(3))
-    touch = Path.touch
-
-    def touch_and_interrupt(path: Path, **options: Any) -> None:
-        touch(path, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "touch", touch_and_interrupt)
-    assert_refused(run("perturb", "in.csv", "out.csv", "--column", "age", *AGE), 1, "interrupted")
-    assert_nothing_but("in.csv")
-
-
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -542,7 +541,7 @@ def test_a_missing_extra_is_named(tmp_path: Path, package: str) -> None:
     script = f"import sys; sys.modules[{package!r}] = None; {COMMAND[2]}"
     command = [sys.executable, "-c", script, "perturb", "in.csv", "out.csv", "--column", "age", *AGE]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=60)
-    expected = f"{package} is not installed; pip install 'dpkernels[cli]'"
+    expected = f"{package} is not installed; pip install '.[cli]' in a clone of dpkernels"
     assert_refused(Result(done.returncode, done.stdout, done.stderr), 1, expected)
 
 
@@ -614,16 +613,44 @@ def test_compare_sorts_by_worst_case_and_has_laplace(run: Run) -> None:
     assert [row["worst_variance"] * 1e240 for row in json.loads(tiny.out)] == pytest.approx(worst, rel=1e-9)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"v\0{'descr': '<f8', 'fortran_order': False, 'shape': (" + b"(" * 90 + b"\n",
+        b"v\0{'descr': '<f8', 'fortran_order': False, 'shape': '''" + b"(" * 67 + b"\n",
+        b"v\0" + b"[" * 5000 + b"\n",
+    ],
+)
+def test_headers_of_arrays_that_cannot_be_read(run: Run, header: bytes) -> None:
+    Path("in.npy").write_bytes(b"\x93NUMPY\x01\0" + header)
+    assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "in.npy: is not a readable .npy file")
+
+
 def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpkernels.cli import plot
 
-    monkeypatch.setattr(plot, "_BUDGETS", np.array([0.5, 2.0]))
-    monkeypatch.setattr(plot, "_FEWER", np.array([1.0]))
+    monkeypatch.setattr(plot, "_POINTS", 4)
+    monkeypatch.setattr(plot, "_FEWER", 2)
+    monkeypatch.setattr(plot, "_MOST", 0.5)
+    drawn: list[Any] = []
+    monkeypatch.setattr(plot, "_figure", lambda *figure, make=plot._figure: drawn.append(make(*figure)) or drawn[-1])
     arguments = ["compare", "--epsilon", "1", "--lower", "0", "--upper", "1", "--plot"]
     assert run(*arguments, "plot.png").code == 0
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
     assert_nothing_but("plot.png")
     assert_refused(run(*arguments, "plot.txt"), 2, "plot.txt")
+    assert {"optimal", "hybrid"} < labels(drawn[0])
+    central = ["compare", "--epsilon", "0.05", "--lower", "0", "--upper", "2", "--sensitivity", "1", "--plot"]
+    assert run(*central, "central.png").code == 0
+    axes = drawn[1].axes[0]
+    assert {"optimal-central", "central-piecewise"} < labels(drawn[1])
+    curves = [line.get_xydata() for line in axes.lines if len(line.get_xydata()) > 2]
+    np.testing.assert_allclose([curve[0, 0] for curve in curves], 0.05)
+    np.testing.assert_allclose([curve[-1, 0] for curve in curves], 0.5)
+
+
+def labels(figure: Any) -> set[str]:
+    return {line.get_label() for line in figure.axes[0].lines}
 
 
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi"])
@@ -655,8 +682,11 @@ def test_certify_refuses(run: Run, arguments: list[str], code: int) -> None:
     assert_refused(run("certify", *arguments), code)
 
 
-def test_a_missing_subcommand_lists_them(run: Run) -> None:
-    assert_refused(run(), 2, "perturb, compare, certify")
+def test_without_a_subcommand_there_is_help(run: Run) -> None:
+    bare = run()
+    assert bare == run("--help")
+    assert (bare.code, bare.err) == (0, "")
+    assert "Exit codes:" in bare.out
 
 
 # Access and false claims

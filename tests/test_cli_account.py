@@ -138,6 +138,16 @@ def test_the_curve_is_the_profile(run: Run) -> None:
     np.testing.assert_array_equal(claim, [[1.5, 1e-3]])
 
 
+def test_a_claim_below_the_axis_says_so(run: Run) -> None:
+    from dpkernels.cli import profile_plot
+    from dpkernels.cli.account import Account
+
+    found = Account.of("gaussian", {"sigma": 9.0, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-15}, (), ())
+    claim = profile_plot._figure(found, np.linspace(0, 2, 3)).axes[0].lines[1]
+    assert "delta 1e-15 (below the axis, drawn at 1e-12)" in claim.get_label()
+    assert claim.get_ydata() == [1e-12]
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
@@ -162,3 +172,48 @@ def test_the_curve_is_the_profile(run: Run) -> None:
 def test_wrong_usage(run: Run, given: list[str], words: str) -> None:
     assert_refused(run("account", *given), 2, words)
     assert_nothing_but()
+
+
+# Several reports
+
+
+def test_reports_are_composed(run: Run) -> None:
+    given = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--at-delta", "1e-5"]
+    form = accounted(run, *given, "--at-epsilon", "3")
+    made = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).repeat(30)
+    (row,) = form["epsilon_at_delta"]
+    # Thirty Gaussian reports are one of a sigma smaller by the root of thirty.
+    one = accountants.epsilon(dpk.gaussian(sigma=4.0 / math.sqrt(30), sensitivity=2.0), 1e-5)
+    assert row["at_least"] <= one <= row["at_most"]
+    assert row["at_most"] - row["at_least"] < 1e-3 * one
+    assert row["epsilon"] == pytest.approx(made.epsilon(1e-5), rel=1e-12)
+    (row,) = form["delta_at_epsilon"]
+    assert row["at_least"] <= row["delta"] <= row["at_most"]
+    assert (form["reports"], form["subsample"]) == (30, None)
+
+
+def test_reports_on_samples_are_composed(run: Run) -> None:
+    given = ["gaussian", "--sigma", "4", "--sensitivity", "2", "--reports", "30", "--subsample", "0.1"]
+    made = accountants.guarantee(dpk.gaussian(sigma=4.0, sensitivity=2.0)).subsample(0.1).repeat(30)
+    form = accounted(run, *given, "--at-delta", "1e-5")
+    assert form["neighbouring"] == made.neighbouring
+    assert [form["epsilon_at_delta"][0][end] for end in ("at_least", "at_most")] == list(made.bracket(delta=1e-5))
+    assert form["delta_at_epsilon"] == []
+    text = run("account", *given, "--at-delta", "1e-5").out
+    assert "\nreports             30, each on a Poisson sample of rate 0.1 of its own\n" in text
+    assert "\ndelta  epsilon " in text
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (["--reports", "0"], "--reports: 0 is not"),
+        (["--reports", "two"], "'two' is not a valid integer"),
+        (["--reports", "2", "--reports", "3"], "--reports: given 2 times"),
+        (["--subsample", "0"], "--subsample: 0"),
+        (["--subsample", "1.5"], "--subsample: 1.5"),
+        (["--subsample", "nan"], "--subsample: nan"),
+    ],
+)
+def test_wrong_reports(run: Run, given: list[str], words: str) -> None:
+    assert_refused(run("account", "gaussian", "--sigma", "3", "--sensitivity", "2", *given), 2, words)

@@ -115,3 +115,12 @@ def test_auto_where_the_optimum_is_not_computed(run: Run) -> None:
     done = run("certify", "--mechanism", "auto", "--epsilon", "15", "--lower", "0", "--upper", "1", "--json")
     assert done.code == 0, done.err
     assert json.loads(done.out)["mechanism"] in ("piecewise", "hybrid")
+
+
+@pytest.mark.parametrize(("epsilon", "name"), [("0.5", "duchi"), ("1", "hybrid"), ("4", "piecewise")])
+def test_by_default_the_best_closed_form_is_taken_and_named(run: Run, epsilon: str, name: str) -> None:
+    np.save("in.npy", np.linspace(-3, 5, 11))
+    done = run("perturb", "in.npy", "out.npy", "--lower", "-3", "--upper", "5", "--epsilon", epsilon)
+    assert done.code == 0, done.err
+    assert f"(array)  {name} " in done.out
+    assert run("certify", "--verify", "out.npy.json").out.startswith(f"ok: (array), {name}, epsilon {epsilon};")

@@ -13,10 +13,10 @@ import pytest
 from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
 
 from dpkernels import piecewise, vectors
-from dpkernels.exact.certificate import certify_table
 from dpkernels.exact.forms import COORDINATE_STREAM, ExactMixture, ExactWindow
 from dpkernels.exact.kernels import alias_columns, code_kernel
 from dpkernels.exact.tables import rational
+from dpkernels.exact.window_certificate import certify_table
 from dpkernels.random import host
 
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)

@@ -17,9 +17,10 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import calibrate, filters
-from accountants.amounts import EpsilonDelta, Rho, amount, asked, budgeted, printed
-from accountants.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
+from accountants import calibrate
+from dpkernels.budgets import filters
+from dpkernels.budgets.amounts import EpsilonDelta, Rho, amount, asked, budgeted, printed
+from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 
 # Amounts
 

@@ -24,10 +24,10 @@ import pyarrow.parquet as pq
 import pytest
 from test_cli import AGE, COMMAND, GOOD_CSV, Result, Run, ages, assert_nothing_but, assert_refused, command, read, write
 
-from accountants import ledger_file, statements
-from accountants.amounts import EpsilonDelta, printed
-from accountants.filters import BudgetExceeded, Filter
-from accountants.ledger import Ledger, LedgerError
+from dpkernels.budgets import ledger_file, statements
+from dpkernels.budgets.amounts import EpsilonDelta, printed
+from dpkernels.budgets.filters import BudgetExceeded, Filter
+from dpkernels.budgets.ledger import Ledger, LedgerError
 
 run = pytest.fixture(command, name="run")
 
@@ -35,11 +35,10 @@ ROOT = Path(__file__).parent.parent
 
 # Begins a process that imports the ledger and not JAX: it starts fast, and may fork.
 LIGHT = f"""
-import json, os, random, signal, sys, time, types
-package = types.ModuleType("accountants"); package.__path__ = [{str(ROOT / "accountants")!r}]
-sys.modules["accountants"] = package; sys.path.insert(0, {str(ROOT)!r})
-from accountants.filters import BudgetExceeded
-from accountants.ledger import Ledger, LedgerError
+import json, os, random, signal, sys, time
+sys.path.insert(0, {str(ROOT)!r})
+from dpkernels.budgets.filters import BudgetExceeded
+from dpkernels.budgets.ledger import Ledger, LedgerError
 """
 
 
@@ -171,7 +170,7 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
 
 STOPPED = """
 path = sys.argv[1]
-from accountants import ledger_file
+from dpkernels.budgets import ledger_file
 import sqlite3
 def stopping(word, connect=sqlite3.connect):
     class Stopping(sqlite3.Connection):
@@ -617,7 +616,7 @@ def test_a_release_that_fails_after_the_charge_leaves_it(run: Run) -> None:
     write(Path("in.csv"), np.r_[ages(200), 121.0])
     done = run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--budget", "2")
     stays = "charge 1 of epsilon 1, delta 0 stays in people.ledger: that nobody has seen any of a release"
-    assert_refused(done, 1, "row 200 is 121", stays)
+    assert_refused(done, 1, "row 200 (line 202) is 121", stays)
     assert_nothing_but("in.csv", "people.ledger")
     assert [one["charge"] for one in shown(run)["charges"]] == [1]
     assert run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--clip").code == 0
@@ -652,7 +651,7 @@ USAGE: dict[str, tuple[list[str], int, str]] = {
     "the input": (["--ledger", "in.csv", "--budget", "1"], 2, "--ledger: in.csv is a file of the release"),
     "the output": (["--ledger", "./out.csv", "--budget", "1"], 2, "--ledger: out.csv is a file of the release"),
     "the sidecar": (["--ledger", "out.csv.json", "--budget", "1"], 2, "--ledger: out.csv.json is a file of"),
-    "no folder": (["--ledger", "no/a", "--budget", "1"], 1, "no/a: cannot be opened"),
+    "no folder": (["--ledger", "no/a", "--budget", "1"], 1, "no/a: cannot be made"),
     "too small for this": ([*LEDGER, "--budget", "0.5"], 1, "asked for epsilon 1, delta 0; left epsilon 0.5, delta 0"),
 }
 
@@ -693,7 +692,10 @@ def test_kill_9_of_a_release_leaves_the_charge_and_no_output(run: Run) -> None:
     process.communicate(timeout=60)
     assert not Path("out.npy").exists()
     assert len(Ledger("people.ledger").statement().entries) == 1
-    assert_refused(run(*given), 1, "left epsilon 0.5")
+    again = run(*given)
+    assert again.err.startswith("dpkernels: removed 3 files of ")
+    assert (again.code, "left epsilon 0.5" in again.err) == (1, True)
+    assert_nothing_but("in.npy", "people.ledger")
 
 
 def test_without_a_ledger_nothing_changes(run: Run) -> None:

@@ -324,7 +324,7 @@ def test_noise_without_a_table_is_refused():
     "law",
     [
         dpk.Gaussian(1e-6),
-        dpk.Gaussian(1e-300),
+        dpk.Gaussian(1e-140),
         dpk.Laplace(1e-9),
         dpk.DiscreteLaplace(1e-3),
         dpk.DiscreteGaussian(0.01),

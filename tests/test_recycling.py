@@ -136,6 +136,20 @@ def test_weight_is_the_mass_that_leaves_the_inside():
         assert float(recycling.published_weight(Gaussian(1.4), theta, D)) == pytest.approx(left.mean(), abs=5e-3)
 
 
+def test_weight_is_equation_seven():
+    """As printed, max over both sides, for 500 random kernels, thetas and sensitivities."""
+    random = np.random.default_rng(7)
+    for kind in (Gaussian, Laplace):
+        for width, theta, D in np.exp(random.normal(0, 1.5, (250, 3))):
+            kernel = kind(width)
+            low, high = -theta, theta
+            sides = (
+                kernel.cdf(min(low + D, high)) - kernel.cdf(low),
+                kernel.cdf(high + D) - kernel.cdf(max(high, low + D)),
+            )
+            assert float(recycling.published_weight(kernel, theta, D)) == pytest.approx(max(sides), abs=1e-15)
+
+
 def test_baseline():
     q = float(recycling.published_baseline_rate(2.0, 1.5))
     assert q == pytest.approx(1 - math.exp(-0.5), rel=1e-12)

@@ -16,11 +16,12 @@ import pytest
 
 import accountants
 import dpkernels as dpk
-from accountants import calibrate, tune
+from accountants import calibrate, recycling, tune
 from accountants.calibrate.scale import certain_shift, rescaled
 from accountants.hockey_stick import as_float64
-from accountants.tune import domains, errors, excess, published_recycling, search
+from accountants.tune import domains, errors, excess, published, published_recycling, search
 from accountants.tune.bounded import Piecewise
+from accountants.tune.published_piecewise import published_eta, published_piecewise
 from accountants.tune.recycled_shape import RecycledShape
 from accountants.tune.truncated import TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
@@ -220,13 +221,13 @@ def test_truncated_noise_meets_any_budget(family):
 
 
 def test_a_parameter_that_is_none_is_infeasible():
-    """At B_min the left end is none, and masses over it are 0, as would be the objective."""
+    """At B_min the left end is none, and so is the objective: the search takes it for infinite."""
     family, objective = tune.truncated_laplace(epsilon=0.2139, delta=0.0129, sensitivity=0.0213), tune.absolute_error()
     with jax.enable_x64(True):
         end = jnp.array([-np.pi / 2])
         member = jax.jit(lambda f, z: f.build(domains.values(f.domains, z)))(as_float64(family), end)
         assert np.isnan(member.noise.low)
-        assert float(objective(member)) == 0.0
+        assert np.isnan(objective(member))
         assert jax.jit(search.cost)(as_float64(family), objective, end) == np.inf
 
 
@@ -354,21 +355,28 @@ def test_composed_recycling_with_little_for_each_report():
     assert found.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
 
 
+def test_ternary_search_finds_the_top_of_a_hill():
+    for top in (0.003, 0.31, 0.77, 1.0):
+        found = published_recycling.ternary(lambda p, top=top: -abs(p - top), 0.0, 1.0, 1e-6)
+        assert found == pytest.approx(top, abs=1e-6)
+
+
+def test_published_search_of_a_rate(monkeypatch):
+    """Jiang 2024, Algorithm 4 on 300 records: the rate that trying a hundred of them finds."""
+    monkeypatch.setattr(published_recycling, "_RATE_WIDTH", 0.1)
+    claim = {"epsilon": 0.1, "delta": DELTA, "theta": 3.0, "query": "count", "spread": 0.1, "size": 300.0}
+    family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=recycling.published_sensitivity)
+    found = published.enumerated(family, tune.acceptance(3.0))
+    assert found.value == pytest.approx(0.188, abs=2e-3)
+    assert found.mechanism.rate == pytest.approx(0.23, abs=0.05)
+    assert found.rounds == sorted(found.rounds)
+
+
 @pytest.mark.slow
-def test_reconstructed_enumeration_of_sampling(monkeypatch):
-    """Three rates: the best of them is kept, worse than the gradient's; where its budget is exceeded it is refused."""
-    monkeypatch.setattr(published_recycling, "_RATES", np.array([0.01, 0.1, 1.0]))
-    family = tune.sampled_recycled("gaussian", epsilon=0.5, delta=DELTA, theta=2.0)
-    grid = tune.best(family, tune.acceptance(2.0), method="enumeration")
-    assert "reconstructed" in grid.family
-    assert grid.value < tune.best(family, tune.acceptance(2.0)).value
-    assert grid.evaluations > 3000
-    assert list(grid.path["objective"]) == sorted(grid.path["objective"])
-    one = published_recycling.published_recycling(family.kernel, 2.0, 0.5, DELTA, 1.0)[0]
-    assert grid.path["objective"][-1] >= float(one.acceptance)
-    again = tune.sampled_recycled("gaussian", epsilon=1.0, delta=DELTA, theta=1.0)
+def test_published_search_of_a_rate_is_refused_where_it_is_not_private():
+    family = tune.sampled_recycled("laplace", epsilon=1.0, delta=DELTA, theta=1.0)
     with pytest.raises(tune.NotPrivateError, match="delta on the sample is"):
-        tune.best(again, ACCEPTANCE, method="enumeration")
+        tune.best(family, ACCEPTANCE, method="enumeration")
 
 
 @pytest.mark.slow
@@ -603,6 +611,32 @@ def test_enumeration_is_worse_and_longer(family):
     assert grid.evaluations >= 20 * found.evaluations
 
 
+def test_composite_search_stops_at_what_is_good_enough():
+    """Zhang 2024, Algorithm 2: no round after one that reaches V_t."""
+    family, objective = tune.composite(epsilon=1.0, condition="sup_inf", **UNIT), tune.variance_at(0.5)
+    whole = published.composite_search(family, objective)
+    assert len(whole.rounds) == 3
+    for count, value in enumerate(whole.rounds, 1):
+        found = published.composite_search(family, objective, stop_at=value)
+        assert found.rounds == whole.rounds[:count]
+        assert found.value == value
+        assert found.evaluations < whole.evaluations or count == 3
+
+
+def test_published_eta_minimises_what_the_source_minimises():
+    """Ma 2021, Theorem 4: (eta^3 + e^eps - 1)/(eta - 1)^2 is least at eta_0, the variance of a density is not."""
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 5.0, 12.0):
+        at = float(published_eta(epsilon))
+        held = [(eta**3 + math.expm1(epsilon)) / (eta - 1) ** 2 for eta in (at * (1 - 1e-3), at, at * (1 + 1e-3))]
+        assert held[1] < min(held[0], held[2])
+        made = published_piecewise(epsilon=epsilon, **SIGNED)
+        assert accountants.epsilon(made) == pytest.approx(epsilon, rel=1e-9)
+        cost = float(made.worst_variance / dpk.piecewise(epsilon=epsilon, **SIGNED).worst_variance)
+        assert 1.1 < cost < 1.27
+        assert (1.15 < cost < 1.212) or not 0.5 <= epsilon <= 2
+    np.testing.assert_allclose(published_eta(np.array([0.5, 1.0])), [3.1322443, 3.3130832], rtol=1e-7)
+
+
 def test_published_recycling_search():
     family = recycled("gaussian", 1.0, 1.0)
     grid = tune.best(family, ACCEPTANCE, method="enumeration")
@@ -766,3 +800,15 @@ def test_families_are_pytrees_of_their_budgets():
     assert jax.tree.leaves(family) == [1.0, -1.0, 1.0]
     assert isinstance(family, Piecewise)
     assert isinstance(tune.truncated_laplace(epsilon=1.0, delta=0.1), TruncatedLaplace)
+
+
+# Few reports: their losses have few values, and eps of all is next to the sum
+
+
+@pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6, 10, 30))])
+def test_few_reports_are_no_worse_than_equal_shares(count):
+    family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
+    found = tune.best(family, tune.worst_variance)
+    shares = dpk.piecewise(epsilon=2.0 / count, **SIGNED).worst_variance
+    assert found.value <= shares * (1 + 1e-6)
+    assert found.delta <= 1e-6

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.calibrate.outward import FARTHEST, least_private, log_mu, upper_delta
+from accountants.calibrate.outward import FARTHEST, least_private, log_mu
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.calibrate.widening import widening
 from accountants.guarantee import Guarantee, guarantee
@@ -164,7 +164,7 @@ def _check_reports(epsilon: Any, count: int, rate: Any) -> None:
 
 
 def _check_feasible(made: Guarantee, epsilon: float, delta: float) -> None:
-    best = upper_delta(made, epsilon)
+    best = made.delta(epsilon)
     if best > delta:
         raise ValueError(
             f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "

@@ -38,7 +38,7 @@ def least_private(reports: Callable[[float], Guarantee], epsilon: float, delta: 
     """The least t at which the reports are private enough, by the bracket; log mu falls about as -t from t = 0."""
 
     def excess(t: float) -> float:
-        return float(log_mu(np.float64(upper_delta(reports(t), epsilon)), epsilon)) - goal
+        return float(log_mu(np.float64(reports(t).delta(epsilon)), epsilon)) - goal
 
     t = _crossing(excess)
     for j in range(_STEPS):
@@ -49,12 +49,6 @@ def least_private(reports: Callable[[float], Guarantee], epsilon: float, delta: 
         # About the bracket's width; where eps jumps, as it does from infinity, short steps that grow.
         t += 1.05 * over + 1e-9 if over < 1e-3 else min(1e-8 * 4.0**j, 0.1)
     raise ConvergenceError(f"epsilon, delta: {epsilon:g}, {delta:g}; a bracket stays above it, at {upper:.9g}")
-
-
-def upper_delta(made: Guarantee, epsilon: float) -> float:
-    """The precise value, or where it has not converged a bound from above."""
-    value = float(made.converged("delta", np.asarray(epsilon, np.float64)))
-    return Bracket(made).upper_delta(epsilon) if math.isnan(value) else value
 
 
 def _crossing(falling: Callable[[float], float]) -> float:

@@ -25,7 +25,7 @@ def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
-        upper: B, in (B_min, B*]; by default B*, the symmetric case. See ``dpkernels``'s ``truncated_laplace``.
+        upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels``'s ``truncated_laplace``.
 
     Raises:
         ValueError: an argument out of range; B outside the feasible interval, which the error gives.

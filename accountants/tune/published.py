@@ -65,17 +65,37 @@ def _(family: Piecewise, objective: Objective) -> Enumerated:
 
 @enumerated.register
 def _(family: Composite, objective: Objective) -> Enumerated:
+    return composite_search(family, objective)
+
+
+def composite_search(family: Composite, objective: Objective, stop_at: float | None = None) -> Enumerated:
+    """Zhang 2024, Algorithms 1 and 2: three rounds over a grid, or fewer.
+
+    Args:
+        family: of ``tune.composite``, with the constant or the quartic base.
+        objective: what is compared; the source's is ``variance_at`` the middle.
+        stop_at: V_t of Algorithm 2, an objective that is good enough: no round is begun after one that reaches it. The
+            authors' released code has none and runs all three.
+
+    Raises:
+        ValueError: another base; no point of the grid is feasible.
+    """
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
 
     def named(m: float, base: Base) -> dict[str, Any]:
         return {"m": m} if family.base is not None else {"m": m, "r": base.lowest}
 
-    return _zhang(family.window, family.base, family, objective, named)
+    return _zhang(family.window, family.base, family, objective, named, stop_at)
 
 
 def _zhang(
-    window: Window, base: Base | None, family: Any, objective: Objective, named: Callable[[float, Base], dict[str, Any]]
+    window: Window,
+    base: Base | None,
+    family: Any,
+    objective: Objective,
+    named: Callable[[float, Base], dict[str, Any]],
+    stop_at: float | None = None,
 ) -> Enumerated:
     """Zhang 2024, Algorithms 1 and 2, as the authors' released code has them.
 
@@ -98,6 +118,8 @@ def _zhang(
         if chosen is None or values[at] < chosen[0]:
             chosen = values[at], points[at]
         rounds.append(objective.sign * float(chosen[0]))
+        if stop_at is not None and chosen[0] <= objective.sign * stop_at:
+            break
         ends = tuple((max(value - step, 0.0), value + step) for value in chosen[1][:3])
     if chosen is None:
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants import calibrate, characteristic
+from accountants import calibrate
 from accountants.calibrate.composed import with_own_claim
 from accountants.calibrate.outward import least_private, log_mu
 from accountants.guarantee import Guarantee, Term
@@ -30,7 +30,8 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 
 _NEWTON_STEPS = 30
-_FOUND = 1e-6  # Of ln delta: a root of the estimate.
+_FOUND = 1e-8  # Of ln eps: a root.
+_TINY = 1e-300
 
 
 @singledispatch
@@ -92,32 +93,35 @@ def _(inner: PlainNoise, family: Any, parameters: dict[str, Any]) -> Additive:
 
 
 def _largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
-    """The loss at which T reports have this delta at eps: Newton in ln loss on ln delta; NaN where there is none.
+    """The loss at which T reports have this eps at delta: Newton in ln loss on ln eps; NaN where there is none.
 
-    ln delta is smooth and rises with it. A step goes back up where no member is feasible. The last one carries the
-    derivatives.
+    ln eps is next to linear in it, and rises. A step that leaves what is known to hold the root goes half-way. The last
+    one carries the derivatives.
     """
 
     def log_excess(t: Any, family: Any, parameters: Any) -> Any:
-        delta = _estimated(family, member(family.inner, jnp.exp(t), parameters))
-        return jnp.log(jnp.maximum(delta, 1e-300)) - jnp.log(family.delta)
+        eps = _estimated(family, member(family.inner, jnp.exp(t), parameters))
+        return jnp.log(jnp.clip(eps, _TINY, 1 / _TINY)) - jnp.log(family.epsilon)
 
     still = jax.lax.stop_gradient((family, parameters))
     least, most = (jnp.log(end) for end in checks.EPSILON_RANGE)
 
-    def unfinished(state: tuple[Any, Any, Any, Any]) -> Any:
-        _, value, _, count = state
-        return (count < _NEWTON_STEPS) & ~(jnp.abs(value) < 1e-3 * _FOUND)
+    def unfinished(state: Any) -> Any:
+        count, _, value, *_ = state
+        return (count < _NEWTON_STEPS) & ~(jnp.abs(value) < _FOUND)
 
-    def newton(state: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
-        at, value, slope, count = state
-        step = jnp.where(jnp.isfinite(value), jnp.clip(-value / slope, -0.5, 0.5), 0.2)
-        at = jnp.where(count > 0, jnp.clip(at + step, least, most), at)
-        value, slope = jax.jvp(lambda t: log_excess(t, *still), (at,), (jnp.ones_like(at),))
-        return at, value, slope, count + 1
+    def newton(state: Any) -> Any:
+        count, at, value, slope, low, high = state
+        low, high = jnp.where(value < 0, at, low), jnp.where(value < 0, high, at)
+        new = at - value / jnp.where(slope > 0, slope, 1.0)
+        new = jnp.where((new > low) & (new < high), new, (low + high) / 2)
+        value, slope = jax.jvp(lambda t: log_excess(t, *still), (new,), (jnp.ones_like(new),))
+        return count + 1, new, value, slope, low, high
 
     start = jnp.clip(jnp.log(2 * still[0].about), least, jnp.log(still[0].epsilon))
-    at, value, slope, _ = jax.lax.while_loop(unfinished, newton, (start, start + jnp.inf, jnp.ones_like(start), 0))
+    value, slope = jax.jvp(lambda t: log_excess(t, *still), (start,), (jnp.ones_like(start),))
+    state = 0, start, value, slope, jnp.full_like(start, least), jnp.full_like(start, most)
+    _, at, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
     moved = log_excess(at, family, parameters)
     found = (jnp.abs(value) < _FOUND) & (slope > 0)
     return jnp.where(found, jnp.exp(at - (moved - jax.lax.stop_gradient(moved)) / slope), jnp.nan)
@@ -130,16 +134,9 @@ def largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
 
 
 def _estimated(family: Any, mechanism: Any) -> Any:
-    """delta of all reports at eps, by characteristic function whether or not its contour has converged.
-
-    Losses with few atoms leave it a few tenths of a percent off: near enough to choose parameters; what is released is
-    solved again, by the rigorous bracket.
-    """
-    together = Guarantee((Term(worst_pairs(mechanism)[:1], family.count, family.rate),))
-    values = [
-        characteristic.delta_at(parts, family.epsilon, characteristic.SMALL)[0] for parts in together.directions()
-    ]
-    return jnp.stack(values).max()
+    """eps of all reports at delta."""
+    together = Guarantee((Term(worst_pairs(mechanism), family.count, family.rate),))
+    return together.epsilon(family.delta)
 
 
 @singledispatch

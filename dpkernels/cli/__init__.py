@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
-from dpkernels.cli.interrupts import interruptible
+from dpkernels.cli.interrupts import interruptible, is_finished, was_asked
 
 _EXTRAS = {"click": "cli", "pyarrow": "cli", "rich": "cli", "matplotlib": "plot"}
 
@@ -18,27 +19,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        arguments: what follows ``dpkernels``; by default the process's own.
+        arguments: what follows ``dpkernels``; by default the process's own, which then ends with this.
 
     Returns:
-        The exit code: 0, 2 for a wrong option or argument, 1 for anything else. Every failure is one line on
-        stderr; with DPKERNELS_DEBUG=1 in the environment it is raised instead.
+        The exit code: 0, 2 for a wrong option or argument, 1 for anything else. A release whose output and sidecar
+        are in place is 0, even if no more can be printed. Every failure is one line on stderr; with
+        DPKERNELS_DEBUG=1 in the environment it is raised instead.
     """
     try:
-        with interruptible():
-            code = _run(list(sys.argv[1:] if arguments is None else arguments))
-            sys.stdout.flush()
-            return code
+        with interruptible(last=arguments is None):
+            if arguments is None:
+                _occupy_closed_streams()
+            return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt as error:
         return _fail("interrupted" + _also(error))
-    except BrokenPipeError:
-        # The reader of stdout has gone: Python would complain again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception as error:
-        if os.environ.get("DPKERNELS_DEBUG") == "1":
-            raise
-        return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
+        return _failed(error)
 
 
 def _run(arguments: list[str]) -> int:
@@ -51,12 +47,50 @@ def _run(arguments: list[str]) -> int:
             dpkernels.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
+    if sys.stdout is not None:  # else it is closed: nobody wants to read it
+        sys.stdout.flush()
     return 0
 
 
+def _failed(error: Exception) -> int:
+    _detach_broken_stdout()
+    if os.environ.get("DPKERNELS_DEBUG") == "1":
+        raise error
+    if is_finished():
+        _say(f"the output is complete; what came after failed: {_message(error)}")
+        return 0
+    if was_asked():  # while a library was imported or ran, which made another error of it
+        return _fail("interrupted" + _also(error))
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, and wants no message
+        return 1
+    return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
+
+
+def _detach_broken_stdout() -> None:
+    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _occupy_closed_streams() -> None:
+    """A file opened later must not become the standard stream that a library writes to."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+
+
 def _fail(message: str, code: int = 1) -> int:
-    print(f"dpkernels: error: {' '.join(message.split())}", file=sys.stderr)
+    _say(f"error: {message}")
     return code
+
+
+def _say(message: str) -> None:
+    with suppress(OSError):
+        if sys.stderr is not None:  # else print would take stdout
+            print(f"dpkernels: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _also(error: BaseException) -> str:
@@ -70,7 +104,7 @@ def _message(error: Exception) -> str:
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         if package in _EXTRAS:
-            return f"{package} is not installed; pip install 'dpkernels[{_EXTRAS[package]}]'"
+            return f"{package} is not installed; pip install '.[{_EXTRAS[package]}]' in a clone of dpkernels"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     if isinstance(error, (ValueError, OSError)) and str(error):

@@ -17,6 +17,7 @@ from dpkernels.cli.choose import ADDITIVE, mechanism
 from dpkernels.cli.guarantees import guarantee
 from dpkernels.cli.sidecar import law_of, parameters
 from dpkernels.cli.text import aligned
+from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.forms import certify
 from dpkernels.mechanisms.base import Mechanism
@@ -96,11 +97,11 @@ class Account:
     def neighbours(self) -> str:
         """Which inputs are neighbouring."""
         if self.is_additive:
-            return f"true values at most {self.options['sensitivity']:.12g} apart"
-        low, high = self.mechanism.input_interval
+            return f"true values at most {shortest(self.options['sensitivity'])} apart"
+        interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
         if "sensitivity" in self.options:
-            return f"values in [{low:g}, {high:g}] at most {self.options['sensitivity']:.12g} apart"
-        return f"any two values in [{low:g}, {high:g}]"
+            return f"values in {interval} at most {shortest(self.options['sensitivity'])} apart"
+        return f"any two values in {interval}"
 
     @property
     def description(self) -> str:
@@ -128,7 +129,7 @@ class Account:
             own = guarantee(certify(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {error}"
-        return f"a release realises epsilon {own.realised_epsilon:.6g}, delta {own.realised_delta:.9g}"
+        return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form; null where a number is infinite."""
@@ -148,7 +149,7 @@ class Account:
         facts = {
             "mechanism": self.description,
             "neighbouring": self.neighbours,
-            "pure level": f"epsilon {self.pure:.9g}" if math.isfinite(self.pure) else "none: delta is never 0",
+            "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
             **{name: f"{value:.9g}" for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
             "covers": COVERS,
@@ -159,11 +160,11 @@ class Account:
 
 
 def _shown(value: Any) -> str:
-    return ",".join(f"{part:g}" for part in np.ravel(value))
+    return ",".join(map(shortest, np.ravel(value)))
 
 
 def _table(given: str, found: str, at: Sequence[float], values: np.ndarray) -> list[str]:
-    cells = [[f"{x:g}", f"{y:.9g}" if math.isfinite(y) else "none"] for x, y in zip(at, values, strict=True)]
+    cells = [[shortest(x), f"{y:.9g}" if math.isfinite(y) else "none"] for x, y in zip(at, values, strict=True)]
     return aligned([[given, found], *cells])
 
 

@@ -1,70 +1,26 @@
-"""A mechanism chosen by its name, and the one table of which mechanism has which options."""
+"""A mechanism chosen by its name, and the options of each column."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import click
 
 from dpkernels import checks
 from dpkernels.cli import recipes
-from dpkernels.cli.options import OPTIONS, flag, flags
-from dpkernels.cli.text import aligned
+from dpkernels.cli.mechanism_table import RECIPES, Recipe
+from dpkernels.cli.options import flag
+from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.forms import ExactForm, certify
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import central_piecewise
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.optimal_grid import MOST_EPSILON
+from dpkernels.mechanisms.optimal_grid import covers
 from dpkernels.mechanisms.optimal_program import ProgramError
-
-# What a release is private for; never a default.
-_CLAIM = ("epsilon", "delta", "sensitivity")
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How a mechanism is made of options: its constructor's keyword arguments that are options.
-
-    Attributes:
-        name: the mechanism's name.
-        make: its constructor.
-    """
-
-    name: str
-    make: Callable[..., Mechanism]
-
-    @cached_property
-    def options(self) -> dict[str, bool]:
-        """Its options, and whether the constructor has a default for each."""
-        arguments = inspect.signature(self.make).parameters
-        own = [arguments[name] for name in OPTIONS if name in arguments]
-        return {one.name: one.default is not one.empty for one in own}
-
-    def required(self, release: bool) -> list[str]:
-        """What must be given: for a release the whole claim; the sensitivity, in the data's unit, always."""
-        always = _CLAIM if release else ("sensitivity",)
-        return [name for name, optional in self.options.items() if not optional or name in always]
-
-    def check(self, given: Iterable[str], release: bool) -> None:
-        """Refuse options that the mechanism does not have, and too few.
-
-        Raises:
-            click.UsageError: names the option.
-        """
-        given, required = list(given), self.required(release)
-        for name in given:
-            if name not in self.options:
-                raise click.UsageError(f"{flag(name)}: {self.name} has no such option; it has {flags(self.options)}")
-        if missing := [name for name in required if name not in given]:
-            shown = ", ".join(map(flag, missing))
-            raise click.UsageError(f"{shown}: missing; {self.name} needs {flags(required)}")
-
 
 CENTRAL: dict[str, Callable[..., Mechanism]] = {
     "optimal-central": recipes.optimal_central,
@@ -83,28 +39,33 @@ ADDITIVE: dict[str, Callable[..., Mechanism]] = {
     "discrete-gaussian": named.discrete_gaussian,
     "truncated-discrete-laplace": named.truncated_discrete_laplace,
 }
-AUTO = "auto"
+# Names of a choice, and what it is made among: no other bounded mechanism ever has less worst-case variance.
+_CLOSED_FORMS = ("duchi", "hybrid", "piecewise")
+CHOICES = {"closed-form": _CLOSED_FORMS, "auto": ("optimal", *_CLOSED_FORMS)}
 
 
-def best_bounded(*, epsilon: float, lower: float, upper: float) -> str:
-    """The bounded mechanism of least worst-case variance; those not tried never have less.
+def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str:
+    """The mechanism of least worst-case variance among those of a choice.
 
     Raises:
         ValueError: an argument out of range.
     """
-    tried = ("optimal", "piecewise", "hybrid") if epsilon <= MOST_EPSILON else ("piecewise", "hybrid")
-    made = {name: MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper) for name in tried}
-    return min(made, key=lambda name: float(made[name].worst_variance))
+    tried = [one for one in CHOICES[name] if one != "optimal" or covers(epsilon)]
+    made = {one: MECHANISMS[one](epsilon=epsilon, lower=lower, upper=upper) for one in tried}
+    return min(made, key=lambda one: float(made[one].worst_variance))
 
 
-def _auto(*, epsilon: float, lower: float, upper: float) -> Mechanism:
-    return MECHANISMS[best_bounded(epsilon=epsilon, lower=lower, upper=upper)](
-        epsilon=epsilon, lower=lower, upper=upper
-    )
+def _chosen(name: str, *, epsilon: float, lower: float, upper: float) -> Mechanism:
+    options = {"epsilon": epsilon, "lower": lower, "upper": upper}
+    return MECHANISMS[chosen_name(name, **options)](**options)
 
 
-_MAKERS: dict[str, Callable[..., Mechanism]] = {**MECHANISMS, AUTO: _auto, **CENTRAL, **ADDITIVE}
-RECIPES = {name: Recipe(name, make) for name, make in _MAKERS.items()}
+MAKERS: dict[str, Callable[..., Mechanism]] = {
+    **MECHANISMS,
+    **{name: partial(_chosen, name) for name in CHOICES},
+    **CENTRAL,
+    **ADDITIVE,
+}
 
 
 def recipe(name: str, where: str = "") -> Recipe:
@@ -135,7 +96,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         chosen.check(options, release)
         if "delta" in options:
             checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
-        return chosen.make(**options)
+        return MAKERS[name](**options)
     except click.UsageError as error:
         raise click.UsageError(where + error.message) from error
     except (ValueError, ProgramError) as error:
@@ -143,7 +104,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
 
 
 def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm]:
-    """The name of the mechanism, which for "auto" is the one chosen, and its certified form.
+    """The name of the mechanism, which for a choice is the one chosen, and its certified form.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -151,7 +112,7 @@ def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[
     """
     made = mechanism(name, options, where)
     try:
-        return best_bounded(**options) if name == AUTO else name, certify(made)
+        return chosen_name(name, **options) if name in CHOICES else name, certify(made)
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error
@@ -165,7 +126,9 @@ def _feasible(made: Any) -> str:
         found = epsilon(made, made.delta)
     except (TypeError, ValueError):
         return ""
-    return f"; at delta {made.delta:g} this noise has epsilon {found:.6g}"
+    if found <= made.epsilon * (1 + 1e-9):  # The noise has its claim; it is the table that does not.
+        return ""
+    return f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
 
 
 def spread(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
@@ -211,16 +174,3 @@ def check_count(option: str, count: int, columns: int, those: str = "") -> None:
     if count not in (1, columns):
         allowed = "once" if columns == 1 else f"once, or once for each of the {columns} columns{those}"
         raise click.UsageError(f"{flag(option)}: given {count} times; give it {allowed}")
-
-
-def listing() -> list[str]:
-    """Every mechanism with what a release needs and what else it may have."""
-    heading = ["mechanism", "needs", "may have"]
-    note = "What a mechanism may have is chosen for it where it is not given; `dpkernels perturb --help` explains each."
-    return [*aligned([heading, *map(_listed, RECIPES.values())]), "", note]
-
-
-def _listed(one: Recipe) -> list[str]:
-    required = one.required(release=True)
-    more = [name for name in one.options if name not in required]
-    return [one.name, " ".join(map(flag, required)), " ".join(map(flag, more))]

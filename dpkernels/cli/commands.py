@@ -8,9 +8,12 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.options import Numbers, mechanism_options, single
+from dpkernels.cli.interrupts import importing
+from dpkernels.cli.layout import DASH, layout
+from dpkernels.cli.options import Numbers, file_options, mechanism_options, single
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+_STREAM = click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _EXAMPLES = """\b
@@ -20,6 +23,8 @@ Examples:
       --column income --lower 0 --upper 1e6 --epsilon 0.5
   dpkernels perturb in.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
+  dpkernels perturb - - --format csv --sidecar out.json --column age --lower 0 --upper 120 --epsilon 1 \\
+      < in.csv > out.csv
 """
 
 _OVERVIEW = """\b
@@ -32,6 +37,12 @@ Examples:
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
   dpkernels mechanisms
   dpkernels ledger people.ledger
+
+\b
+Exit codes:
+  0  done; of perturb: OUT and OUT.json are complete, even if a summary could not be printed
+  1  failed or interrupted, with one line that says why; nothing was written, a charge to a ledger stays
+  2  a wrong option or argument; nothing was charged or written
 """
 
 _MORE_ACCOUNT = """\b
@@ -39,6 +50,7 @@ Examples:
   dpkernels account laplace --sensitivity 1 --epsilon 1
   dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
   dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
 """
 
 _MORE_TUNE = """\b
@@ -66,19 +78,20 @@ Examples:
 def dpkernels(context: click.Context) -> None:
     """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
     if context.invoked_subcommand is None:
-        raise click.UsageError(f"a subcommand is missing, one of {', '.join(dpkernels.commands)}")
+        click.echo(context.get_help())
 
 
 @dpkernels.command(epilog=_EXAMPLES)
-@click.argument("source", metavar="IN", type=_INPUT)
+@click.argument("source", metavar="IN", type=_STREAM)
 @click.argument("target", metavar="OUT", type=_OUTPUT)
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="A column to perturb (not for .npy).")
 @click.option(
     "--mechanism",
     metavar="NAME",
     multiple=True,
-    default=["piecewise"],
-    help="What draws the noise, piecewise by default; auto is the bounded one of least worst-case variance. "
+    default=["closed-form"],
+    help="What draws the noise: by default closed-form, that of piecewise, hybrid and duchi of least worst-case "
+    "variance for the budget (which, is printed); auto tries the linear program's optimum too. "
     "`dpkernels mechanisms` lists them with their options.",
 )
 @mechanism_options
@@ -97,8 +110,13 @@ def dpkernels(context: click.Context) -> None:
     multiple=True,
     help="Budget of FILE: makes FILE, or must be that of the FILE there is. Additive noise needs a DELTA.",
 )
+@file_options
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
+@click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
+@click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
 @click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
+@click.option("--quiet", is_flag=True, help="Print no summary.")
+@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def perturb(
     source: Path,
     target: Path,
@@ -108,28 +126,49 @@ def perturb(
     ledger: tuple[Path, ...],
     budget: tuple[tuple[float, ...], ...],
     force: bool,
+    check: bool,
+    check_first: bool,
     progress: bool | None,
-    **options: tuple[Any, ...],
+    quiet: bool,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Perturb columns of IN (.csv or .parquet), or the whole array of a .npy, into OUT of the same format.
+    """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
     --column repeats; --mechanism is given once for every column, or once a column in the same order. Any other option
     of a mechanism is given once for all columns whose mechanism has it, or once for each of these, in the same order.
-    All other columns are copied as they are and are NOT protected.
+    All other columns, and the order of the rows, are copied as they are and are NOT protected. A csv
+    or tsv may be .gz, or - for standard input and output.
 
     Bounds and sensitivities must be known without looking at the data. A certificate for every column is written to
     OUT.json.
 
     What is released about the same people adds up. A --ledger is for one group of people, one row each: it adds a
     row's total over the perturbed columns of every release, whatever the file, and refuses before it reads the data.
-    Someone with k rows spends k times as much. A charge stays, even if the release then fails.
+    Someone with k rows spends k times as much. A charge stays, even if the release then fails: --check-first finds
+    values that cannot be perturbed before it, and --check does nothing but find them.
+
+    With --force the old OUT and OUT.json stay until the new ones are complete; a run that is killed leaves the old
+    release or the new one, and the next run to OUT removes what else it left.
     """
-    from dpkernels.cli.perturb import perturb_file, plan
+    with importing():
+        from dpkernels.cli import summary
+        from dpkernels.cli.handling import Handling
+        from dpkernels.cli.perturb import check_file, perturb_file, plan
 
     charged = single({"ledger": ledger, "budget": budget})
-    release = plan(source, target, columns, mechanism, _given(options), clip=clip, force=force, charged=charged)
-    for line in perturb_file(release, progress):
-        click.echo(line)
+    form = layout(source, target, *(options.pop(name) for name in ("kind", "delimiter", "multiline")))
+    handling = Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows")))
+    files = {"form": form, "handling": handling, "sidecar": options.pop("sidecar")}
+    release = plan(
+        source, target, columns, mechanism, _given(options), clip=clip, force=force, charged=charged, **files
+    )
+    places = None if check else (target, release.sidecar)
+    done, left = check_file(release, progress) if check else (perturb_file(release, progress, check_first), [])
+    if not quiet:
+        told = done, release.copied, places
+        text = _json(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
+        click.echo(text, err=target == DASH)
 
 
 @dpkernels.command()
@@ -143,7 +182,8 @@ def perturb(
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
-    from dpkernels.cli.compare import as_table, comparison
+    with importing():
+        from dpkernels.cli.compare import as_table, comparison
 
     if plot is not None:
         from dpkernels.cli.plot import check_target, draw
@@ -152,7 +192,7 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     given = single(options)
     rows = comparison(**given)
     if plot is not None:
-        draw(plot, given["epsilon"])
+        draw(plot, **given)
     click.echo(_json(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
 
@@ -163,17 +203,21 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 @click.option("--verify", type=_INPUT, help="Verify every certificate of this OUT.json again instead.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
     """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release."""
-    from dpkernels.cli import certify as certificates
-
     wanted = single({"mechanism": mechanism, **options})
     if verify is not None:
         if wanted or as_json:
             raise click.UsageError("--verify: takes no other option")
-        click.echo("\n".join(certificates.verify(verify)))
+        with importing():
+            from dpkernels.cli.verify import verify as verified
+
+        click.echo("\n".join(verified(verify)))
         return
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
-    report = certificates.Report.of(wanted.pop("mechanism"), wanted)
+    with importing():
+        from dpkernels.cli.certify import Report
+
+    report = Report.of(wanted.pop("mechanism"), wanted)
     click.echo(_json(report.to_dict()) if as_json else str(report))
 
 
@@ -182,12 +226,22 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
 @mechanism_options
 @click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
 @click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@click.option("--reports", type=int, metavar="N", multiple=True, help="Account N reports together.")
+@click.option(
+    "--subsample",
+    type=float,
+    metavar="RATE",
+    multiple=True,
+    help="Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+)
 @click.option("--plot", type=_OUTPUT, help="Also draw delta against epsilon into this .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def account(
     mechanism: str,
     at_epsilon: tuple[float, ...],
     at_delta: tuple[float, ...],
+    reports: tuple[int, ...],
+    subsample: tuple[float, ...],
     plot: Path | None,
     as_json: bool,
     **options: tuple[Any, ...],
@@ -195,19 +249,26 @@ def account(
     """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
 
     MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
-    nothing is claimed, and the parameters of the noise must be given.
+    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
+    reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
     """
-    from dpkernels.cli import account as accounting
+    with importing():
+        from dpkernels.cli import account as accounting
 
     if plot is not None:
         from dpkernels.cli.plot import check_target
 
         check_target(plot)
-    found = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    several = single({"reports": reports, "subsample": subsample})
+    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    if several:
+        from dpkernels.cli.composed import Composed
+
+        found = Composed.of(found, at_epsilon, at_delta, **several)
     if plot is not None:
         from dpkernels.cli.profile_plot import draw
 
-        draw(plot, found)
+        found.guarantee.plot(plot) if several else draw(plot, found)
     click.echo(_json(found.to_dict()) if as_json else str(found))
 
 
@@ -239,7 +300,8 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
     Every result has been accounted exactly. Prints the line of Python that builds the best.
     """
-    from dpkernels.cli import tune as tuning
+    with importing():
+        from dpkernels.cli import tune as tuning
 
     if plot is not None:
         from dpkernels.cli.plot import check_target
@@ -264,7 +326,7 @@ def ledger(file: Path, as_json: bool) -> None:
 @dpkernels.command()
 def mechanisms() -> None:
     """Every mechanism and its options."""
-    from dpkernels.cli.choose import listing
+    from dpkernels.cli.mechanism_table import listing
 
     click.echo("\n".join(listing()))
 

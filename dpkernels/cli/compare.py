@@ -8,9 +8,10 @@ import click
 
 from dpkernels.cli.choose import CENTRAL, mechanism
 from dpkernels.cli.text import aligned
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.named_additive import staircase
-from dpkernels.mechanisms.optimal_grid import MOST_EPSILON
+from dpkernels.mechanisms.optimal_grid import covers
 from dpkernels.mechanisms.optimal_search import is_solved
 
 LAPLACE, STAIRCASE = "laplace (unbounded)", "staircase (unbounded)"
@@ -24,9 +25,10 @@ def laplace_variance(epsilon: float, width: float) -> float:
 def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> list[dict[str, Any]]:
     """A row for every mechanism and for Laplace and staircase noise, the least worst-case variance first.
 
-    The optimum is that of the linear program, solved once (a note says so) and then kept. Above epsilon 12 there is
-    none. With a sensitivity, neighbouring inputs are that far apart at most: the mechanisms for it come on top, and
-    noise is for it; the others still protect any two inputs.
+    The optimum is that of the linear program, solved once (a note says so) and then kept. Above epsilon 12, and where
+    the sensitivity is so small a part of the interval that the Central Piecewise Mechanism is as good, there is none.
+    With a sensitivity, neighbouring inputs are that far apart at most: the mechanisms for it come on top, and noise is
+    for it; the others still protect any two inputs.
 
     Raises:
         click.UsageError: an argument out of range.
@@ -36,8 +38,7 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     made = {name: mechanism(name, options) for name in names}
     if sensitivity is not None:
         made |= {"central-piecewise": mechanism("central-piecewise", {**options, "sensitivity": sensitivity})}
-    if epsilon <= MOST_EPSILON:
-        made |= _optima(options, sensitivity)
+    made |= _optima(options, sensitivity)
     laplace = laplace_variance(epsilon, upper - lower if sensitivity is None else sensitivity)
     best = made.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
@@ -51,8 +52,9 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
 
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Any]:
     """The optimal mechanisms, with a note where a program has to be solved first."""
-    wanted: dict[str, dict[str, float]] = {"optimal": options}
-    if sensitivity is not None:
+    epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
+    wanted: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
+    if sensitivity is not None and covers(epsilon, breadth / sensitivity):
         wanted["optimal-central"] = {**options, "sensitivity": sensitivity}
     for name, own in wanted.items():
         if not is_solved(**own):
@@ -81,7 +83,8 @@ def _figures(
 def as_table(rows: list[dict[str, Any]], epsilon: float, lower: float, upper: float) -> str:
     """The rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
-    title = f"epsilon {epsilon:g}, inputs in [{lower:g}, {upper:g}]; variances in squared data units"
+    interval = f"[{shortest(lower)}, {shortest(upper)}]"
+    title = f"epsilon {shortest(epsilon)}, inputs in {interval}; variances in squared data units"
     if any(row["mechanism"] in CENTRAL for row in rows):
         title += "\nneighbours at most the sensitivity apart: noise, central-piecewise, optimal-central; else any two"
     return "\n".join([title, *aligned([heading, *map(_cells, rows)])])

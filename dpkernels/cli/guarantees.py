@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 from functools import singledispatch
 from typing import Any
 
-from dpkernels.exact.certificate import Certificate
+from dpkernels.decimals import float_at_least, shortest
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.row_certificate import RowCertificate
+from dpkernels.exact.window_certificate import WindowCertificate
 
 _LOCAL = "any two values of a row (local DP, replace one row's values)"
 _MIXED = "rows whose perturbed values are neighbouring in every column"
@@ -27,6 +28,7 @@ class Guarantee:
         realised_delta: what the integers realise of it.
         stated: what the mechanism's own parameters must say.
         neighbours: which values are neighbouring, for a table.
+        formerly: the same in the words of format 2, with fewer digits.
         limits: why values are refused, if not for an interval of the user's.
     """
 
@@ -36,6 +38,7 @@ class Guarantee:
     realised_delta: float
     stated: dict[str, float]
     neighbours: str
+    formerly: str
     limits: str = ""
 
 
@@ -50,7 +53,7 @@ def guarantee(certificate: Any) -> Guarantee:
 
 
 @guarantee.register
-def _(certificate: Certificate) -> Guarantee:
+def _(certificate: WindowCertificate) -> Guarantee:
     return _bounded(certificate, certificate)
 
 
@@ -64,14 +67,19 @@ def _(certificate: RowCertificate) -> Guarantee:
     if certificate.sensitivity is None:
         return _bounded(certificate, certificate)
     local, D = _bounded(certificate, certificate), certificate.sensitivity
-    near = f"at most {D:.12g} apart, in [{certificate.table.lower:g}, {certificate.table.upper:g}]"
-    return replace(local, stated={**local.stated, "sensitivity": D}, neighbours=near)
+    lower, upper = certificate.table.lower, certificate.table.upper
+    near = f"at most {shortest(D)} apart, in [{shortest(lower)}, {shortest(upper)}]"
+    former = f"at most {D:.12g} apart, in [{lower:g}, {upper:g}]"
+    return replace(local, stated={**local.stated, "sensitivity": D}, neighbours=near, formerly=former)
 
 
-def _bounded(whole: Certificate | MixtureCertificate | RowCertificate, part: Certificate | RowCertificate) -> Guarantee:
+def _bounded(
+    whole: WindowCertificate | MixtureCertificate | RowCertificate, part: WindowCertificate | RowCertificate
+) -> Guarantee:
     epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
     stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    return Guarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, stated, f"any two in [{lower:g}, {upper:g}]")
+    near, former = f"any two in [{shortest(lower)}, {shortest(upper)}]", f"any two in [{lower:g}, {upper:g}]"
+    return Guarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, stated, near, former)
 
 
 @guarantee.register
@@ -81,8 +89,9 @@ def _(certificate: NoiseCertificate) -> Guarantee:
         epsilon,
         certificate.realised_epsilon,
         delta,
-        float(certificate.realised_delta),
+        float_at_least(certificate.realised_delta),
         {"epsilon": epsilon, "delta": delta, "sensitivity": D},
+        f"at most {shortest(D)} apart",
         f"at most {D:.12g} apart",
         "; additive noise takes values up to 2^34 sensitivities from 0",
     )

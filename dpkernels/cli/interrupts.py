@@ -3,49 +3,123 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+_AGAIN_SECONDS = 0.02
 
 
-# Requests seen. An exception raised while JAX collects its garbage is swallowed there, so the request is kept too.
-_seen: list[int] = []
+@dataclass
+class _State:
+    """Of the command that runs in this process.
+
+    Attributes:
+        asked: the request to stop that was seen; 0 for none.
+        finished: whether the work is done, so that requests come too late.
+    """
+
+    asked: int = 0
+    finished: bool = False
 
 
-def _raise(number: int, frame: FrameType | None) -> NoReturn:
-    _seen.append(number)
-    raise KeyboardInterrupt
+_state = _State()
+
+
+def _note(number: int, frame: FrameType | None) -> None:
+    if not _state.finished:
+        _state.asked = number
+
+
+def _raise(number: int, frame: FrameType | None) -> None:
+    _note(number, frame)
+    stop_if_asked()
+
+
+def was_asked() -> bool:
+    """Whether there was a request to stop; libraries turn its exception into others."""
+    return _state.asked != 0
+
+
+def is_finished() -> bool:
+    """Whether what was asked for is done, whatever fails after it."""
+    return _state.finished
 
 
 def stop_if_asked() -> None:
     """Raise what a request to stop should have raised already."""
-    if _seen:
+    if _state.asked:
         raise KeyboardInterrupt
 
 
+def finished() -> None:
+    """Requests to stop come too late from here on: what was asked for is done."""
+    _state.asked, _state.finished = 0, True
+
+
 @contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all."""
+def interruptible(last: bool = False) -> Iterator[None]:
+    """SIGTERM and SIGHUP behave as Ctrl-C does, so that what cleans up after one cleans up after all.
+
+    Args:
+        last: the process ends with this, and requests to stop that come after it are ignored.
+    """
+    _state.asked, _state.finished = 0, False
     # A signal that the caller has set to be ignored (nohup) stays ignored.
     usual = (signal.SIG_DFL, signal.default_int_handler)
-    _seen.clear()
-    with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}):
+    with _handled({request: _raise for request in _REQUESTS if signal.getsignal(request) in usual}, last), _heard():
         yield
+
+
+@contextmanager
+def _heard() -> Iterator[None]:
+    """An exception raised in a callback, such as JAX's at a garbage collection, is printed and lost: raise it again."""
+    before, soon = sys.unraisablehook, list[threading.Timer]()
+
+    def again(lost: sys.UnraisableHookArgs) -> None:
+        if not issubclass(lost.exc_type, KeyboardInterrupt):
+            before(lost)
+            return
+        soon.append(threading.Timer(_AGAIN_SECONDS, _send, [_state.asked]))
+        soon[-1].start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in soon:
+            timer.cancel()
+
+
+def _send(request: int) -> None:
+    if request and (thread := threading.main_thread().ident) is not None:
+        signal.pthread_kill(thread, request)
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Requests to stop are ignored; for steps of a few milliseconds."""
-    with _handled(dict.fromkeys(_REQUESTS, signal.SIG_IGN)):
+    """Requests to stop are kept for ``stop_if_asked``; for steps of a few milliseconds."""
+    heeded = [request for request in _REQUESTS if signal.getsignal(request) is not signal.SIG_IGN]
+    with _handled(dict.fromkeys(heeded, _note)):
         yield
 
 
 @contextmanager
-def _handled(handlers: dict[Any, Any]) -> Iterator[None]:
+def importing() -> Iterator[None]:
+    """Requests to stop wait for an import, up to a second: compiled modules crash if they are cut short."""
+    with uninterrupted():
+        yield
+    stop_if_asked()
+
+
+@contextmanager
+def _handled(handlers: dict[Any, Any], last: bool = False) -> Iterator[None]:
     # Only the main thread may set handlers; elsewhere, signals are the caller's business.
     if threading.current_thread() is not threading.main_thread():
         handlers = {}
@@ -54,4 +128,4 @@ def _handled(handlers: dict[Any, Any]) -> Iterator[None]:
         yield
     finally:
         for request, handler in before.items():
-            signal.signal(request, signal.SIG_DFL if handler is None else handler)
+            signal.signal(request, signal.SIG_IGN if last else signal.SIG_DFL if handler is None else handler)

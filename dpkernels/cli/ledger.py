@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from accountants.amounts import EpsilonDelta, budgeted, printed
-from accountants.filters import check
-from accountants.ledger import Entry, Ledger, Statement
+from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
+from dpkernels.budgets.filters import check
+from dpkernels.budgets.ledger import Entry, Ledger, Statement
 from dpkernels.cli.text import aligned, shown
 
 
@@ -23,18 +23,20 @@ class Purse:
     Attributes:
         path: its file.
         budget: the (epsilon, delta) it has, or is made with; empty for that of an existing one.
+        like: the file whose permissions a ledger that is made gets at most.
     """
 
     path: Path
     budget: tuple[float, ...] = ()
+    like: Path | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], files: Iterable[Path]) -> Purse | None:
+    def of(cls, given: Mapping[str, Any], files: Sequence[Path]) -> Purse | None:
         """The purse of the options, if they name one.
 
         Args:
             given: ``ledger`` and ``budget`` as far as they were given.
-            files: what the release reads and writes.
+            files: what the release reads and writes, the input first.
 
         Raises:
             click.UsageError: a budget without a ledger or out of range; a ledger that is one of the files, or missing.
@@ -48,7 +50,7 @@ class Purse:
         _check_apart(path, files)
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
-        return cls(path, budget)
+        return cls(path, budget, files[0])
 
     def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> Receipt:
         """Charge; what comes after is paid for.
@@ -57,10 +59,32 @@ class Purse:
             BudgetExceeded: it does not fit; nothing was charged.
             LedgerError: the file is not a sound ledger, has another budget, or cannot be written.
         """
-        if self.budget:  # no ledger is made for what it could not pay for
-            check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
-        ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
+        self._check_new(epsilon, delta)  # no ledger is made for what it could not pay for
+        ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
         return Receipt(self.path, ledger.charge(epsilon, delta, label))
+
+    def check(self, epsilon: Fraction, delta: Fraction) -> str:
+        """Whether the charge would fit now; nothing is charged, and no ledger made.
+
+        Returns:
+            What would be left.
+
+        Raises:
+            BudgetExceeded: it does not fit.
+            LedgerError: the file is not a sound ledger, or has another budget.
+        """
+        self._check_new(epsilon, delta)
+        asked = EpsilonDelta(epsilon, delta)
+        if not self.path.exists():
+            return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
+        ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
+        now = ledger.statement()
+        check(now.budget, now.spent, asked, f"{self.path}: ")
+        return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
+
+    def _check_new(self, epsilon: Fraction, delta: Fraction) -> None:
+        if self.budget:
+            check(budgeted(*self.budget), EpsilonDelta(), EpsilonDelta(epsilon, delta), f"{self.path}: ")
 
 
 def _check_budget(budget: tuple[float, ...]) -> None:

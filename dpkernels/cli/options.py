@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import click
+
+from dpkernels.cli.layout import FORMATS
 
 
 class Numbers(click.ParamType):
@@ -40,6 +43,41 @@ OPTIONS: dict[str, tuple[Any, str, str]] = {
 }
 
 
+_FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (
+        ("--missing",),
+        {
+            "type": click.Choice(["error", "keep", "drop"]),
+            "default": "error",
+            "help": "Empty, NA, NaN, null: refuse it (default), keep it (which values are missing is revealed), or "
+            "drop its row.",
+        },
+    ),
+    (
+        ("--round", "decimals"),
+        {"type": click.IntRange(0, 15), "metavar": "N", "help": "Round reports to N decimals."},
+    ),
+    (
+        ("--shuffle-rows",),
+        {"is_flag": True, "help": "Put the rows into a random order; holds them in memory, at most 1 GiB."},
+    ),
+    (
+        ("--format", "kind"),
+        {"type": click.Choice(list(FORMATS)), "help": "Of IN and OUT, instead of what their suffixes say."},
+    ),
+    (("--delimiter",), {"metavar": "C", "help": "What separates the cells of a csv or tsv."}),
+    (("--multiline",), {"is_flag": True, "help": "Allow line breaks in quoted cells of a csv or tsv."}),
+    (
+        ("--sidecar",),
+        {
+            "type": click.Path(dir_okay=False, path_type=Path),
+            "metavar": "FILE",
+            "help": "Where the certificates go if OUT is -.",
+        },
+    ),
+]
+
+
 def flag(name: str) -> str:
     """The option as a user types it."""
     return "--" + name.replace("_", "-")
@@ -55,6 +93,13 @@ def mechanism_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Give a command every option of a mechanism. All may repeat: click would drop all but the last in silence."""
     for name, (kind, metavar, text) in reversed(OPTIONS.items()):
         command = click.option(flag(name), name, type=kind, metavar=metavar, multiple=True, help=text)(command)
+    return command
+
+
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what is said of files and their rows besides noise."""
+    for names, settings in reversed(_FILE_OPTIONS):
+        command = click.option(*names, **settings)(command)
     return command
 
 

@@ -1,16 +1,38 @@
-"""An output and its sidecar: both whole, or neither."""
+"""An output and its sidecar: the old release or the new one, whole, whenever the machine stops.
+
+Both new files are complete and on the disk before anything is replaced. Two renames cannot be one, so between them the
+sidecar is for both releases: it is the new one, which binds the new output by SHA-256, with the text of the old one in
+its first field, "replacing" (null where there was none). In order:
+
+1. OUT.json becomes that double sidecar. OUT is still the old output, whose sidecar is inside.
+2. OUT becomes the new output, whose sidecar the double one is.
+3. OUT.json becomes the new sidecar alone.
+
+After a stop before 1 there is the old release, after 3 the new one; between 1 and 2, or 2 and 3, the hash of OUT
+says which of the two releases in OUT.json is its own. ``certify --verify`` reads them so, and ``settle``, with which
+the next run to this output begins, finishes or undoes what was begun.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-import secrets
-import shutil
+import stat
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
 import click
 
-from dpkernels.cli.interrupts import stop_if_asked, uninterrupted
+from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.staging import Staged, claimed, staged, sweep, to_disk
+from dpkernels.untrusted import parse_json
+
+# A double sidecar begins with this, and no other does.
+_REPLACING = '{"replacing": '
+# An old sidecar is kept in memory while it is replaced.
+_LARGEST_SIDECAR = 1 << 26
 
 
 def sidecar_path(target: Path) -> Path:
@@ -19,86 +41,176 @@ def sidecar_path(target: Path) -> Path:
 
 
 def check_target(source: Path, target: Path, force: bool) -> None:
-    """Refuse a target that must not be written.
+    """Refuse a target that must not or cannot be written.
 
     Raises:
-        click.UsageError: it is the input, exists (unless ``force``), or its folder does not exist.
+        click.UsageError: it is the input or not a file, exists (unless ``force``), or has a name that is too long; or
+            its folder does not exist or cannot be written.
     """
     if not target.parent.is_dir():
         raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
-    if target.exists() and source.samefile(target):
+    for path in (target, sidecar_path(target)):
+        _check_kind(path)
+    if target.exists() and source.exists() and source.samefile(target):
         raise click.UsageError(f"OUT: {target} is the input")
+    _check_free(target, force)
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"OUT: the folder {target.parent} cannot be written")
+
+
+def _check_kind(path: Path) -> None:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    except OSError as error:  # a name that is too long, a folder that must not be looked into
+        raise click.UsageError(f"OUT: {path}: {error.strerror}") from error
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+        raise click.UsageError(f"OUT: {path} is {'a folder' if path.is_dir() else 'not a file'}")
+    if path.suffix == ".json" and found.st_size > _LARGEST_SIDECAR:
+        raise click.UsageError(f"OUT: {path} has {found.st_size} bytes and is no sidecar; move it away")
+
+
+def _check_free(target: Path, force: bool) -> None:
     taken = [path for path in (target, sidecar_path(target)) if os.path.lexists(path)]
-    if taken and not force:
+    if taken and not force and not (taken == [sidecar_path(target)] and _is_double(taken[0])):
         raise click.UsageError(f"OUT: {taken[0]} exists; --force replaces it")
 
 
 class Output:
-    """Two files under temporary names beside the target, which ``commit`` renames; on any other exit both go.
+    """The target's name, claimed, and new files for it, which ``commit`` puts in place; on any other exit they go.
 
-    Attributes:
-        temporary: where to write the output.
+    Args:
+        source: the input, whose permissions the files get at most.
+        target: the output.
+        force: replace an existing one.
     """
 
-    def __init__(self, source: Path, target: Path) -> None:
-        mark = f".dpkernels-{secrets.token_hex(8)}"
-        self._source = source
-        self._target, self._sidecar = target, sidecar_path(target)
-        self.temporary = target.with_name(f"{mark}.part")
-        self._temporary_sidecar = target.with_name(f"{mark}.json.part")
+    def __init__(self, source: Path, target: Path, force: bool = False) -> None:
+        self._source, self._target, self._force = source, target, force
+        self._sidecar = sidecar_path(target)
+        self._held = ExitStack()
 
     def __enter__(self) -> Output:
-        try:
-            # Columns that are copied are as secret as the input: no wider access than its, at any time.
-            self.temporary.touch(mode=0o600, exist_ok=False)
-        except KeyboardInterrupt:
-            # A request to stop may come when the file is there, and this has not returned; errors leave none.
-            self._remove()
-            raise
+        """Claim the name, clear what a killed run has left, and make the new files.
+
+        Raises:
+            TakenError: another process is writing this output.
+            click.UsageError: it exists by now, and is not to be replaced.
+            OSError: the folder cannot be written.
+        """
+        # An interrupt between a file and the note that it must go would leave the file.
+        with uninterrupted(), ExitStack() as held:
+            held.enter_context(claimed(self._target))
+            _say(sweep(self._target), self._target)
+            settle(self._target)
+            _check_free(self._target, self._force)
+            self._old = _text(self._sidecar)
+            self._output, self._double, self._single = (held.enter_context(staged(self._target)) for _ in range(3))
+            stop_if_asked()
+            self._held = held.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._remove()
-
-    def _remove(self) -> None:
         with uninterrupted():
-            for path in (self.temporary, self._temporary_sidecar):
-                path.unlink(missing_ok=True)
+            self._held.close()
+
+    @property
+    def path(self) -> Path:
+        """Where to write the output: its open file, which nobody can exchange, whatever becomes of its name."""
+        return Path(f"/dev/fd/{self._output.file.fileno()}")
+
+    def digest(self) -> tuple[str, int]:
+        """The SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        file = self._output.file
+        file.seek(0)
+        return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
     def commit(self, sidecar: str) -> None:
-        """Give both files their names.
-
-        Whenever the machine stops, an output that exists has its own sidecar: an old output goes first, the new
-        sidecar comes second, the new output last.
-        """
-        self._temporary_sidecar.write_text(sidecar, encoding="utf-8")
-        shutil.copymode(self._source, self.temporary)
-        for path in (self.temporary, self._temporary_sidecar):
-            _to_disk(path)
+        """Put the output and its sidecar, which binds it, in place; from then on the work is finished."""
+        self._double.file.write((_REPLACING + json.dumps(self._old) + ", " + sidecar[1:]).encode())
+        self._single.file.write(sidecar.encode())
+        for new in (self._output, self._double, self._single):
+            new.finish(self._source)
         stop_if_asked()
         with uninterrupted():
-            self._target.unlink(missing_ok=True)
-            self._temporary_sidecar.replace(self._sidecar)
-            self.temporary.replace(self._target)
-            _to_disk(self._target.parent)
+            _check_free(self._target, self._force)
+            try:
+                for new, place in ((self._double, self._sidecar), (self._output, self._target)):
+                    _place(new, place)
+                _place(self._single, self._sidecar)
+            except OSError:
+                settle(self._target)
+                raise
+            finished()
 
 
-def write_whole(target: Path, content: bytes) -> None:
-    """Write a file of its own, whole or not at all."""
-    temporary = target.with_name(f".dpkernels-{secrets.token_hex(8)}.part")
+def settle(target: Path) -> None:
+    """Finish or undo a replacement that was cut short; the target's name must be claimed."""
+    sidecar = sidecar_path(target)
+    if not _is_double(sidecar):
+        return
+    text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+    if text is None:
+        sidecar.unlink()
+        return
+    with staged(target) as new:
+        new.file.write(text.encode(errors="surrogateescape"))
+        new.finish(sidecar)
+        _place(new, sidecar)
+
+
+def own_sidecar(target: Path, text: str) -> str | None:
+    """The text of the sidecar that is the target's own.
+
+    Args:
+        target: the output.
+        text: the sidecar beside it, of one release or double.
+
+    Returns:
+        The text; of a double one the new release's or the old one's, by the target's hash. None where the target is
+        neither, that is, where there was no sidecar before and the new output is not in place.
+    """
+    if not text.startswith(_REPLACING):
+        return text
+    new = parse_json(text)
+    old = new.pop("replacing")
+    return json.dumps(new) + "\n" if digest(target) == new["output"]["sha256"] else old
+
+
+def digest(target: Path) -> str | None:
+    """The SHA-256 of a file in hexadecimal; None if there is none."""
     try:
-        temporary.write_bytes(content)
-        temporary.replace(target)
-    finally:
-        with uninterrupted():
-            temporary.unlink(missing_ok=True)
+        with target.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        return None
 
 
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
+def _place(new: Staged, target: Path) -> None:
+    new.place(target)
+    to_disk(target.parent)
+
+
+def _is_double(sidecar: Path) -> bool:
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        with sidecar.open("rb") as file:
+            return file.read(len(_REPLACING)) == _REPLACING.encode()
+    except FileNotFoundError:
+        return False
+
+
+def _text(sidecar: Path) -> str | None:
+    """All of a file, such that writing it gives the same bytes, whatever they are."""
+    try:
+        return sidecar.read_bytes().decode(errors="surrogateescape")
+    except FileNotFoundError:
+        return None
+
+
+def _say(swept: list[int], target: Path) -> None:
+    if swept:
+        files = f"{len(swept)} file{'s' * (len(swept) > 1)} of {sum(swept)} bytes in all"
+        click.echo(f"dpkernels: removed {files} that a killed run to {target} had left", err=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +16,24 @@ import numpy as np
 
 from dpkernels.cli import sidecar
 from dpkernels.cli.choose import check_count, exact_form, spread
-from dpkernels.cli.files import Source, known_suffix, open_source
+from dpkernels.cli.files import Numbers, Source, ahead, open_source
+from dpkernels.cli.handling import Handling, complete, permutation
 from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.layout import DASH, STANDARD_INPUT, Layout
 from dpkernels.cli.ledger import Purse, Receipt
 from dpkernels.cli.output import Output, check_target, sidecar_path
-from dpkernels.cli.sidecar import Column, Release, exact_total, law_of
-from dpkernels.cli.text import aligned, listed, shown
+from dpkernels.cli.sidecar import Column, Release, Written, exact_total
+from dpkernels.cli.streams import StandardOutput
+from dpkernels.cli.text import listed, shown
+from dpkernels.cli.values import check_values, label, numbers_and, some_rows
 from dpkernels.random import host
 from dpkernels.release import Engine, exact_engine, in_chunks
-from dpkernels.validation import Bounds, InputError
+from dpkernels.validation import Bounds, report_type
 
 _LONG_BYTES = 1 << 26
+
+# Perturbed pieces, and how many rows (of an array: values) each has.
+Perturbed = Generator[tuple[Any, int], None, None]
 
 
 @dataclass(frozen=True)
@@ -34,17 +42,31 @@ class Plan:
 
     Attributes:
         source: the input.
-        target: the output.
+        target: the output; ``DASH`` for standard output.
+        sidecar: where its certificates go.
         columns: what is perturbed, and how.
         clip: clip values outside the interval.
+        form: how both files are written.
+        handling: what else is done to rows.
         purse: what pays for it; None for nothing.
+        force: replace an existing output.
     """
 
     source: Source
     target: Path
+    sidecar: Path
     columns: tuple[Column, ...]
     clip: bool
+    form: Layout
+    handling: Handling
     purse: Purse | None = None
+    force: bool = False
+
+    @property
+    def copied(self) -> list[str]:
+        """The columns that are not perturbed."""
+        chosen = {column.name for column in self.columns}
+        return [*(name for name in self.source.names if name not in chosen), *self.source.also_copied]
 
 
 def plan(
@@ -57,36 +79,59 @@ def plan(
     clip: bool,
     force: bool,
     charged: Mapping[str, Any],
+    form: Layout,
+    handling: Handling,
+    sidecar: Path | None,
 ) -> Plan:
     """Check everything that can be checked before a value is read.
 
     Args:
-        path: the input.
-        target: the output.
+        path: the input; ``DASH`` for standard input.
+        target: the output; ``DASH`` for standard output.
         names: columns to perturb; none for an array.
         mechanisms: their names, one for all columns or one a column.
         options: the values of the mechanisms' options that were given; see ``choose.spread``.
         clip: clip values outside the interval.
         force: replace an existing output.
         charged: the options of a ledger that were given.
+        form: how both files are written.
+        handling: what else is done to rows.
+        sidecar: where the certificates go if the output is standard output, else None.
 
     Raises:
         click.UsageError: a wrong option or argument.
         ValueError: the input is not a readable file of its format.
     """
-    if known_suffix(path) != known_suffix(target):
-        raise click.UsageError(f"OUT: {target} must have the suffix of IN, {path.suffix}")
-    check_target(path, target, force)
-    purse = Purse.of(charged, (path, target, sidecar_path(target)))
-    source = open_source(path)
+    path = STANDARD_INPUT if path == DASH else path
+    beside = _sidecar(path, target, sidecar, force)
+    purse = Purse.of(charged, (path, target, beside))
+    handling.check_size(path)
+    source = open_source(path, form)
+    if handling.missing == "drop" and not source.droppable:
+        raise click.UsageError(f"--missing drop: {path} has no rows of one value each that could be dropped")
     chosen = _chosen(source, names)
     each = _each(mechanisms, len(chosen))
     columns = tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
-    return Plan(source, target, columns, clip, purse)
+    return Plan(source, target, beside, columns, clip, form, handling, purse, force)
+
+
+def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
+    """Where the certificates go, once it is clear that nothing is in the way."""
+    if target != DASH:
+        if given is not None:
+            raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")
+        check_target(path, target, force)
+        return sidecar_path(target)
+    if given is None:
+        raise click.UsageError("--sidecar: missing; standard output needs a file for its certificates")
+    if given.suffix != ".json":
+        raise click.UsageError(f"--sidecar: {given} must end in .json")
+    check_target(path, given, force)
+    return given
 
 
 def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
-    return Column(name, *exact_form(mechanism, options, _label(name)))
+    return Column(name, *exact_form(mechanism, options, label(name)), options)
 
 
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
@@ -110,27 +155,66 @@ def _each(mechanisms: Sequence[str], count: int) -> list[str]:
     return list(mechanisms) * (count if len(mechanisms) == 1 else 1)
 
 
-def _label(name: str | None) -> str:
-    return "" if name is None else f"column {name!r}: "
-
-
-def perturb_file(plan: Plan, progress: bool | None) -> list[str]:
+def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -> Release:
     """Charge the ledger, if there is one, then write the output and its sidecar.
 
-    Returns:
-        Lines for the user: what was done to which column, and what it guarantees.
+    Args:
+        plan: what to do.
+        progress: show a bar; None for long work only.
+        check_first: read every value once before the charge.
 
     Raises:
+        click.UsageError: a stream that is to be read twice.
         ValueError: the budget would be exceeded, an input value is unfit, or the input is empty or damaged; nothing is
             written.
         OSError: reading or writing failed; nothing is written.
     """
-    with Output(plan.source.path, plan.target) as output, _charged(plan) as receipt, _naming(plan):
-        with _bar(plan.source, progress) as show:
-            rows = _write(plan, output.temporary, show)
-        release = Release(plan.columns, rows, plan.source.values_per_row, plan.clip, receipt)
-        output.commit(sidecar.to_json(release))
-    return _summary(plan, release)
+    if check_first and plan.source.path == STANDARD_INPUT:
+        raise click.UsageError("--check-first: standard input can be read only once")
+    with _output(plan) as output:
+        if check_first:
+            _checked(plan, progress)
+        with _charged(plan) as receipt, _naming(plan):
+            with _bar(plan.source, progress) as show:
+                rows = _write(plan, output.path, show)
+            release = _release(plan, rows, tuple(plan.source.not_kept(output.path)), receipt)
+            output.commit(sidecar.to_json(release, Written(*output.digest(), plan.source.names)))
+    return release
+
+
+def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
+    """Check everything that a release would, every value and the ledger too, without charging or writing.
+
+    Returns:
+        The release that would be, and what would be left in the ledger, in words.
+
+    Raises:
+        ValueError: as ``perturb_file``.
+    """
+    left = [] if plan.purse is None else [plan.purse.check(*_totals(plan))]
+    return _release(plan, _checked(plan, progress)), left
+
+
+def _release(plan: Plan, rows: int, not_kept: tuple[str, ...] = (), receipt: Receipt | None = None) -> Release:
+    done = plan.columns, rows, plan.source.values_per_row, plan.clip, plan.form, plan.handling
+    return Release(*done, not_kept, receipt)
+
+
+def _checked(plan: Plan, progress: bool | None) -> int:
+    with _naming(plan), _bar(plan.source, progress) as show:
+        return check_values(plan.source, plan.columns, plan.clip, plan.handling.missing, show)
+
+
+def _totals(plan: Plan) -> tuple[Fraction, Fraction]:
+    """The (epsilon, delta) of a row, exactly."""
+    parts, values = [column.guarantee for column in plan.columns], plan.source.values_per_row
+    return exact_total([one.epsilon for one in parts], values), exact_total([one.delta for one in parts], values)
+
+
+def _output(plan: Plan) -> Output | StandardOutput:
+    if plan.target == DASH:
+        return StandardOutput(plan.sidecar, plan.force)
+    return Output(plan.source.path, plan.target, plan.force)
 
 
 @contextmanager
@@ -139,10 +223,8 @@ def _charged(plan: Plan) -> Iterator[Receipt | None]:
     if plan.purse is None:
         yield None
         return
-    parts, values = [column.guarantee for column in plan.columns], plan.source.values_per_row
-    totals = exact_total([one.epsilon for one in parts], values), exact_total([one.delta for one in parts], values)
     names = f"perturb {shown(plan.source.path.name)} to {shown(plan.target.name)}"
-    receipt = plan.purse.charge(*totals, names)
+    receipt = plan.purse.charge(*_totals(plan), names)
     try:
         yield receipt
     except BaseException as error:
@@ -162,72 +244,58 @@ def _naming(plan: Plan) -> Iterator[None]:
 
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
-    secret = os.urandom(32)
+    """Perturb into a file; returns the number of rows there."""
+    source, secret = plan.source, os.urandom(32)
     engines = [exact_engine(column.form, host.fold_in(secret, at)) for at, column in enumerate(plan.columns)]
-    start = 0
-    with plan.source.sink(path) as sink:
-        for piece in plan.source.pieces():
-            sink.write(_perturbed(plan, engines, piece, start))
-            start += len(piece)
+    held: list[Any] = []
+    rows = size = 0
+    with source.sink(path) as sink, closing(_perturbed(plan, engines, show)) as pieces:
+        for piece, count in pieces:
+            rows += count
+            if not plan.handling.shuffle:
+                sink.write(piece)
+                continue
+            held.append(piece)
+            size += source.size(piece)
+            plan.handling.check_held(size)
+        rows //= source.values_per_row
+        if held:
+            for piece in source.reordered(held, permutation(host.fold_in(secret, len(engines)), rows)):
+                sink.write(piece)
+    return rows
+
+
+def _perturbed(plan: Plan, engines: Sequence[Engine], show: Callable[[], Any]) -> Perturbed:
+    """Perturbed pieces, and how many rows (of an array: values) each has."""
+    start = rows = 0
+    pieces = plan.source.pieces([column.name for column in plan.columns])
+    # A request to stop need not wait for a stream's next bytes.
+    with closing(pieces if plan.source.path == STANDARD_INPUT else ahead(pieces)) as following:
+        for piece in following:
+            reports = {
+                column.name: _reports(plan, column, engine, piece, start)
+                for column, engine in zip(plan.columns, engines, strict=True)
+            }
+            perturbed, left = plan.source.replaced(piece, reports), len(piece)
+            if plan.handling.missing == "drop" and (whole := complete(reports.values())) is not None:
+                perturbed, left = plan.source.kept(perturbed, whole), int(whole.sum())
+            yield perturbed, left
+            start, rows = start + len(piece), rows + left
             show()
             stop_if_asked()
-    if start == 0:
-        raise ValueError(f"{plan.source.path}: is empty; there is nothing to perturb")
-    return start // plan.source.values_per_row
+    some_rows(plan.source, start, rows)
 
 
-def _perturbed(plan: Plan, engines: Sequence[Engine], piece: Any, start: int) -> Any:
-    reports: dict[str | None, np.ndarray] = {}
-    for column, engine in zip(plan.columns, engines, strict=True):
-        bounds = Bounds.of(column.form.mechanism, plan.clip)
-        try:
-            values = plan.source.numbers(piece, column.name, start)
-            reports[column.name] = in_chunks(engine, bounds, values, start=start)
-        except InputError as error:
-            clips = "" if error.interval is None else "; --clip clips"
-            limits = "" if error.interval is None else column.guarantee.limits
-            where = f"{plan.source.place(error.row)} is {error.value:g}{error.reason}{limits}{clips}"
-            raise ValueError(_label(column.name) + where) from error
-        except ValueError as error:
-            raise ValueError(_label(column.name) + str(error)) from error
-    return plan.source.replaced(piece, reports)
+def _reports(plan: Plan, column: Column, engine: Engine, piece: Any, start: int) -> Numbers:
+    bounds = Bounds.of(column.form, plan.clip)
 
+    def reported(values: np.ndarray) -> np.ndarray:
+        return in_chunks(engine, bounds, values, start=start)
 
-def _summary(plan: Plan, release: Release) -> list[str]:
-    heading = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
-    copied = [name for name in plan.source.names if name not in {column.name for column in plan.columns}]
-    lines = aligned([heading, *map(_summary_row, plan.columns)])
-    lines += [line for column in plan.columns for line in _noise_line(column)]
-    lines += _totals(release)
-    if release.receipt is not None:
-        lines.append(str(release.receipt))
-    if copied:
-        lines.append(f"copied as they are, NOT protected: {listed(copied)}")
-    lines.append(f"{release.rows} rows: {plan.target}, certificates: {sidecar_path(plan.target)}")
-    return lines
-
-
-def _summary_row(column: Column) -> list[str]:
-    own = column.guarantee
-    realised = f"{own.realised_epsilon:.6g}", f"{own.delta:g}", f"{own.realised_delta:.9g}"
-    return [column.title, column.mechanism, own.neighbours, f"{own.epsilon:g}", *realised]
-
-
-def _noise_line(column: Column) -> list[str]:
-    """The parameters of additive noise, some of which may have been calibrated."""
-    law = law_of(column.form.mechanism)
-    return [f"{column.title}: noise of {law}"] if law else []
-
-
-def _totals(release: Release) -> list[str]:
-    budget, realised = f"{release.epsilon:g}", f"{release.realised_epsilon:.6g}"
-    if release.delta:
-        budget += f", delta {release.delta:g}"
-        realised += f", delta {release.realised_delta:.9g}"
-    lines = [f"total epsilon a row: {budget} (realised {realised}); neighbouring: {release.neighbouring}"]
-    if release.delta >= 1:
-        lines.append("WARNING: a total delta of 1 or more guarantees nothing")
-    return lines
+    found, reports = numbers_and(plan.source, column, bounds, plan.handling.missing, piece, start, reported)
+    if reports is None:  # all are missing
+        reports = np.zeros(len(found.values), report_type(found.values.dtype))
+    return Numbers(plan.handling.rounded(reports), found.missing)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,26 +9,36 @@ import click
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator
+from scipy.interpolate import PchipInterpolator
 
+from dpkernels.checks import EPSILON_RANGE
+from dpkernels.cli.choose import CENTRAL, mechanism
 from dpkernels.cli.compare import laplace_variance
-from dpkernels.cli.output import write_whole
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.named import MECHANISMS
+from dpkernels.mechanisms.optimal_grid import covers
+from dpkernels.staging import staged
 
-_BUDGETS = np.geomspace(0.1, 8.0, 25)
-_FEWER = _BUDGETS[::2]  # for quartic bases and linear programs, which take about half a second each
+# Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
+_LEAST, _MOST = 0.1, 8.0
+_POINTS, _FEWER = 25, 13
+_SLOW = ("quartic", "optimal")
 
 
-def draw(target: Path, epsilon: float) -> None:
-    """Draw every mechanism and write a PNG.
-
-    The ratio to Laplace's variance does not depend on the interval.
+def draw(target: Path, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> None:
+    """Draw every mechanism's worst-case variance over Laplace noise's and write a PNG.
 
     Raises:
         click.UsageError: not a ``.png``, or its folder does not exist.
     """
     check_target(target)
-    click.echo("drawing: computes every mechanism at up to 25 budgets, about 30 s", err=True)
-    write_png(_figure({name: _curve(name) for name in MECHANISMS}, epsilon), target)
+    click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
+    D = upper - lower if sensitivity is None else sensitivity
+    names = [*MECHANISMS, *(() if sensitivity is None else CENTRAL)]
+    names = [name for name in names if _covers(name, 2 * _LEAST, (upper - lower) / D)]
+    curves = {name: _curve(name, epsilon, lower, upper, D) for name in names}
+    write_png(_figure(curves, epsilon, None if sensitivity is None else (upper - lower) / D), target)
 
 
 def check_target(target: Path) -> None:
@@ -44,30 +53,55 @@ def check_target(target: Path) -> None:
 
 def write_png(figure: Figure, target: Path) -> None:
     """Write a figure, whole or not at all."""
-    image = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(image)
-    write_whole(target, image.getvalue())
+    with staged(target, 0o666) as new:
+        FigureCanvasAgg(figure).print_png(new.file)
+        new.finish()
+        new.place(target)
 
 
-def _curve(name: str) -> tuple[np.ndarray, np.ndarray]:
-    budgets = _FEWER if "quartic" in name or name == "optimal" else _BUDGETS
-    made = (MECHANISMS[name](epsilon=float(eps), lower=-1.0, upper=1.0) for eps in budgets)
-    ratios = [float(m.worst_variance) / laplace_variance(float(m.epsilon), 2.0) for m in made]
-    return budgets, np.array(ratios)
+def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: float) -> tuple[np.ndarray, np.ndarray]:
+    """Budgets up to the largest that the mechanism is for, the asked one among them, and variances over Laplace's."""
+    count = _FEWER if any(part in name for part in _SLOW) else _POINTS
+    budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
+    ratio = (upper - lower) / sensitivity
+    budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), ratio)])
+    near = {"sensitivity": sensitivity} if name in CENTRAL else {}
+    made = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
+    return budgets, np.array([float(m.worst_variance) / laplace_variance(float(m.epsilon), sensitivity) for m in made])
 
 
-def _figure(curves: dict[str, Any], epsilon: float) -> Figure:
-    figure = Figure(figsize=(9, 5.5), dpi=150, layout="constrained")
+def _covers(name: str, epsilon: float, ratio: float) -> bool:
+    """Whether the mechanism is for a budget, given the width of the interval over the sensitivity."""
+    if "optimal" in name:
+        return covers(epsilon, ratio if name in CENTRAL else 1.0)
+    return epsilon <= EPSILON_RANGE[1]
+
+
+def _smooth(budgets: np.ndarray, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Between the points that were computed a monotone cubic in logarithms."""
+    between = np.geomspace(budgets[0], budgets[-1], 200)
+    return between, np.exp(PchipInterpolator(np.log(budgets), np.log(ratios))(np.log(between)))
+
+
+def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> Figure:
+    figure = Figure(figsize=(10, 6), dpi=150, layout="constrained")
     axes = figure.subplots()
     for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: -item[1][1][-1])):
-        axes.plot(*curve, label=name, color=f"C{number}", linestyle=("-", "--", ":")[number % 3], linewidth=2)
+        look: Any = {"color": f"C{number}", "linestyle": ("-", "--", ":")[number % 3], "linewidth": 2}
+        if len(curve[0]) > _FEWER + 1:
+            axes.plot(*curve, label=name, **look)
+        else:
+            axes.plot(*_smooth(*curve), label=name, **look)
+            axes.plot(*curve, ".", color=f"C{number}")
     axes.axhline(1.0, color="black", linewidth=1, label="Laplace (unbounded)")
-    axes.axvline(epsilon, color="grey", linewidth=1, linestyle="-.", label=f"epsilon = {epsilon:g}")
-    axes.set(xscale="log", yscale="log", xlabel="epsilon (pure local DP), log scale")
-    axes.set(ylabel="worst-case variance / (2 (R / epsilon)²), R = upper - lower")
-    axes.set(title="Worst-case variance of a report, relative to Laplace noise; lower is better")
-    axes.set_xticks(ticks := [0.1, 0.2, 0.5, 1, 2, 4, 8], [f"{tick:g}" for tick in ticks])
-    axes.set_yticks(ticks := [0.1, 0.2, 0.5, 1, 2, 5, 10], [f"{tick:g}" for tick in ticks])
+    axes.axvline(epsilon, color="grey", linewidth=1, linestyle="-.", label=f"epsilon = {shortest(epsilon)}")
+    axes.set(xscale="log", yscale="log", xlabel="epsilon (pure DP), log scale; a curve with dots is computed at these")
+    unit = "R = upper - lower" if breadth is None else f"D = sensitivity, upper - lower = {breadth:.4g} D"
+    axes.set(ylabel=f"worst-case variance / (2 ({unit[0]} / epsilon)²)")
+    axes.set(title=f"Worst-case variance over that of Laplace noise, lower is better\n{unit}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
     axes.minorticks_off()
     axes.grid(alpha=0.3)
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)

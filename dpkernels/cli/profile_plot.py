@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 from dpkernels.cli.account import COVERS, Account
 from dpkernels.cli.plot import write_png
+from dpkernels.decimals import shortest
 
 _FLOOR = 1e-12  # of delta
 _POINTS = 240
@@ -54,7 +55,8 @@ def _mark(axes: Any, account: Account) -> None:
     """The claim and the pure level."""
     if account.claim:
         epsilon, delta = account.claim
-        label = f"claim: epsilon {epsilon:g}, delta {delta:g}"
+        below = f" (below the axis, drawn at {shortest(_FLOOR)})" if delta < _FLOOR else ""
+        label = f"claim: epsilon {shortest(epsilon)}, delta {shortest(delta)}{below}"
         axes.plot([epsilon], [max(delta, _FLOOR)], "o", color="C3", label=label, clip_on=False)
     if math.isfinite(account.pure):
         axes.axvline(account.pure, color="grey", linestyle="--", label=f"pure level, epsilon {account.pure:.6g}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -14,6 +15,8 @@ import numpy as np
 
 import dpkernels
 from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.handling import Handling
+from dpkernels.cli.layout import Layout
 from dpkernels.cli.text import shown
 from dpkernels.exact.forms import ExactForm
 from dpkernels.exact.tables import rational
@@ -21,8 +24,9 @@ from dpkernels.exact.tables import rational
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import Receipt
 
-# Format 1 knew bounded mechanisms only: it has no deltas, and no neighbouring of a column.
-FORMAT = 2
+# Format 1 knew bounded mechanisms only: it has no deltas, and no neighbouring of a column. Format 2 does not bind the
+# output.
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,13 @@ class Column:
         name: its name; None for an array.
         mechanism: the mechanism's name.
         form: its certified form.
+        options: what the mechanism was made with.
     """
 
     name: str | None
     mechanism: str
     form: ExactForm
+    options: Mapping[str, Any]
 
     @cached_property
     def guarantee(self) -> Guarantee:
@@ -54,6 +60,7 @@ class Column:
         return {
             "column": self.name,
             "mechanism": self.mechanism,
+            "options": dict(self.options),
             "parameters": parameters(self.form.mechanism),
             "neighbouring": self.guarantee.neighbours,
             "certificate": self.form.certificate.to_dict(),
@@ -69,6 +76,9 @@ class Release:
         rows: how many rows there are.
         values_per_row: how many values a row holds in each column.
         clip: whether inputs were clipped.
+        form: how the file is written.
+        handling: what else was done to rows.
+        not_kept: what of the file, besides the replaced columns, the output does not have.
         receipt: what was charged for it, if it was.
     """
 
@@ -76,6 +86,9 @@ class Release:
     rows: int
     values_per_row: int
     clip: bool
+    form: Layout
+    handling: Handling
+    not_kept: tuple[str, ...] = ()
     receipt: Receipt | None = None
 
     @cached_property
@@ -137,7 +150,26 @@ def law_of(mechanism: Any) -> str:
     return ", ".join(f"{name} {value:.9g}" for name, value in named.items())
 
 
-def to_json(release: Release) -> str:
+@dataclass(frozen=True)
+class Written:
+    """What binds a sidecar to its output.
+
+    Attributes:
+        sha256: of the output, in hexadecimal.
+        size: of the output in bytes.
+        names: all its columns, perturbed or not, in their order; empty for an array.
+    """
+
+    sha256: str
+    size: int
+    names: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {"sha256": self.sha256, "bytes": self.size, "columns": list(self.names)}
+
+
+def to_json(release: Release, written: Written) -> str:
     """The sidecar's text."""
     form = {
         "format": FORMAT,
@@ -149,6 +181,10 @@ def to_json(release: Release) -> str:
         "rows": release.rows,
         "values_per_row": release.values_per_row,
         "clip": release.clip,
+        "output": written.to_dict(),
+        "layout": release.form.to_dict(),
+        **release.handling.to_dict(),
+        "not_kept": release.not_kept,
         "columns": [column.to_dict() for column in release.columns],
         "versions": versions(),
     }

@@ -15,6 +15,7 @@ from accountants.tune import Family, Objective, Result
 from dpkernels.cli.options import flag, flags
 from dpkernels.cli.python_line import python_line
 from dpkernels.cli.text import aligned
+from dpkernels.decimals import shortest
 
 _BOUNDED = ("epsilon", "lower", "upper")
 _PURE = ("epsilon", "sensitivity")
@@ -58,12 +59,14 @@ class Tuned:
     Attributes:
         objective: its name and numbers.
         unit: of its values.
+        asked: budget and interval or sensitivity, in words.
         results: a result for every feasible family, with the line of Python that builds its mechanism.
         refused: families without a result, and why.
     """
 
     objective: str
     unit: str
+    asked: str
     results: list[tuple[Result, str]]
     refused: list[tuple[str, str]]
 
@@ -104,9 +107,13 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if "at" in needs and budget == [_BOUNDED] and not given["lower"] <= given["at"] <= given["upper"]:
-        raise click.UsageError(f"--at: {given['at']:g} is not in [{given['lower']:g}, {given['upper']:g}]")
-    title = " ".join([objective, *(f"{given[name]:g}" for name in needs)])
-    return Tuned(title, unit, *_search(families, aim))
+        raise click.UsageError(
+            f"--at: {shortest(given['at'])} is not in [{shortest(given['lower'])}, {shortest(given['upper'])}]"
+        )
+    title = " ".join([objective, *(shortest(given[name]) for name in needs)])
+    groups = dict.fromkeys((*_BOUNDED, *_ADDITIVE))
+    asked = ", ".join(f"{name} {shortest(given[name])}" for name in groups if name in given)
+    return Tuned(title, unit, asked, *_search(families, aim))
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -172,7 +179,7 @@ def draw(target: Path, found: Tuned) -> None:
 
     from dpkernels.cli.plot import write_png
 
-    figure = Figure(figsize=(9, 5), dpi=150, layout="constrained")
+    figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
     axes = figure.subplots()
     for number, (result, _) in enumerate(found.results):
         look: Any = {"color": f"C{number}", "label": f"{result.family}: {result.value:.5g}"}
@@ -182,9 +189,12 @@ def draw(target: Path, found: Tuned) -> None:
             axes.axhline(result.value, linestyle="--", linewidth=1, **look)
     # Far starts are cut off: what is of interest is the way to the end.
     ends = [result.value for result, _ in found.results]
-    axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
-    axes.set(xlabel="step of the winning start", ylabel=f"{found.objective} ({found.unit}), log scale")
-    axes.set_title("Search by gradient, the best first")
+    if found.unit == "a probability":
+        axes.set(ylim=(0.0, 1.0), ylabel=found.objective)
+    else:
+        axes.set(yscale="log", ylim=(min(ends) / 1.5, 1.5 * max(ends)))
+        axes.set(ylabel=f"{found.objective} ({found.unit}), log scale")
+    axes.set(xlabel="step of the winning start", title=f"Search by gradient, the best first\n{found.asked}")
     axes.grid(alpha=0.3, which="both")
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
     write_png(figure, target)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import abc
 from typing import Any, ClassVar
 
+import jax
 import numpy as np
 
 from dpkernels.distributions.noise import Noise
-from dpkernels.numerics import floating, namespace, vanishing
+from dpkernels.numerics import as_of, floating, namespace, vanishing
 
 
 class Distribution(Noise):
@@ -36,6 +37,10 @@ class Distribution(Noise):
     @abc.abstractmethod
     def mass(self, a: Any, b: Any) -> Any:
         """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
+
+    @abc.abstractmethod
+    def narrow_mass(self, a: Any, b: Any) -> Any:
+        """``mass`` with all its digits also where a and b are close; dearer."""
 
     @abc.abstractmethod
     def first_moment(self, a: Any, b: Any) -> Any:
@@ -113,6 +118,10 @@ class Symmetric(Distribution):
         """P(Z > z), for finite z >= 0."""
 
     @abc.abstractmethod
+    def between(self, near: Any, far: Any) -> Any:
+        """P(near < Z <= far), for finite 0 <= near <= far, without a difference of tails where these are close."""
+
+    @abc.abstractmethod
     def first_tail(self, z: Any) -> Any:
         """Integral of t f(t) from z to infinity, for finite z >= 0."""
 
@@ -140,20 +149,42 @@ class Symmetric(Distribution):
         xp = namespace(across)
         return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
 
+    def narrow_mass(self, a: Any, b: Any) -> Any:
+        a, b = floating(a), floating(b)
+        xp = namespace(a, b)
+        near, far = xp.minimum(xp.abs(a), xp.abs(b)), xp.maximum(xp.abs(a), xp.abs(b))
+        across = (a < 0) & (b > 0)
+        one_side = self._up_to(xp.where(across, 0.0, near), far)
+        other = self._up_to(xp.zeros_like(near), xp.where(across, near, 0.0))
+        return one_side + other
+
+    def _up_to(self, near: Any, far: Any) -> Any:
+        """``between``, and the tail where far is infinite."""
+        xp = namespace(near, far)
+        endless = xp.isinf(far)
+        within = self.between(xp.where(endless, 0.0, near), xp.where(endless, 0.0, far))
+        return namespace(within).where(endless, vanishing(self.tail, near), within)
+
     def inverse(self, u: Any, lower: Any) -> Any:
         z = self.lower_inverse(u)
         return namespace(z, lower).where(lower, z, -z)
 
     def first_moment(self, a: Any, b: Any) -> Any:
         """The integrand is odd, so its antiderivative -first_tail(|z|) is even."""
+        a, b = self._typed(a), self._typed(b)
         xp = namespace(a, b)
         return vanishing(self.first_tail, xp.abs(a)) - vanishing(self.first_tail, xp.abs(b))
+
+    def _typed(self, z: Any) -> Any:
+        """A plain number such as 0 or an infinity in the parameters' type, anything else as it is."""
+        return as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z
 
     def second_moment(self, a: Any, b: Any) -> Any:
         """The integrand is even, so its antiderivative is odd."""
         return self._second_to(b) - self._second_to(a)
 
     def _second_to(self, z: Any) -> Any:
+        z = self._typed(z)
         xp = namespace(z)
         return xp.sign(z) * (self.second_tail(xp.zeros_like(z)) - vanishing(self.second_tail, xp.abs(z)))
 

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Noise
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
@@ -91,7 +92,7 @@ class DiscreteLaplace(Lattice):
     reach: int = 0
 
     def __post_init__(self) -> None:
-        checks.positive("scale", self.scale)
+        checks.width("scale", self.scale)
         _set_reach(self, lambda: _TAIL_NATS * self.scale / self.step)
 
     def log_weight(self, z: Any) -> Any:
@@ -117,7 +118,7 @@ class DiscreteGaussian(Lattice):
     reach: int = 0
 
     def __post_init__(self) -> None:
-        checks.positive("sigma", self.sigma)
+        checks.width("sigma", self.sigma)
         _set_reach(self, lambda: math.sqrt(2 * _TAIL_NATS) * self.sigma / self.step)
 
     def log_weight(self, z: Any) -> Any:
@@ -130,4 +131,6 @@ def _set_reach(law: Any, default: Any) -> None:
     if not law.reach:
         object.__setattr__(law, "reach", min(_MOST_POINTS, math.ceil(default()) + 1))
     if not 1 <= law.reach < _MOST_POINTS // 2:
-        raise ValueError(f"step: {law.step:g} has more than {_MOST_POINTS} points in reach; take a coarser lattice")
+        raise ValueError(
+            f"step: {shortest(law.step)} has more than {_MOST_POINTS} points in reach; take a coarser lattice"
+        )

@@ -30,7 +30,7 @@ class Laplace(Symmetric):
     scale: Any
 
     def __post_init__(self) -> None:
-        checks.positive("scale", self.scale)
+        checks.width("scale", self.scale)
 
     def log_prob(self, z: Any) -> Any:
         b, xp = self.scale, namespace(z, self.scale)
@@ -41,6 +41,9 @@ class Laplace(Symmetric):
 
     def tail(self, z: Any) -> Any:
         return namespace(z, self.scale).exp(-z / self.scale) / 2
+
+    def between(self, near: Any, far: Any) -> Any:
+        return -self.tail(near) * namespace(near, far, self.scale).expm1(-(far - near) / self.scale)
 
     def lower_inverse(self, u: Any) -> Any:
         xp = namespace(u, self.scale)

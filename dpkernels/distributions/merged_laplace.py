@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from types import ModuleType
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import exponential_moments, floating, log1p_over, namespace
+from dpkernels.numerics import as_of, exponential_moments, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -67,26 +68,41 @@ class MergedLaplace(Symmetric):
                 raise ValueError(f"breaks: {self.breaks}; they must increase")
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
-        """(start, end, rate, F) of every segment."""
-        segments, level = [], 1.0
-        for start, end, rate in zip((0.0, *self.breaks), (*self.breaks, np.inf), self.rates, strict=True):
+        """(start, end, rate, F) of every segment, all of the parameters' type."""
+        level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
+        segments, start = [], 0 * level
+        for end, rate in zip((*self.breaks, endless), self.rates, strict=True):
             segments.append((start, end, rate, level))
-            if end is not np.inf:
+            if end is not endless:
                 level = level * namespace(rate, start, end).exp(-rate * (end - start))
+            start = end
         return segments
+
+    def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
+        """Starts, ends, rates and levels of all segments, each along the last axis."""
+        columns = zip(*self._segments(), strict=True)
+        return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
     def _tail(self, z: Any, power: int) -> Any:
         """Unnormalised integral of t^power f(t) from z >= 0 to infinity, over all segments at once."""
         xp = namespace(z, *self.rates, *self.breaks)
-        columns = zip(*self._segments(), strict=True)
-        start, end, rate, level = (xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
+        start, end, rate, level = self._columns(xp)
         t = xp.clip(xp.asarray(z)[..., None], start, end)
         inside = level * xp.exp(-rate * (t - start)) * _moment(power, t, rate, end - t)
         return xp.where(t < end, inside, 0.0).sum(-1)
 
+    def between(self, near: Any, far: Any) -> Any:
+        """The sum of the segments' parts, each from the start of its own."""
+        xp = namespace(near, far, *self.rates, *self.breaks)
+        start, end, rate, level = self._columns(xp)
+        t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
+        some = stop > t
+        inside = level * xp.exp(-rate * (xp.where(some, t, start) - start)) * _mass(rate, xp.where(some, stop - t, 0.0))
+        return xp.where(some, inside, 0.0).sum(-1) / self._norm
+
     @property
     def _norm(self) -> Any:
-        return 2 * self._tail(np.float64(0.0), 0)
+        return 2 * self._tail(as_of(0.0, *self.rates, *self.breaks), 0)
 
     def log_prob(self, z: Any) -> Any:
         z = namespace(z, *self.rates).abs(floating(z))

@@ -28,7 +28,7 @@ class Reweighted(Distribution):
         kernel: the law K.
         low: lower end of the inside, below 0.
         high: upper end of the inside, above 0.
-        outside: weight w of the outside, in [0, 1]; 0 truncates. The inside has weight 1.
+        outside: weight w of the outside, in [0, 1]; 0 truncates, and has no derivative. The inside has weight 1.
 
     Raises:
         ValueError: low or high on the wrong side of 0, or outside out of range.
@@ -47,7 +47,7 @@ class Reweighted(Distribution):
     @property
     def inside_mass(self) -> Any:
         """Kernel mass of [low, high]."""
-        return self.kernel.mass(self.low, self.high)
+        return self.kernel.narrow_mass(self.low, self.high)
 
     @property
     def total(self) -> Any:
@@ -79,15 +79,20 @@ class Reweighted(Distribution):
     def cdf(self, z: Any) -> Any:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
-        return (self.kernel.mass(self.low, xp.clip(z, self.low, self.high)) + self.outside * outside) / self.total
+        inside = self.kernel.narrow_mass(self.low, xp.clip(z, self.low, self.high))
+        return (inside + self.outside * outside) / self.total
 
     def sf(self, z: Any) -> Any:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
-        return (self.kernel.mass(xp.clip(z, self.low, self.high), self.high) + self.outside * outside) / self.total
+        inside = self.kernel.narrow_mass(xp.clip(z, self.low, self.high), self.high)
+        return (inside + self.outside * outside) / self.total
 
     def mass(self, a: Any, b: Any) -> Any:
         return self._in_parts(self.kernel.mass, a, b)
+
+    def narrow_mass(self, a: Any, b: Any) -> Any:
+        return self._in_parts(self.kernel.narrow_mass, a, b)
 
     def inverse(self, u: Any, lower: Any) -> Any:
         """The kernel's inverse at a piecewise linear map of u.

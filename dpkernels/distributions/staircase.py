@@ -37,7 +37,7 @@ class Staircase(Symmetric):
 
     def __post_init__(self) -> None:
         checks.epsilon(self.epsilon)
-        checks.positive("period", self.period)
+        checks.width("period", self.period)
         checks.within("gamma", self.gamma, 0.0, 1.0)
 
     @property
@@ -77,7 +77,7 @@ class Staircase(Symmetric):
         n = power + 1
 
         def piece(low: Any, high: Any) -> Any:
-            return ((k + high) ** n - (k + low) ** n) / n
+            return ((k + high) ** n - (k + low) ** n) / n if power else high - low
 
         rest = piece(xp.minimum(part, g), g) + q * piece(xp.maximum(part, g), 1.0)
         return a * D**n * xp.exp(-self.epsilon * k) * (rest + q * self._periods(k + 1, power))
@@ -94,18 +94,35 @@ class Staircase(Symmetric):
         return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
 
     def lower_inverse(self, u: Any) -> Any:
-        """The period from the geometric tail q^k / 2, then the part of it."""
+        """The period from the geometric tail q^k / 2, then the part of it.
+
+        The high step is gone through from its start, the low one, whose mass is about q of it, from its end.
+        """
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)
         below = u < 0.5
         tail = 2 * xp.where(below, u, 1 - u)
         k = xp.floor(-xp.log(tail) / self.epsilon)
-        used = (1 - tail * xp.exp(self.epsilon * k)) / (1 - q) * (g + q * (1 - g))
-        used = xp.maximum(used, 0.0)
-        safe = xp.where(q > 0, q, 1.0)
-        part = xp.where(used < g, used, g + (used - g) / safe)
-        z = D * (k + xp.minimum(part, 1.0))
+        rest, mass = tail * xp.exp(self.epsilon * k), (g + q * (1 - g)) / (1 - q)
+        used = xp.maximum((1 - rest) * mass, 0.0)
+        left = xp.maximum((rest * xp.exp(self.epsilon) - 1) * mass, 0.0)
+        z = D * (k + xp.where(used < g, used, xp.maximum(1 - left, g)))
         return xp.where(below, -z, z)
+
+    def between(self, near: Any, far: Any) -> Any:
+        """The rest of the first period, whole ones, and the start of the last; or a part of one."""
+        D, g, q, a = self.period, self.gamma, self._ratio, self._peak
+        (k, part), (last, end) = self._position(near), self._position(far)
+        xp = namespace(k, last, g)
+        same = k == last
+
+        def piece(low: Any, high: Any) -> Any:
+            steps = xp.minimum(high, g) - xp.minimum(low, g), xp.maximum(high, g) - xp.maximum(low, g)
+            return steps[0] + q * steps[1]
+
+        whole = xp.exp(-self.epsilon) * -xp.expm1(-self.epsilon * xp.maximum(last - k - 1, 0.0)) / (1 - q)
+        later = whole * piece(0.0, 1.0) + xp.exp(-self.epsilon * (last - k)) * piece(0.0, end)
+        return a * D * xp.exp(-self.epsilon * k) * (piece(part, xp.where(same, end, 1.0)) + xp.where(same, 0.0, later))
 
     def first_tail(self, z: Any) -> Any:
         return self._tail(z, 1)

@@ -9,11 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 
+from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.forms import ExactForm, certify, concrete_mechanism
 from dpkernels.exact.lattice import PROMISED_DEVIATION
 from dpkernels.exact.optimal_form import ExactRows
 from dpkernels.exact.row_certificate import certify_rows
+from dpkernels.exact.row_lattice import outwards
 from dpkernels.exact.row_tables import RowTable
 from dpkernels.exact.tables import rational
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
@@ -44,7 +46,7 @@ def _exact_central(mechanism: CentralPiecewise) -> ExactRows:
             return form
     raise CertificateError(
         f"rows: no table of at most {_MOST_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
-        f"each e^{mechanism.epsilon:g} times the last, to within {PROMISED_DEVIATION:g}; fewer steps may"
+        f"each e^{shortest(mechanism.epsilon)} times the last, to within {PROMISED_DEVIATION}; fewer steps may"
     )
 
 
@@ -62,9 +64,8 @@ def _fitting_cells(mechanism: CentralPiecewise) -> list[int]:
 def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTable | None:
     """Integer weights with steps of ``cells`` codes and one row a cell; None where they do not fit.
 
-    Levels are rounded down from e^eps times the one below, so no ratio of neighbouring levels is above e^eps; the base
-    is the largest that fits, and what is left of the total goes to the base of codes at the middle, the same for every
-    row, where it lowers ratios.
+    What the levels leave of the total goes to the base of codes at the middle, the same for every row, where it lowers
+    ratios.
     """
     lower, upper, D = (rational(float(v)) for v in (mechanism.lower, mechanism.upper, mechanism.sensitivity))
     shifts = math.ceil((upper - lower) * cells / D)
@@ -86,7 +87,8 @@ def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTabl
     weights = np.stack([base + np.pad(heights - np.uint64(levels[0]), (i, shifts - i)) for i in range(shifts + 1)])
     places = tuple(range(1 - codes, codes, 2))
     middle, reach = (lower + upper) / 2, gap * shifts / 2
-    first, last = min(float(middle - reach), mechanism.lower), max(float(middle + reach), mechanism.upper)
+    low, high = outwards(middle - reach, middle + reach)
+    first, last = min(low, mechanism.lower), max(high, mechanism.upper)
     return RowTable(weights, places, bits, first, last, mechanism.lower, mechanism.upper)
 
 
@@ -97,25 +99,27 @@ def _centred(width: int, whole: int) -> np.ndarray:
 
 
 def _levels(epsilon: float, steps: int, counts: np.ndarray, codes: int, bits: int) -> list[int] | None:
-    """Weights of a code outside the window and on each step inwards, for the largest outer one that fits."""
+    """Weights of a code outside the window and on each step inwards, for the highest core that fits.
+
+    Every weight is that of the step inwards over e^eps, rounded up: so no ratio is above e^eps, and far steps that the
+    total is too coarse for share its unit.
+    """
     E, total = exp_lower_bound(float(epsilon)), 1 << bits
-    outside = codes - int(counts[1:].sum())
+    each = [codes - int(counts[1:].sum()), *map(int, counts[1:])]
 
-    def levels(outer: int) -> list[int]:
-        made = [outer]
+    def levels(core: int) -> list[int]:
+        made = [core]
         for _ in range(steps):
-            made.append(math.floor(made[-1] * E))
-        return made
+            made.append(math.ceil(made[-1] / E))
+        return made[::-1]
 
-    def used(outer: int) -> int:
-        return outside * outer + sum(
-            level * int(count) for level, count in zip(levels(outer)[1:], counts[1:], strict=True)
-        )
+    def fits(core: int) -> bool:
+        return sum(level * count for level, count in zip(levels(core), each, strict=True)) <= total
 
     low, high = 0, total
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if used(middle) <= total else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return levels(low) if low > 0 else None
 
 

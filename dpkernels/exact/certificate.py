@@ -1,120 +1,186 @@
-"""Certificates: what a table guarantees, computed from its integers with Python integers and Fractions only."""
+"""Certificates: what integers guarantee, computed from them with Python integers and Fractions only."""
 
 from __future__ import annotations
 
+import abc
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from operator import attrgetter
+from typing import Any, ClassVar, Self
 
-from dpkernels import checks
-from dpkernels.exact.tables import WindowTable, rational
+from dpkernels.decimals import rational, shortest
+from dpkernels.exact.tables import WORDS, Table
+from dpkernels.untrusted import brief
 
-COVERS = (
-    "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
+# What no certificate covers, in the words of all of them.
+LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
     "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
 )
+
+_KINDS: dict[str, type[Certificate]] = {}
 
 
 class CertificateError(ValueError):
     """A table does not have the guarantee it was made for; it is never sampled."""
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """What is no certificate fails as one."""
-    try:
-        yield
-    except CertificateError:
-        raise
-    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
-        raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
+class Certificate(abc.ABC):
+    """Verified facts about integers, and their JSON form.
 
-
-def check_claims(form: dict[str, Any], again: dict[str, Any]) -> None:
-    """Whatever a form says beside its integers must be what the integers give."""
-    for name, value in again.items():
-        claimed = form[name]
-        same = math.isclose(claimed, value, rel_tol=1e-12) if isinstance(value, float) else claimed == value
-        if not same:
-            raise CertificateError(f"{name}: the form says {claimed}, the table gives {value}")
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """Verified facts about one table.
+    A form states the facts beside the integers, for those who only read it. Whoever reads it with ``from_dict`` gets a
+    certificate made anew from the integers and the claim, and an error if the form says anything else.
 
     Attributes:
-        epsilon: the budget, as printed.
-        ratio: the largest ratio of any report's probability between any two inputs.
-        total: the sum of every row's weights, 2^bits.
-        codes: how many reports are possible, the same for every input.
-        rows: how many input rows there are.
-        lowest: smallest possible report.
-        highest: largest possible report.
-        mean_error: largest difference of a row's mean from its nominal input; 0 is required.
-        table: the integers, so that anyone can verify again.
+        kind: the name of the class in JSON.
+        facts: what a form states, as names of attributes; Fractions become text.
+        parts: its tables and certificates, names in JSON to names of attributes.
     """
 
-    epsilon: float
-    ratio: Fraction
-    total: int
-    codes: int
-    rows: int
-    lowest: Fraction
-    highest: Fraction
-    mean_error: Fraction
-    table: WindowTable
+    kind: ClassVar[str]
+    facts: ClassVar[tuple[str, ...]]
+    parts: ClassVar[Mapping[str, str]]
+
+    def __init_subclass__(cls, kind: str = "") -> None:
+        if kind:
+            cls.kind, _KINDS[kind] = kind, cls
 
     @property
-    def realised_epsilon(self) -> float:
-        """ln(ratio), at most epsilon."""
-        return math.log(self.ratio)
+    @abc.abstractmethod
+    def covers(self) -> str:
+        """What is guaranteed, for which neighbours, and what is not."""
 
-    @property
-    def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
-        return worst_of(self.table.variance_terms, self.table)
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form with exact fractions as text and the table itself."""
-        exact = {
-            name: str(getattr(self, name)) for name in ("ratio", "lowest", "highest", "mean_error", "worst_variance")
-        }
-        plain = {name: getattr(self, name) for name in ("epsilon", "total", "codes", "rows", "realised_epsilon")}
-        return {**plain, **exact, "covers": COVERS, "table": self.table.to_dict()}
+    @abc.abstractmethod
+    def lines(self) -> list[str]:
+        """What it says for a person, but for what it covers and the certificates it is made of."""
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Certificate:
-        """Verify the table in a JSON form again; what the form says of itself must agree.
+    @abc.abstractmethod
+    def certified(cls, form: dict[str, Any]) -> Self:
+        """The certificate of the integers and of the claim in a form, whatever else the form states.
 
         Raises:
-            CertificateError: the table fails, or the form claims something else.
+            CertificateError: the integers do not have the claim.
         """
-        with reading():
-            certificate = certify_table(WindowTable.from_dict(form["table"]), form["epsilon"])
-            check_claims(form, certificate.to_dict())
-        return certificate
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form, with exact fractions as text and the tables themselves."""
+        facts = {_key(path): attrgetter(path)(self) for path in self.facts}
+        plain = {key: str(value) if isinstance(value, Fraction) else value for key, value in facts.items()}
+        parts = {key: part.to_dict() for key, part in self._parts().items()}
+        return {"kind": self.kind, **plain, "covers": self.covers, **parts}
 
     def to_json(self) -> str:
         """``to_dict`` as text."""
         return json.dumps(self.to_dict())
 
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> Self:
+        """Verify the integers in a JSON form again; what the form says of itself must agree.
+
+        Every kind can be read once ``combined`` has been imported, which ``dpkernels.Certificate`` does.
+
+        Raises:
+            CertificateError: the integers do not have the claim, the form states something else or something more, or
+                it is of another kind than the class that reads it.
+        """
+        with reading():
+            kind = _kind_of(form)
+            if not issubclass(kind, cls):
+                raise CertificateError(f"form: is of a {kind.__name__}, not of a {cls.__name__}")
+            certificate = kind.certified(form)
+            certificate._check(form)
+        return certificate
+
     def __str__(self) -> str:
-        lines = [
-            f"epsilon             {self.epsilon:g}, realised {self.realised_epsilon:.9g} (exact ratio below e^epsilon)",
-            f"reports             {self.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}",
-            f"inputs              {self.rows} rows from {self.table.lower:g} to {self.table.upper:g}",
-            f"total weight        2^{self.total.bit_length() - 1}, for every row",
-            f"row means           equal to the input, as fractions (error {self.mean_error})",
-            f"variance            at most {float(self.worst_variance):.9g} at any input",
-            f"covers              {COVERS}",
-        ]
-        return "\n".join(lines)
+        inner = [f"-- {key}\n{part}" for key, part in self._parts().items() if isinstance(part, Certificate)]
+        return "\n".join([*self.lines(), line("covers", self.covers), *inner])
+
+    def _parts(self) -> dict[str, Any]:
+        return {key: getattr(self, name) for key, name in self.parts.items()}
+
+    def _check(self, form: dict[str, Any]) -> None:
+        """A form states what the integers give, all of it, and nothing else."""
+        # Parts that are certificates have been checked by themselves.
+        read = {key: form[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
+        again = self.to_dict() | read
+        form = form if "kind" in form else _with_kind(form, again)
+        if odd := form.keys() ^ again.keys():
+            raise CertificateError(f"form: {brief(min(odd))} is missing, or is nothing that can be verified")
+        for name, value in again.items():
+            if type(form[name]) is not type(value) or form[name] != value:
+                raise CertificateError(f"{name}: the form says {brief(form[name])}, the integers give {brief(value)}")
+
+
+def _key(path: str) -> str:
+    return path.rpartition(".")[2]
+
+
+def _kind_of(form: dict[str, Any]) -> type[Certificate]:
+    """The class of a form; before forms had a kind, it follows from the names of what they state."""
+    if "kind" in form:
+        if form["kind"] not in _KINDS:
+            raise CertificateError(f"kind: {brief(form['kind'])} is not one of {', '.join(sorted(_KINDS))}")
+        return _KINDS[form["kind"]]
+    for kind in _KINDS.values():
+        if form.keys() == {*map(_key, kind.facts), "covers", *kind.parts}:
+            return kind
+    raise CertificateError("form: is not a certificate; it has no kind, and states what is of none")
+
+
+def _with_kind(form: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
+    """A form from before there were kinds, in today's words where it says the same in the words of its time.
+
+    These were the logarithm of the machine for the realised epsilon, the float nearest to a sum of budgets, and 12
+    digits of a sensitivity in ``covers``.
+    """
+    form = {"kind": again["kind"], **form}
+    rounded = {} if "delta" in form else {"realised_epsilon": 1e-12}
+    rounded |= {"epsilon": 2.0**-52} if "sampled" in form else {}
+    for name, share in rounded.items():
+        if math.isclose(form[name], again[name], rel_tol=share):
+            form[name] = again[name]
+    if isinstance(D := again.get("sensitivity"), float):
+        near = f"at most {shortest(D)} apart", f"at most {D:.12g} apart"
+        form["covers"] = again["covers"] if form["covers"] == again["covers"].replace(*near) else form["covers"]
+    return form
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Whatever goes wrong while a form is read is a ``CertificateError``: the form is no certificate.
+
+    Raises:
+        CertificateError: for any of these errors.
+    """
+    try:
+        yield
+    except CertificateError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
+
+
+def line(label: str, text: str) -> str:
+    """A line of a certificate as text."""
+    return f"{label:<20}{text}"
+
+
+def check_totals(table: Table) -> None:
+    """Refuse weights that are no distribution, or out of no word's total.
+
+    Raises:
+        CertificateError: says what is wrong.
+    """
+    if table.bits not in WORDS:
+        raise CertificateError(f"bits: {brief(table.bits)} is not one of {', '.join(map(str, WORDS))}")
+    for i, total in enumerate(table.totals):
+        if total != 1 << table.bits:
+            row = f" of row {i}" if len(table.totals) > 1 else ""
+            raise CertificateError(f"total: weights{row} sum to 2^{table.bits} {total - (1 << table.bits):+d}")
 
 
 def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
@@ -129,58 +195,13 @@ def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
     return Fraction(value, unit)
 
 
-def certify_table(table: WindowTable, epsilon: float) -> Certificate:
-    """Verify everything a release relies on.
-
-    Raises:
-        CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
-            or a row's mean is not the input; says by how much.
-    """
-    checks.epsilon(epsilon)
-    if table.shifts < 1 or table.window_total == 0:
-        raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
-    if table.total != 1 << table.bits:
-        raise CertificateError(f"total: weights sum to 2^{table.bits} {table.total - (1 << table.bits):+d}")
-    ratio = _largest_ratio(table)
-    bound = exp_lower_bound(epsilon)
-    if ratio > bound:
-        excess = math.log(ratio) - float(rational(epsilon))
-        raise CertificateError(f"epsilon: a ratio is {float(ratio):.9g}, {excess:.3g} above epsilon {epsilon:g}")
-    mean_error = _mean_error(table)
-    if mean_error:
-        raise CertificateError(f"mean: a row is off its input by {float(mean_error):.3g} data units")
-    return Certificate(
-        epsilon=epsilon,
-        ratio=ratio,
-        total=table.total,
-        codes=table.codes,
-        rows=table.shifts + 1,
-        lowest=table.value(0),
-        highest=table.value(table.codes - 1),
-        mean_error=mean_error,
-        table=table,
-    )
-
-
-def _largest_ratio(table: WindowTable) -> Fraction:
-    high, low = (weights.tolist() for weights in table.extremes())
-    if min(low) == 0:
-        raise CertificateError(f"support: report {low.index(0)} is impossible for some inputs and not for others")
-    best = Fraction(1)
-    for pair in set(zip(high, low, strict=True)):
-        if pair[0] * best.denominator > pair[1] * best.numerator:
-            best = Fraction(*pair)
-    return best
-
-
-def _mean_error(table: WindowTable) -> Fraction:
-    """Row means and nominal inputs are both affine in s, so the ends decide."""
-    ends = ((0, rational(table.lower)), (table.shifts, rational(table.upper)))
-    return max(abs(table.row_mean(s) - nominal) for s, nominal in ends)
-
-
-def worst_of(terms: tuple[Fraction, Fraction, Fraction], table: WindowTable) -> Fraction:
-    """The largest A + c (x - middle)^2 + rho over the table's inputs."""
-    A, c, rho = terms
-    half = (rational(table.upper) - rational(table.lower)) / 2
-    return A + max(Fraction(0), c * half**2) + rho
+def log_upper_bound(ratio: Fraction) -> float:
+    """The least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
+    near = Fraction(math.log(ratio))
+    near += ratio / exp_lower_bound(near) - 1  # A step of Newton's: right to a float's last digits, also near 0.
+    least = max(0.0, float(near))
+    while least > 0 and exp_lower_bound(below := math.nextafter(least, 0.0)) >= ratio:
+        least = below
+    while exp_lower_bound(least) < ratio:
+        least = math.nextafter(least, math.inf)
+    return least

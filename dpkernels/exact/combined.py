@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
-from dpkernels.exact.certificate import COVERS, Certificate, CertificateError, check_claims, reading, worst_of
+from dpkernels import checks
+from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
 from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.noise_vectors import VectorNoiseCertificate
 from dpkernels.exact.row_certificate import RowCertificate
-from dpkernels.exact.tables import rational
+from dpkernels.exact.window_certificate import COVERS, WindowCertificate
+from dpkernels.untrusted import integer
 
-VECTOR_COVERS = COVERS.replace("each report", "each vector").replace(
-    "any two inputs of the interval (local DP, replace one value)",
-    "any two vectors of the intervals (local DP, replace one vector)",
+VECTOR_COVERS = (
+    "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "
+    f"{LIMITS}"
 )
 
 
 @dataclass(frozen=True)
-class MixtureCertificate:
+class MixtureCertificate(Certificate, kind="mixture"):
     """Two certified tables, one of which reports, chosen independently of the input.
 
     Attributes:
@@ -28,9 +32,12 @@ class MixtureCertificate:
         threshold: out of 2^32.
     """
 
-    first: Certificate
-    second: Certificate
+    first: WindowCertificate
+    second: WindowCertificate
     threshold: int
+
+    facts = ("epsilon", "realised_epsilon", "threshold", "lowest", "highest", "worst_variance")
+    parts: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
 
     def __post_init__(self) -> None:
         if not 0 < self.threshold < 1 << 32:
@@ -64,7 +71,7 @@ class MixtureCertificate:
     @property
     def worst_variance(self) -> Fraction:
         """Bound on the variance at any input."""
-        return worst_of(self.variance_terms, self.first.table)
+        return self.first.table.largest(self.variance_terms)
 
     @property
     def lowest(self) -> Fraction:
@@ -76,44 +83,25 @@ class MixtureCertificate:
         """Largest possible report."""
         return max(self.first.highest, self.second.highest)
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
-        own = {
-            "epsilon": self.epsilon,
-            "realised_epsilon": self.realised_epsilon,
-            "threshold": self.threshold,
-            "lowest": str(self.lowest),
-            "highest": str(self.highest),
-            "worst_variance": str(self.worst_variance),
-        }
-        return {**own, "covers": COVERS, "first": self.first.to_dict(), "second": self.second.to_dict()}
+    @property
+    def covers(self) -> str:
+        return COVERS
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> MixtureCertificate:
-        """Verify both tables of a JSON form again, and what it says beside them.
+    def certified(cls, form: dict[str, Any]) -> MixtureCertificate:
+        first, second = (WindowCertificate.from_dict(form[part]) for part in ("first", "second"))
+        return cls(first, second, integer("threshold", form["threshold"]))
 
-        Raises:
-            CertificateError: a table fails, or the form claims something else.
-        """
-        with reading():
-            first, second = (Certificate.from_dict(form[part]) for part in ("first", "second"))
-            certificate = cls(first, second, form["threshold"])
-            check_claims(form, certificate.to_dict())
-        return certificate
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"epsilon             {self.epsilon:g}, of either table and of their mixture",
-                f"mixture             the first table with probability {self.threshold}/2^32, else the second",
-                f"variance            at most {float(self.worst_variance):.9g} at any input",
-                *(f"-- table {n}\n{part}" for n, part in ((1, self.first), (2, self.second))),
-            ]
-        )
+    def lines(self) -> list[str]:
+        return [
+            line("epsilon", f"{shortest(self.epsilon)}, of either table and of their mixture"),
+            line("mixture", f"the first table with probability {self.threshold}/2^32, else the second"),
+            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
+        ]
 
 
 @dataclass(frozen=True)
-class MultivariateCertificate:
+class MultivariateCertificate(Certificate, kind="multivariate"):
     """s of d coordinates, each by a certified table; which ones is independent of the data.
 
     Attributes:
@@ -122,79 +110,64 @@ class MultivariateCertificate:
         sampled: s.
     """
 
-    coordinate: Certificate | MixtureCertificate | RowCertificate
+    coordinate: WindowCertificate | MixtureCertificate | RowCertificate
     dimensions: int
     sampled: int
 
+    facts = ("epsilon", "realised_epsilon", "dimensions", "sampled")
+    parts: ClassVar[Mapping[str, str]] = {"coordinate": "coordinate"}
+
     def __post_init__(self) -> None:
-        if not isinstance(self.coordinate, Certificate | MixtureCertificate | RowCertificate):
+        if not isinstance(self.coordinate, WindowCertificate | MixtureCertificate | RowCertificate):
             raise CertificateError(f"coordinate: {type(self.coordinate).__name__} is not of pure epsilon-DP")
         if (near := getattr(self.coordinate, "sensitivity", None)) is not None:
-            raise CertificateError(f"coordinate: is for inputs {near:g} apart, not for any two")
-        if not (isinstance(self.sampled, int) and 1 <= self.sampled <= self.dimensions):
-            raise CertificateError(f"sampled: {self.sampled} is not in 1..{self.dimensions}")
+            raise CertificateError(f"coordinate: is for inputs {shortest(near)} apart, not for any two")
+        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
+        checks.whole("sampled", self.sampled, 1, self.dimensions)
 
     @property
     def epsilon(self) -> float:
         """Basic composition of s reports."""
-        return float(self.sampled * rational(self.coordinate.epsilon))
+        return float_at_least(self.sampled * rational(self.coordinate.epsilon))
 
     @property
     def realised_epsilon(self) -> float:
         """s times the coordinate's."""
-        return self.sampled * self.coordinate.realised_epsilon
+        return float_at_least(self.sampled * rational(self.coordinate.realised_epsilon))
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
-        own = {
-            "epsilon": self.epsilon,
-            "realised_epsilon": self.realised_epsilon,
-            "dimensions": self.dimensions,
-            "sampled": self.sampled,
-        }
-        return {**own, "covers": VECTOR_COVERS, "coordinate": self.coordinate.to_dict()}
+    @property
+    def covers(self) -> str:
+        return VECTOR_COVERS
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> MultivariateCertificate:
-        """Verify the coordinate's tables in a JSON form again, and what it says beside them.
+    def certified(cls, form: dict[str, Any]) -> MultivariateCertificate:
+        coordinate: Any = Certificate.from_dict(form["coordinate"])
+        return cls(coordinate, integer("dimensions", form["dimensions"]), integer("sampled", form["sampled"]))
 
-        Raises:
-            CertificateError: a table fails, or the form claims something else.
-        """
-        with reading():
-            certificate = cls(read_certificate(form["coordinate"]), form["dimensions"], form["sampled"])
-            check_claims(form, certificate.to_dict())
-        return certificate
-
-    def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"epsilon             {self.epsilon:g} a vector: {self.sampled} of {self.dimensions} coordinates, "
-                f"{self.coordinate.epsilon:g} each",
-                "coordinates         a cyclic run from a uniform start, each within a relative "
-                f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}",
-                f"covers              {VECTOR_COVERS}",
-                f"-- each coordinate, on [-1, 1]\n{self.coordinate}",
-            ]
-        )
+    def lines(self) -> list[str]:
+        each = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
+        share = f"{self.dimensions}/2^64 of probability {self.sampled}/{self.dimensions}"
+        return [
+            line("epsilon", f"{shortest(self.epsilon)} a vector: {each}, on [-1, 1]"),
+            line("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
+        ]
 
 
-def read_certificate(form: dict[str, Any]) -> Any:
+def read_certificate(form: dict[str, Any]) -> Certificate:
     """The certificate in a JSON form, of whichever kind, verified again from its integers.
 
     Raises:
         CertificateError: it fails, or is none.
     """
-    with reading():
-        kinds: dict[str, Any] = {
-            "table": Certificate,
-            "row_table": RowCertificate,
-            "norm": VectorNoiseCertificate,
-            "noise": NoiseCertificate,
-            "first": MixtureCertificate,
-            "coordinate": MultivariateCertificate,
-        }
-        kind = next((kind for name, kind in kinds.items() if name in form), None)
-        if kind is None:
-            raise CertificateError("form: is not a certificate; it has no table")
-        return kind.from_dict(form)
+    return Certificate.from_dict(form)
+
+
+# What ``Certificate.from_dict`` reads; all kinds are known once this module is.
+CERTIFICATES = (
+    WindowCertificate,
+    RowCertificate,
+    NoiseCertificate,
+    VectorNoiseCertificate,
+    MixtureCertificate,
+    MultivariateCertificate,
+)

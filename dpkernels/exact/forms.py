@@ -9,20 +9,20 @@ from functools import cached_property, lru_cache, singledispatch
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.certificate import Certificate, certify_table
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.kernels import CodeKernel, NoiseKernel, code_kernel, noise_kernel
 from dpkernels.exact.lattice import two_point_table, windowed_table
+from dpkernels.exact.namespace import namespace
 from dpkernels.exact.noise_certificate import NoiseCertificate
 from dpkernels.exact.noise_lattice import certify_law
 from dpkernels.exact.noise_table import NoiseTable
 from dpkernels.exact.noise_vectors import VectorNoiseCertificate, certify_vector_law
-from dpkernels.exact.rounding import fraction_bits, nearest_rows, reports_at
+from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.tables import WindowTable
+from dpkernels.exact.window_certificate import WindowCertificate, certify_table
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
@@ -54,13 +54,18 @@ class ExactForm(abc.ABC):
         """What ``reports`` takes, in order."""
 
     @property
+    @abc.abstractmethod
+    def negligible(self) -> float:
+        """Inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
+
+    @property
     def variance_cost(self) -> float:
         """The certificate's bound on the worst-case variance over the mechanism's own, minus 1."""
         return float(self.certificate.worst_variance) / float(self.mechanism.worst_variance) - 1
 
     @abc.abstractmethod
-    def reports(self, x: Array, *words: Array) -> Array:
-        """Reports for inputs in the interval; pure, for use inside jit with JAX's 64-bit types on."""
+    def reports(self, x: Any, *words: Any) -> Any:
+        """Reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
     @cached_property
     def compiled(self) -> Callable[..., Array]:
@@ -77,7 +82,7 @@ class ExactWindow(ExactForm):
     """A mechanism that is one window table: windowed or two-point."""
 
     mechanism: Any
-    certificate: Certificate
+    certificate: WindowCertificate
 
     @property
     def table(self) -> WindowTable:
@@ -89,17 +94,21 @@ class ExactWindow(ExactForm):
         """Bits that round an input between rows."""
         return fraction_bits(self.table.shifts)
 
-    @property
+    @cached_property
     def words(self) -> tuple[Words, ...]:
         rounding = 16 if self.fraction_bits <= 16 else 32
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, rounding)
+
+    @property
+    def negligible(self) -> float:
+        return negligible(self.table.shifts, self.table.lower, self.table.upper)
 
     @cached_property
     def codes(self) -> CodeKernel:
         """The table's sampler."""
         return code_kernel(self.table)
 
-    def reports(self, x: Array, *words: Array) -> Array:
+    def reports(self, x: Any, *words: Any) -> Any:
         noise, rounding = words
         return self.values(self.codes(noise, self.rows(x, rounding)), x.dtype)
 
@@ -108,10 +117,21 @@ class ExactWindow(ExactForm):
         table = self.table
         return nearest_rows(x, rounding, table.shifts, table.lower, table.upper)
 
-    def values(self, codes: Array, dtype: Any) -> Array:
+    def values(self, codes: Any, dtype: Any) -> Any:
         """middle + step (code - (N - 1)/2), a function of the code alone."""
-        table = self.table
-        return reports_at(2 * codes - (table.codes - 1), table.middle, table.step, dtype)
+        if isinstance(codes, np.ndarray):
+            return self._values[np.dtype(dtype)].take(codes)
+        return self._reports_at(2 * codes - (self.table.codes - 1), dtype)
+
+    @cached_property
+    def _reports_at(self) -> ReportKernel:
+        return report_kernel(self.table.middle, self.table.step)
+
+    @cached_property
+    def _values(self) -> dict[np.dtype, np.ndarray]:
+        """Of every code: one look-up costs less than the formula."""
+        doubled = 2 * np.arange(self.table.codes, dtype=np.int32) - (self.table.codes - 1)
+        return {np.dtype(dtype): self._reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,19 +146,23 @@ class ExactMixture(ExactForm):
     second: ExactWindow
     certificate: MixtureCertificate
 
-    @property
+    @cached_property
     def words(self) -> tuple[Words, ...]:
         pairs = zip(self.first.words, self.second.words, strict=True)
         shared = tuple(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs)
         return (*shared, Words(CHOICE_STREAM, 32))
 
-    def reports(self, x: Array, *words: Array) -> Array:
+    @property
+    def negligible(self) -> float:
+        return min(self.first.negligible, self.second.negligible)
+
+    def reports(self, x: Any, *words: Any) -> Any:
         *shared, choice = words
         reports = [
             form.reports(x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, form.words, strict=True)))
             for form in (self.first, self.second)
         ]
-        return jnp.where(choice < np.uint32(self.certificate.threshold), reports[0], reports[1])
+        return namespace(choice).where(choice < np.uint32(self.certificate.threshold), reports[0], reports[1])
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,19 +177,24 @@ class ExactNoise(ExactForm):
         """The verified integers."""
         return self.certificate.table
 
-    @property
+    @cached_property
     def words(self) -> tuple[Words, ...]:
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)
+
+    @property
+    def negligible(self) -> float:
+        """Half a grain: what is strictly within it is rounded to the grain at 0."""
+        return 2.0 ** (self.table.grain - 1)
 
     @cached_property
     def codes(self) -> NoiseKernel:
         """The table's sampler."""
         return noise_kernel(self.table)
 
-    def reports(self, x: Array, *words: Array) -> Array:
+    def reports(self, x: Any, *words: Any) -> Any:
         noise, rounding = words
         position = self.positions(x, rounding) + self.codes(noise)
-        return (position.astype(jnp.float64) * float(self.table.cell)).astype(x.dtype)
+        return (position.astype(np.float64) * float(self.table.cell)).astype(x.dtype, copy=False)
 
     def positions(self, x: Array, rounding: Array) -> Array:
         """floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), without a rounding error anywhere.
@@ -174,13 +203,14 @@ class ExactNoise(ExactForm):
         is faster without signs, so a multiple of M is added and taken off again.
         """
         table, most = self.table, 1 << 62
-        doubled = jnp.floor(x.astype(jnp.float64) * 2.0 ** (1 - table.grain))
+        xp = namespace(x)
+        doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grain))
         # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
-        doubled = jnp.clip(doubled, -(2.0**62), 2.0**62).astype(jnp.int64)
-        r = rounding.astype(jnp.uint64) * np.uint64(table.grains) >> np.uint64(32)
+        doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
+        r = rounding.astype(np.uint64) * np.uint64(table.grains) >> np.uint64(32)
         ahead = most // table.grains
-        shifted = (((doubled + 1) >> 1) + ahead * table.grains).astype(jnp.uint64) + r
-        return (shifted // np.uint64(table.grains)).astype(jnp.int64) - ahead
+        shifted = (((doubled + 1) >> 1) + ahead * table.grains).astype(np.uint64) + r
+        return (shifted // np.uint64(table.grains)).astype(np.int64) - ahead
 
 
 @dataclass(frozen=True, eq=False)
@@ -222,7 +252,11 @@ def _(mechanism: ExactMultivariate) -> ExactMultivariate:
 @certify.register(Mechanism)
 @certify.register(AdditiveVector)
 def _(mechanism: Any) -> ExactForm:
-    return _exact_once(concrete_mechanism(mechanism))
+    try:
+        hash(mechanism)
+    except TypeError:  # A parameter is an array.
+        mechanism = concrete_mechanism(mechanism)
+    return _exact_once(mechanism)
 
 
 @certify.register
@@ -251,7 +285,7 @@ def _concrete(leaf: Any) -> float:
 
 @lru_cache(maxsize=256)
 def _exact_once(mechanism: Any) -> ExactForm:
-    return _exact(mechanism)
+    return _exact(concrete_mechanism(mechanism))
 
 
 @singledispatch

@@ -1,6 +1,7 @@
-"""Integer samplers: random words in, output codes out. JAX functions of arrays; every constant is compiled in.
+"""Integer samplers: random words in, output codes out. Functions of arrays; every constant is compiled in.
 
-Traced divisors and table sizes would be several times slower, so each table has its own compiled kernel.
+Traced divisors and table sizes would be several times slower, so each table has its own compiled kernel. NumPy arrays
+are computed on at once, without JAX: for few values that is far cheaper than a call of a compiled program.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.namespace import namespace, take
 from dpkernels.exact.noise_table import NoiseTable
 from dpkernels.exact.tables import WindowTable
 
@@ -28,7 +29,7 @@ def code_kernel(table: WindowTable) -> CodeKernel:
 
     def codes(r: Array, row: Array) -> Array:
         outcome = outcomes(r)
-        return jnp.where(outcome < n, outcome, row + outcome - n)
+        return namespace(r).where(outcome < n, outcome, row + outcome - n)
 
     return codes
 
@@ -45,9 +46,9 @@ def _division_kernel(table: WindowTable) -> CodeKernel:
     a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
 
     def codes(r: Array, row: Array) -> Array:
-        in_base = (r // a).astype(jnp.int32)
-        in_window = row + ((r - base_total) // kappa).astype(jnp.int32)
-        return jnp.where(r < base_total, in_base, in_window)
+        in_base = (r // a).astype(np.int32)
+        in_window = row + ((r - base_total) // kappa).astype(np.int32)
+        return namespace(r).where(r < base_total, in_base, in_window)
 
     return codes
 
@@ -111,9 +112,8 @@ def _alias_kernel(columns: AliasColumns) -> NoiseKernel:
     mask = word((1 << int(shift)) - 1)
 
     def outcomes(r: Array) -> Array:
-        column = (r >> shift).astype(jnp.int32)
-        threshold = jnp.asarray(columns.threshold).at[column].get(mode="promise_in_bounds")
-        other = jnp.asarray(columns.alias).at[column].get(mode="promise_in_bounds")
-        return jnp.where((r & mask) < threshold, column, other)
+        column = (r >> shift).astype(np.int32)
+        own = (r & mask) < take(columns.threshold, column)
+        return namespace(r).where(own, column, take(columns.alias, column))
 
     return outcomes

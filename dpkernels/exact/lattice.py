@@ -11,6 +11,7 @@ from fractions import Fraction
 
 import numpy as np
 
+from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.tables import WindowTable
 from dpkernels.mechanisms.bases import Constant
@@ -75,7 +76,8 @@ def windowed_table(mechanism: Windowed, bits: int | None = None, codes: int | No
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):
         raise CertificateError(
             f"lattice: no table of at most {_MOST_CODES} codes and at least {_FEWEST_ROWS} rows has the variance of a "
-            f"window of width {mechanism.width:g} at epsilon {mechanism.epsilon:g} to within {PROMISED_DEVIATION:g}"
+            f"window of width {shortest(mechanism.width)} at epsilon {shortest(mechanism.epsilon)} to within "
+            f"{PROMISED_DEVIATION}"
         )
     return best
 
@@ -113,7 +115,8 @@ def _permitted_height(mechanism: Windowed) -> float | None:
     best = relative_height(mechanism.window, mechanism.base, mechanism.width, mechanism.epsilon, "pointwise")
     if ratio > best * (1 + 1e-9):
         raise CertificateError(
-            f"height: {mechanism.height:.9g} is {ratio / best - 1:.3g} above what epsilon {mechanism.epsilon:g} allows"
+            f"height: {shortest(mechanism.height)} is {ratio / best - 1:.3g} above what epsilon "
+            f"{shortest(mechanism.epsilon)} allows"
         )
     return None if ratio >= best * (1 - 1e-9) else float(ratio)
 

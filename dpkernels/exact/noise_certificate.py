@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-import json
+import abc
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, ClassVar
 
 from dpkernels import checks
-from dpkernels.exact.certificate import CertificateError, check_claims, exp_lower_bound, reading
-from dpkernels.exact.noise_table import NoiseTable, hockey_stick
-from dpkernels.exact.tables import rational
-
-NOISE_COVERS = (
-    "(epsilon, delta)-DP of each report; neighbouring: datasets whose true values, as floats, differ by at most the "
-    "sensitivity. Assumes that the key's generator is indistinguishable from random. Does not cover the sensitivity "
-    "itself, rounding while the true value was computed, timing, caches or other side channels, which rows or columns "
-    "exist, values copied unperturbed, or the composition of several reports."
+from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.exact.certificate import (
+    Certificate,
+    CertificateError,
+    check_totals,
+    exp_lower_bound,
+    line,
 )
-# Sizes of random words, and grains: subnormal inputs, which processors may read as 0, are within half of the
-# smallest one from 0 in float32 too; with the largest, reports are finite.
-_WORDS, GRAINS = (16, 32, 64), (-125, 960)
+from dpkernels.exact.noise_table import NoiseTable, hockey_stick
+from dpkernels.untrusted import real
+
+# What no certificate of additive noise covers.
+NOISE_LIMITS = (
+    "Assumes that the key's generator is indistinguishable from random. Does not cover the sensitivity itself, "
+    "rounding while the true value was computed, timing, caches or other side channels, which rows or columns exist, "
+    "values copied unperturbed, or the composition of several reports."
+)
+# Of grains: subnormal inputs, which processors may read as 0, are within half of the smallest one from 0 in float64
+# (float32 inputs are checked when they come); with the largest, reports are finite.
+GRAINS = (-1021, 960)
+# Weights that rise after they fall are compared at every shift; of ours none do.
+_MOST_COMPARISONS = 1 << 21
 
 
-@dataclass(frozen=True)
-class NoiseCertificate:
-    """Verified facts about one table of noise.
+class AdditiveCertificate(Certificate):
+    """Verified facts about a table of additive noise.
 
     Attributes:
         epsilon: the budget, as printed.
         delta: the claimed delta, as printed.
-        sensitivity: D, the float's exact value.
-        shift: how many cells apart neighbours are, at most.
-        realised_delta: the largest delta at epsilon over all shifts up to this, both ways.
+        realised_delta: bound on delta at epsilon.
         table: the integers, so that anyone can verify again.
     """
 
     epsilon: float
     delta: float
-    sensitivity: float
-    shift: int
     realised_delta: Fraction
     table: NoiseTable
+
+    @property
+    @abc.abstractmethod
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance of a report, or of a coordinate, at any input, rounding of the input included."""
+
+    @abc.abstractmethod
+    def claim_lines(self) -> list[str]:
+        """The claim and for which neighbours, for a person."""
 
     @property
     def realised_epsilon(self) -> float:
@@ -63,72 +77,96 @@ class NoiseCertificate:
         """Mean of the noise."""
         return self.table.mean
 
+    def lines(self) -> list[str]:
+        ends = f"{float(self.lowest):.9g} to {float(self.highest):.9g}"
+        return [
+            *self.claim_lines(),
+            line("reports", f"multiples of {shortest(float(self.table.cell))}"),
+            line("noise", f"{self.table.codes} values from {ends}"),
+            line("total weight", f"2^{self.table.bits}"),
+            line("mean of the noise", f"{float(self.bias):.9g}"),
+            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} a value"),
+        ]
+
+
+@dataclass(frozen=True)
+class NoiseCertificate(AdditiveCertificate, kind="noise"):
+    """Verified facts about one table of noise; see ``AdditiveCertificate``.
+
+    Attributes:
+        sensitivity: D, the float's exact value.
+        shift: how many cells apart neighbours are, at most.
+        realised_delta: the largest delta at epsilon over all shifts up to this, both ways.
+    """
+
+    epsilon: float
+    delta: float
+    sensitivity: float
+    shift: int
+    realised_delta: Fraction
+    table: NoiseTable
+
+    facts = (
+        "epsilon",
+        "delta",
+        "sensitivity",
+        "shift",
+        "realised_epsilon",
+        "realised_delta",
+        "lowest",
+        "highest",
+        "bias",
+        "worst_variance",
+    )
+    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
+
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance of a report at any input, rounding of the input included."""
         return self.table.variance + self.table.cell**2 / 4
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form with exact fractions as text and the table itself."""
-        plain = {name: getattr(self, name) for name in ("epsilon", "delta", "sensitivity", "shift")}
-        plain["realised_epsilon"] = self.realised_epsilon
-        exact = {
-            name: str(getattr(self, name)) for name in ("realised_delta", "lowest", "highest", "bias", "worst_variance")
-        }
-        return {**plain, **exact, "covers": NOISE_COVERS, "noise": self.table.to_dict()}
+    @property
+    def covers(self) -> str:
+        return (
+            "(epsilon, delta)-DP of each report; neighbouring: datasets whose true values, as floats, differ by at "
+            f"most the sensitivity. {NOISE_LIMITS}"
+        )
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> NoiseCertificate:
-        """Verify the table in a JSON form again; what the form says of itself must agree.
+    def certified(cls, form: dict[str, Any]) -> NoiseCertificate:
+        claims = (real(name, form[name]) for name in ("sensitivity", "epsilon", "delta"))
+        return certify_noise(NoiseTable.from_dict(form["noise"]), *claims)
 
-        Raises:
-            CertificateError: the table fails, or the form claims something else.
-        """
-        with reading():
-            table = NoiseTable.from_dict(form["noise"])
-            certificate = certify_noise(table, form["sensitivity"], form["epsilon"], form["delta"])
-            check_claims(form, certificate.to_dict())
-        return certificate
-
-    def to_json(self) -> str:
-        """``to_dict`` as text."""
-        return json.dumps(self.to_dict())
-
-    def __str__(self) -> str:
-        table, cell = self.table, float(self.table.cell)
-        return "\n".join(
-            [
-                f"epsilon, delta      {self.epsilon:g}, {self.delta:g}, realised delta "
-                f"{float(self.realised_delta):.9g}",
-                f"neighbours          at most {self.sensitivity:g} apart, which is at most {self.shift} cells",
-                f"reports             multiples of {cell:.9g}",
-                f"noise               {table.codes} values from {float(self.lowest):.9g} to {float(self.highest):.9g}",
-                f"total weight        2^{table.total.bit_length() - 1}",
-                f"mean of the noise   {float(self.bias):.9g}",
-                f"variance            at most {float(self.worst_variance):.9g} at any input",
-                f"covers              {NOISE_COVERS}",
-            ]
-        )
+    def claim_lines(self) -> list[str]:
+        epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
+        realised = shortest(float_at_least(self.realised_delta))
+        return [
+            line("epsilon, delta", f"{epsilon}, {delta}, realised delta {realised}"),
+            line("neighbours", f"at most {D} apart, which is at most {self.shift} cells"),
+        ]
 
 
 def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: float) -> NoiseCertificate:
     """Verify everything a release relies on.
 
     Raises:
-        CertificateError: the total is not 2^bits, or delta is larger than claimed for some shift; says by how much.
+        CertificateError: the total is not 2^bits, delta is larger than claimed for some shift, which says by how much,
+            or weights rise after they fall in a table too large for a look at every shift.
+        ValueError: a claim is out of range.
     """
     checks.epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     check_lattice(table)
     shift = table.cells(Fraction(sensitivity))
+    if not table.is_unimodal and min(shift, table.codes) * table.codes > _MOST_COMPARISONS:
+        raise CertificateError(f"weights: rise after they fall; {table.codes} are too many for {shift} shifts")
     realised = hockey_stick(table, shift, exp_lower_bound(epsilon))
     if realised > rational(delta):
         raise CertificateError(
-            f"delta: is {float(realised):.9g} at epsilon {epsilon:g} for inputs {sensitivity:g} apart, above the "
-            f"claimed {delta:g}"
+            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(epsilon)} for inputs "
+            f"{shortest(sensitivity)} apart, above the claimed {shortest(delta)}"
         )
-    return NoiseCertificate(epsilon, delta, sensitivity, shift, realised, table)
+    return NoiseCertificate(float(epsilon), float(delta), float(sensitivity), shift, realised, table)
 
 
 def check_lattice(table: NoiseTable) -> None:
@@ -137,10 +175,7 @@ def check_lattice(table: NoiseTable) -> None:
     Raises:
         CertificateError: says what is wrong.
     """
-    if table.bits not in _WORDS:
-        raise CertificateError(f"bits: {table.bits} is not one of {', '.join(map(str, _WORDS))}")
-    if table.total != 1 << table.bits:
-        raise CertificateError(f"total: weights sum to 2^{table.bits} {table.total - (1 << table.bits):+d}")
+    check_totals(table)
     if not 1 <= table.grains < 1 << 32:
         raise CertificateError(f"grains: {table.grains} is not in 1..2^32 - 1")
     if not GRAINS[0] <= table.grain <= GRAINS[1]:

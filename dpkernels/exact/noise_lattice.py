@@ -7,14 +7,15 @@ and inherits its guarantee; rounding weights up can take at most one unit of 2^-
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from fractions import Fraction
-from functools import singledispatch
-from itertools import chain
-from typing import Any
+from functools import partial, singledispatch
+from typing import Any, TypeVar
 
 import numpy as np
 
+from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.exact.certificate import CertificateError
@@ -33,8 +34,8 @@ _GRID_BITS = 22
 # And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 grains have room in integers.
 _GRAIN_BITS = 27
 # How much wider than the claim's exact noise a table may be, to make up for its rounding.
-_STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
-MOST_WIDER = _STRETCHES[-1]
+STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
+Certified = TypeVar("Certified")
 _NODES, _WEIGHTS = gauss_legendre(16)
 
 
@@ -50,17 +51,50 @@ def certify_law(mechanism: Additive) -> NoiseCertificate:
             f"mechanism: claims sensitivity {D}, epsilon {epsilon}, delta {delta}; a release needs all three and "
             "delta > 0, see Additive.claim"
         )
-    error = None
-    for table in chain(*(noise_tables(mechanism.noise, Fraction(D), codes=codes) for codes in _SIZES)):
+    if delta < 2.0**-BITS:
+        raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
+
+    def certified(codes: int, stretch: float) -> NoiseCertificate:
+        table = next(noise_tables(mechanism.noise, Fraction(D), codes=codes, stretches=(stretch,)))
+        return certify_noise(table, D, epsilon, delta)
+
+    return narrowest([partial(certified, codes) for codes in _SIZES])
+
+
+def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
+    """The certificate of the narrowest table that has its claim, of the first kind of table of which one has.
+
+    Args:
+        kinds: each the certificate of a table so much wider than asked for, or a CertificateError.
+
+    Raises:
+        CertificateError: not even the widest tables have the claim.
+    """
+    for certified in kinds:
+        with suppress(CertificateError):
+            return certified(STRETCHES[0])
         try:
-            return certify_noise(table, D, epsilon, delta)
+            widest = certified(
+                STRETCHES[-1]
+            )  # Where this fails, those between would, one slow attempt after the other.
         except CertificateError as failed:
             error = failed
-    raise CertificateError(f"{error}, although the noise is {MOST_WIDER:.3g} wider than asked for") from error
+            continue
+        for stretch in STRETCHES[1:-1]:
+            with suppress(CertificateError):
+                return certified(stretch)
+        return widest
+    raise CertificateError(f"{error}, although the noise is {STRETCHES[-1]:.3g} wider than asked for") from error
 
 
 @singledispatch
-def noise_tables(noise: Any, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0]) -> Iterator[NoiseTable]:
+def noise_tables(
+    noise: Any,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
     """Tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
 
     Args:
@@ -68,6 +102,7 @@ def noise_tables(noise: Any, sensitivity: Fraction, bits: int = BITS, codes: int
         sensitivity: D, exactly.
         bits: log2 of the total.
         codes: how many codes the table should have at most; wide noise takes more.
+        stretches: how much wider than the law each table is.
 
     Raises:
         CertificateError: the noise is too wide or too narrow for a table; says what is feasible.
@@ -77,16 +112,28 @@ def noise_tables(noise: Any, sensitivity: Fraction, bits: int = BITS, codes: int
 
 
 @noise_tables.register
-def _(noise: Distribution, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0]) -> Iterator[NoiseTable]:
+def _(
+    noise: Distribution,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
     """D is cut into n cells, a power of two or, since a cell is whole grains, a few less."""
     D = float(sensitivity)
     grain, grains = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
     parts = cells_apart(sensitivity, grain, grains)
-    return (table for table, _ in density_tables(noise, D, parts, grain, grains, bits))
+    return (table for table, _ in density_tables(noise, D, parts, grain, grains, bits, stretches))
 
 
 def density_tables(
-    noise: Distribution, sensitivity: float, parts: float, grain: int, grains: int, bits: int = BITS
+    noise: Distribution,
+    sensitivity: float,
+    parts: float,
+    grain: int,
+    grains: int,
+    bits: int = BITS,
+    stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[tuple[NoiseTable, float]]:
     """Tables in which D is ``parts`` cells, and how much wider than the law each is, as a factor.
 
@@ -96,14 +143,14 @@ def density_tables(
     low, high = _ends(noise, sensitivity, bits)
     if _spread(noise, bits) * parts < sensitivity:
         raise CertificateError(
-            f"noise: is within {_spread(noise, bits):.3g}; too narrow for sensitivity {sensitivity:g}"
+            f"noise: is within {_spread(noise, bits):.3g}; too narrow for sensitivity {shortest(sensitivity)}"
         )
     if (high - low) * parts > _MOST_CODES * sensitivity:
         raise CertificateError(
             f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {parts:.3g} cells wide; a table holds at "
             f"most {_MOST_CODES} cells"
         )
-    for stretch in _STRETCHES:
+    for stretch in stretches:
         cell = sensitivity / parts / (1 + stretch)
         first, last = math.floor(low / cell + 0.5), math.ceil(high / cell - 0.5)
         masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, cell), -first)
@@ -111,10 +158,16 @@ def density_tables(
 
 
 @noise_tables.register
-def _(noise: Lattice, sensitivity: Fraction, bits: int = BITS, codes: int = _SIZES[0]) -> Iterator[NoiseTable]:
+def _(
+    noise: Lattice,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
     """One code a lattice point; the law is stretched on the lattice."""
     grain, grains = lattice_grid(noise.step, sensitivity)
-    for stretch in _STRETCHES:
+    for stretch in stretches:
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
         yield _table(weights / weights.sum(), -noise.reach, bits, grain, grains)
 
@@ -172,7 +225,9 @@ def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
     """
     grain = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
     if not GRAINS[0] <= grain <= GRAINS[1]:
-        raise CertificateError(f"sensitivity: {float(sensitivity):g} is too small or too large; rescale the data")
+        raise CertificateError(
+            f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
+        )
     grains = math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grain), parts))
     return grain, grains
 
@@ -190,8 +245,8 @@ def lattice_grid(step: Any, sensitivity: Fraction) -> tuple[int, int]:
     if odd >= 1 << 32 or room < 0:
         raise CertificateError(
             f"step: {float(step)!r} is not a short binary fraction, or too fine for sensitivity "
-            f"{float(sensitivity):g}; reports would not be its exact multiples: use 1, 0.5, 0.25, ... or rescale the "
-            "data to whole numbers"
+            f"{shortest(float(sensitivity))}; reports would not be its exact multiples: use 1, 0.5, 0.25, ... or "
+            "rescale the data to whole numbers"
         )
     spare = min(room, max(0, _GRID_BITS + 1 - odd.bit_length()))
     return round(math.log2(unit)) - spare, odd << spare

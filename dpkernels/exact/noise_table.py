@@ -20,18 +20,19 @@ from typing import Any
 
 import numpy as np
 
-# A table read from a file is not larger than this.
-_MOST_CODES = 1 << 22
+from dpkernels.exact.reading import frozen_weights, integers
+from dpkernels.exact.tables import MOST_WEIGHTS, Table
+from dpkernels.untrusted import integer
 
 
 @dataclass(frozen=True, eq=False)
-class NoiseTable:
+class NoiseTable(Table):
     """Integer weights of additive noise.
 
     Attributes:
         weights: uint64, one a code.
         first: the code of weights[0].
-        bits: log2 of the total, 64 (16 in tests).
+        bits: log2 of the total.
         grain: log2 of g, to which inputs are rounded first.
         grains: M, grains in a cell.
     """
@@ -43,10 +44,7 @@ class NoiseTable:
     grains: int
 
     def __post_init__(self) -> None:
-        # What has been certified must stay what is sampled.
-        weights = np.array(self.weights, np.uint64)
-        weights.setflags(write=False)
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "weights", frozen_weights(self.weights))
 
     @cached_property
     def outcomes(self) -> list[int]:
@@ -67,6 +65,10 @@ class NoiseTable:
     def total(self) -> int:
         """Sum of the weights."""
         return sum(self.outcomes)
+
+    @property
+    def totals(self) -> list[int]:
+        return [self.total]
 
     @property
     def cell(self) -> Fraction:
@@ -98,7 +100,6 @@ class NoiseTable:
         return not (falls.any() and rises[int(falls.argmax()) :].any())
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
         return {
             "weights": self.outcomes,
             "first": self.first,
@@ -109,15 +110,8 @@ class NoiseTable:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> NoiseTable:
-        """The table of ``to_dict``.
-
-        Raises:
-            ValueError: not integers, or too many.
-        """
-        numbers = [form["first"], form["bits"], form["grain"], form["grains"], *form["weights"]]
-        if len(numbers) > _MOST_CODES or not all(type(number) is int for number in numbers):
-            raise ValueError(f"table: needs whole numbers, at most {_MOST_CODES}")
-        return cls(np.array(form["weights"], np.uint64), *numbers[:4])
+        numbers = (integer(name, form[name]) for name in ("first", "bits", "grain", "grains"))
+        return cls(frozen_weights(integers("weights", form["weights"], MOST_WEIGHTS)), *numbers)
 
 
 def cells_apart(distance: Fraction, grain: int, grains: int) -> int:

@@ -12,27 +12,28 @@ A neighbour moves coordinate i by s_i cells. Two facts about a table bound what 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import singledispatch
-from typing import Any
+from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.exact.certificate import CertificateError, check_claims, exp_lower_bound, reading
-from dpkernels.exact.noise_certificate import NOISE_COVERS, check_lattice
-from dpkernels.exact.noise_lattice import MOST_WIDER, density_tables, grid, lattice_grid, noise_tables, width
+from dpkernels.exact.certificate import CertificateError, exp_lower_bound, line
+from dpkernels.exact.noise_certificate import NOISE_LIMITS, AdditiveCertificate, check_lattice
+from dpkernels.exact.noise_lattice import density_tables, grid, lattice_grid, narrowest, noise_tables, width
 from dpkernels.exact.noise_table import NoiseTable, excess
 from dpkernels.exact.normal import BITS, FAR, cell_masses, ndtr_bounds, root_up
-from dpkernels.exact.tables import rational
 from dpkernels.mechanisms.additive_vector import NORMS, AdditiveVector
+from dpkernels.untrusted import real
 
-COVERS = NOISE_COVERS.replace("each report", "each vector").replace(
-    "datasets whose true values, as floats, differ by at most the sensitivity",
-    "datasets whose true vectors, as floats, differ by at most the sensitivity in the norm",
+COVERS = (
+    "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at most the "
+    f"sensitivity in the norm. {NOISE_LIMITS}"
 )
 # Rounding to cells may add this to the sensitivity before a finer table is tried, and before it is refused.
 _SMALL, _LARGE = 1e-3, 0.1
@@ -74,6 +75,19 @@ class VectorClaim:
             checks.positive("lattice", self.lattice)
             checks.within("lattice", self.lattice, 0.0, self.sensitivity)
 
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> VectorClaim:
+        """The claim that a certificate's JSON form states.
+
+        Raises:
+            ValueError: something is of no such type, or out of range.
+        """
+        given = {name: form[name] for name in cls.__dataclass_fields__}
+        for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
+            if given[name] is not None:
+                real(name, given[name])
+        return cls(**given)
+
     def cells(self, cell: Fraction, grains: int) -> Fraction:
         """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
 
@@ -91,14 +105,12 @@ class VectorClaim:
 
 
 @dataclass(frozen=True)
-class VectorNoiseCertificate:
-    """Verified facts about one table that serves every coordinate.
+class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
+    """Verified facts about one table that serves every coordinate; see ``AdditiveCertificate``.
 
     Attributes:
         claim: what is claimed.
         shift: bound on the cells between neighbours, in l1 (or l2: Gaussian noise).
-        realised_delta: bound on delta at epsilon.
-        table: the integers.
     """
 
     claim: VectorClaim
@@ -106,73 +118,43 @@ class VectorNoiseCertificate:
     realised_delta: Fraction
     table: NoiseTable
 
+    facts = (
+        *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
+        *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
+    )
+    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
+
     @property
-    def epsilon(self) -> float:
+    def epsilon(self) -> float:  # type: ignore[override]
         """The budget of a vector."""
         return self.claim.epsilon
 
     @property
-    def delta(self) -> float:
+    def delta(self) -> float:  # type: ignore[override]
         """The claimed delta of a vector."""
         return self.claim.delta
 
     @property
-    def realised_epsilon(self) -> float:
-        """The budget, which goes with ``realised_delta``."""
-        return self.claim.epsilon
-
-    @property
-    def lowest(self) -> Fraction:
-        """The smallest noise."""
-        return self.table.cell * self.table.first
-
-    @property
-    def highest(self) -> Fraction:
-        """The largest noise."""
-        return self.table.cell * self.table.last
-
-    @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance of a coordinate, rounding included."""
         rounding = Fraction(0) if self.claim.lattice else self.table.cell**2 / 4
         return self.table.variance + rounding
 
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form with exact fractions as text and the table itself."""
-        claim = {name: getattr(self.claim, name) for name in VectorClaim.__dataclass_fields__}
-        names = ("shift", "realised_delta", "lowest", "highest", "worst_variance")
-        exact = {name: str(getattr(self, name)) for name in names}
-        own = {"realised_epsilon": self.realised_epsilon, "covers": COVERS, "noise": self.table.to_dict()}
-        return {**claim, **exact, **own}
+    @property
+    def covers(self) -> str:
+        return COVERS
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> VectorNoiseCertificate:
-        """Verify the table in a JSON form again; what the form says of itself must agree.
+    def certified(cls, form: dict[str, Any]) -> VectorNoiseCertificate:
+        return certify_vector(NoiseTable.from_dict(form["noise"]), VectorClaim.from_dict(form))
 
-        Raises:
-            CertificateError: the table fails, or the form claims something else.
-        """
-        with reading():
-            claim = VectorClaim(**{name: form[name] for name in VectorClaim.__dataclass_fields__})
-            certificate = certify_vector(NoiseTable.from_dict(form["noise"]), claim)
-            check_claims(form, certificate.to_dict())
-        return certificate
-
-    def __str__(self) -> str:
-        claim, table = self.claim, self.table
-        own = "l1" if claim.sigma is None else "l2"
-        return "\n".join(
-            [
-                f"epsilon, delta      {self.epsilon:g}, {self.delta:g} a vector of {claim.dimensions}; realised delta "
-                f"at most {float(self.realised_delta):.9g}",
-                f"neighbours          at most {claim.sensitivity:g} apart in {claim.norm}, which is at most "
-                f"{float(self.shift):.9g} cells in {own}",
-                f"reports             multiples of {float(table.cell):.9g}",
-                f"noise               {table.codes} values from {float(self.lowest):.9g} to {float(self.highest):.9g}",
-                f"variance            at most {float(self.worst_variance):.9g} a coordinate",
-                f"covers              {COVERS}",
-            ]
-        )
+    def claim_lines(self) -> list[str]:
+        claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
+        budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
+        near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
+        return [
+            line("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
+            line("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
+        ]
 
 
 def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
@@ -183,13 +165,16 @@ def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertific
     """
     check_lattice(table)
     if claim.lattice and (Fraction(claim.lattice) / table.cell).denominator != 1:
-        raise CertificateError(f"lattice: {claim.lattice:g} is not a multiple of the cell {float(table.cell):.9g}")
+        raise CertificateError(
+            f"lattice: {shortest(claim.lattice)} is not a multiple of the cell {shortest(float(table.cell))}"
+        )
     shift = claim.cells(table.cell, table.grains)
     realised = _any_noise(table, claim, shift) if claim.sigma is None else _gaussian(table, claim, shift)
     if realised > rational(claim.delta):
         raise CertificateError(
-            f"delta: is {float(realised):.9g} at epsilon {claim.epsilon:g} for {claim.dimensions} values "
-            f"{claim.sensitivity:g} apart in {claim.norm}, above the claimed {claim.delta:g}"
+            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(claim.epsilon)} for "
+            f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}, above the claimed "
+            f"{shortest(claim.delta)}"
         )
     return VectorNoiseCertificate(claim, shift, realised, table)
 
@@ -237,37 +222,31 @@ def certify_vector_law(vector: AdditiveVector) -> VectorNoiseCertificate:
     Raises:
         CertificateError: no table has the claim; says what the best one has.
     """
-    error: Exception | None = None
-    for table, claim in _candidates(vector.coordinate.noise, vector):
-        try:
-            return certify_vector(table, claim)
-        except CertificateError as failed:
-            error = failed
-    raise CertificateError(f"{error}, although the noise is {MOST_WIDER:.3g} wider than asked for") from error
-
-
-Candidates = Iterator[tuple[NoiseTable, VectorClaim]]
+    return narrowest([lambda stretch: certify_vector(*_stretched(vector.coordinate.noise, vector, stretch))])
 
 
 @singledispatch
-def _candidates(noise: Any, vector: AdditiveVector) -> Candidates:
+def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    """A table of the noise, so much wider than asked for, and what is claimed of it."""
     raise TypeError(f"noise: {type(noise).__name__} has no table")
 
 
-@_candidates.register
-def _(noise: Lattice, vector: AdditiveVector) -> Candidates:
+@_stretched.register
+def _(noise: Lattice, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
     if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
-        raise CertificateError(f"lattice: {vector.lattice}; noise in steps of {noise.step:g} needs values on them")
-    tables = noise_tables(noise, Fraction(vector.coordinate.sensitivity))
-    return ((table, _claim(vector, None)) for table in tables)
+        raise CertificateError(
+            f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
+        )
+    table = next(noise_tables(noise, Fraction(vector.coordinate.sensitivity), stretches=(stretch,)))
+    return table, _claim(vector, None)
 
 
-@_candidates.register
-def _(noise: Distribution, vector: AdditiveVector) -> Candidates:
+@_stretched.register
+def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
     own = float(vector.coordinate.sensitivity)
     grain, grains, parts = _finest(noise, vector, own)
-    for table, wider in density_tables(noise, own, float(parts), grain, grains):
-        yield table, _claim(vector, _sigma(noise, float(parts) / own * wider))
+    table, wider = next(density_tables(noise, own, float(parts), grain, grains, stretches=(stretch,)))
+    return table, _claim(vector, _sigma(noise, float(parts) / own * wider))
 
 
 @singledispatch

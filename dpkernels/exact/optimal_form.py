@@ -8,18 +8,19 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.forms import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words, certify
 from dpkernels.exact.kernels import AliasColumns, alias_columns
-from dpkernels.exact.rounding import fraction_bits, nearest_rows, reports_at
+from dpkernels.exact.namespace import namespace, take
+from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.row_certificate import RowCertificate, certify_rows
 from dpkernels.exact.row_lattice import row_table
 from dpkernels.exact.row_tables import RowTable
 from dpkernels.mechanisms.optimal import Optimal
+from dpkernels.mechanisms.optimal_search import solved_again
 
 RowKernel = Callable[[Array, Array], Array]
 
@@ -36,20 +37,28 @@ class ExactRows(ExactForm):
         """The verified integers."""
         return self.certificate.table
 
-    @property
+    @cached_property
     def words(self) -> tuple[Words, ...]:
         rounding = 16 if fraction_bits(self.table.shifts) <= 16 else 32
         return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, rounding)
+
+    @property
+    def negligible(self) -> float:
+        return negligible(self.table.shifts, self.table.first, self.table.last)
 
     @cached_property
     def places(self) -> RowKernel:
         """The table's sampler."""
         return row_kernel(self.table)
 
-    def reports(self, x: Array, *words: Array) -> Array:
+    def reports(self, x: Any, *words: Any) -> Any:
         (noise, rounding), table = words, self.table
         row = nearest_rows(x, rounding, table.shifts, table.first, table.last)
-        return reports_at(2 * self.places(noise, row), table.middle, table.step, x.dtype)
+        return self._reports_at(2 * self.places(noise, row), x.dtype)
+
+    @cached_property
+    def _reports_at(self) -> ReportKernel:
+        return report_kernel(self.table.middle, self.table.step)
 
 
 def row_kernel(table: RowTable) -> RowKernel:
@@ -66,12 +75,10 @@ def row_kernel(table: RowTable) -> RowKernel:
     others = np.concatenate([places[columns.alias] for columns in rows])
 
     def sampled(r: Array, row: Array) -> Array:
-        column = (r >> shift).astype(jnp.int32)
+        column = (r >> shift).astype(np.int32)
         at = (row << log_columns) + column
-        threshold = jnp.asarray(thresholds).at[at].get(mode="promise_in_bounds")
-        other = jnp.asarray(others).at[at].get(mode="promise_in_bounds")
-        own = jnp.asarray(places).at[column].get(mode="promise_in_bounds")
-        return jnp.where((r & mask) < threshold, own, other)
+        own = (r & mask) < take(thresholds, at)
+        return namespace(r).where(own, take(places, column), take(others, at))
 
     return sampled
 
@@ -90,14 +97,24 @@ def _(mechanism: Optimal) -> ExactForm:
 
 @lru_cache(maxsize=64)
 def _exact_rows(mechanism: Optimal) -> ExactRows:
-    """With words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
+    """Of the mechanism, or of its program solved again where a solution from the cache folder cannot be certified."""
     try:
-        certificate = _certified(mechanism, 32)
+        form = ExactRows(mechanism, _narrowest(mechanism))
     except CertificateError:
-        certificate = _certified(mechanism, 64)
-    form = ExactRows(mechanism, certificate)
+        again = solved_again(mechanism)
+        if again is None:
+            raise
+        form = ExactRows(again, _narrowest(again))
     _ = form.places  # The sampler's own tables are checked here, with the certificate.
     return form
+
+
+def _narrowest(mechanism: Optimal) -> RowCertificate:
+    """With words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
+    try:
+        return _certified(mechanism, 32)
+    except CertificateError:
+        return _certified(mechanism, 64)
 
 
 def _certified(mechanism: Optimal, bits: int) -> RowCertificate:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
-import jax.numpy as jnp
+import numpy as np
 from jax import Array
+
+from dpkernels.exact.namespace import namespace
+
+ReportKernel = Callable[[Any, Any], Any]
 
 
 def fraction_bits(shifts: int) -> int:
@@ -17,22 +23,54 @@ def fraction_bits(shifts: int) -> int:
 def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: float) -> Array:
     """Round inputs to one of the two rows around them, with random bits of their own.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. An input is first put on the nearest of
-    shifts 2^bits equal steps. Neither this nor the float arithmetic touches a guarantee for any two rows: any mixture
-    of rows has it. Where neighbouring inputs are d steps apart, they are put on steps at most ceil(d + 2^-9) apart: the
-    float position has three roundings of 2^-53 relatively, of at most 2^40 steps; under one word they then go to
-    rows at most ceil(ceil(d + 2^-9)/2^bits) apart, since floor((i + r)/2^bits) moves by no more.
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Any mixture of rows has the guarantee for any two rows.
+    Where neighbouring inputs are d steps apart, ``positions`` puts them at most ceil(d + 2^-8) steps apart; under one
+    word they then go to rows at most ceil(ceil(d + 2^-8)/2^bits) apart, since floor((i + r)/2^bits) moves by no more.
     """
     bits = fraction_bits(shifts)
-    steps = shifts << bits
-    integer = jnp.int32 if steps < 1 << 30 else jnp.int64
-    offset = (x.astype(jnp.float64) - first) * (steps / (last - first))
-    position = jnp.clip(offset + 0.5, 0.0, float(steps)).astype(integer)
-    low_bits = rounding.astype(integer) & ((1 << bits) - 1)
-    return ((position + low_bits) >> bits).astype(jnp.int32)
+    position = positions(x, shifts, first, last)
+    low_bits = rounding.astype(position.dtype)
+    if 8 * rounding.dtype.itemsize > bits:
+        low_bits = low_bits & ((1 << bits) - 1)
+    return ((position + low_bits) >> bits).astype(np.int32, copy=False)
 
 
-def reports_at(doubled: Array, middle: Fraction, step: Fraction, dtype: Any) -> Array:
-    """middle + step doubled/2, a function of the code alone."""
-    value = float(middle) + float(step / 2) * doubled.astype(jnp.float64)
-    return value.astype(dtype)
+def positions(x: Array, shifts: int, first: float, last: float) -> Array:
+    """The nearest of shifts 2^bits equal steps from ``first`` to ``last``: floor(2 o + 1) // 2, o the float position.
+
+    Three roundings of 2^-53 relatively, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor
+    reads as 0, move o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum
+    would round otherwise than one that does not, and reports must be the same bits on both.
+    """
+    steps = shifts << fraction_bits(shifts)
+    xp, integer = namespace(x), np.int32 if steps < 1 << 30 else np.int64
+    doubled = (x.astype(np.float64, copy=False) - first) * (2 * steps / (last - first))
+    return (xp.minimum(xp.maximum(doubled, 0.0), 2.0 * steps).astype(integer) + 1) >> 1
+
+
+def negligible(shifts: int, first: float, last: float) -> float:
+    """Inputs so near to 0 may be read as 0: 2^-10 of a step of ``positions``."""
+    return math.ldexp((last - first) / shifts, -fraction_bits(shifts) - 10)
+
+
+def report_kernel(middle: Fraction, step: Fraction) -> ReportKernel:
+    """(doubled, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
+
+    Half the step is a sum of two numbers of 29 bits. Their products are exact, so it does not matter whether a
+    processor fuses them with the sums.
+    """
+    half, centre = step / 2, float(middle)
+    coarse = _short(half)
+    fine = _short(half - Fraction(coarse))
+
+    def reports(doubled: Any, dtype: Any) -> Any:
+        codes = doubled.astype(np.float64)
+        return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
+
+    return reports
+
+
+def _short(number: Fraction) -> float:
+    """The nearest float of 29 bits."""
+    mantissa, exponent = math.frexp(float(number))
+    return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)

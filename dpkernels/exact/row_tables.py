@@ -16,20 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.tables import rational
+from dpkernels.decimals import rational
+from dpkernels.exact.reading import frozen_weights, integers
+from dpkernels.exact.tables import MOST_WEIGHTS, Table, sliding
+from dpkernels.untrusted import integer, real
 
-# A table read from a file is not larger than this.
-_MOST_WEIGHTS = 1 << 22
+# A table has at most so many rows; ours have at most 1,449.
+_MOST_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
-class RowTable:
+class RowTable(Table):
     """Integer weights of a mechanism row by row.
 
     Attributes:
         weights: uint64, of shape (n, m).
         places: m increasing integers.
-        bits: log2 of every row's total, 32 or 64 (16 in tests).
+        bits: log2 of every row's total.
         first: the mean of row 0.
         last: the mean of row n - 1.
         lower: smallest valid input, at least ``first``.
@@ -45,10 +48,7 @@ class RowTable:
     upper: float
 
     def __post_init__(self) -> None:
-        # What has been certified must stay what is sampled.
-        weights = np.array(self.weights, np.uint64)
-        weights.setflags(write=False)
-        object.__setattr__(self, "weights", weights)
+        object.__setattr__(self, "weights", frozen_weights(self.weights))
         object.__setattr__(self, "places", tuple(int(place) for place in self.places))
 
     @property
@@ -57,13 +57,17 @@ class RowTable:
         return len(self.weights)
 
     @property
+    def codes(self) -> int:
+        """m."""
+        return len(self.places)
+
+    @property
     def shifts(self) -> int:
         """The last row."""
         return self.rows - 1
 
     @cached_property
     def totals(self) -> list[int]:
-        """Sums of the rows' weights."""
         return [sum(row) for row in self.weights.tolist()]
 
     def moments(self, power: int) -> list[int]:
@@ -75,6 +79,11 @@ class RowTable:
     def first_moments(self) -> list[int]:
         """Sums of weight times place."""
         return self.moments(1)
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the last row's mean is above the first's."""
+        return self.first_moments[-1] > self.first_moments[0]
 
     @cached_property
     def middle(self) -> Fraction:
@@ -128,12 +137,11 @@ class RowTable:
         return largest
 
     def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Largest and smallest weight of every code over every ``cells`` + 1 neighbouring rows."""
-        runs = np.lib.stride_tricks.sliding_window_view(self.weights, min(cells, self.shifts) + 1, axis=0)
-        return runs.max(axis=-1), runs.min(axis=-1)
+        """Largest and smallest weight of every code over every ``cells`` + 1 neighbouring rows, as uint64."""
+        width = min(cells, self.shifts) + 1
+        return sliding(np.maximum, self.weights, width), sliding(np.minimum, self.weights, width)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
         return {
             "weights": self.weights.tolist(),
             "places": list(self.places),
@@ -146,19 +154,10 @@ class RowTable:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> RowTable:
-        """The table of ``to_dict``.
-
-        Raises:
-            ValueError: rows of different lengths, too many weights, or text for numbers.
-        """
-        rows, places = form["weights"], form["places"]
-        if not 0 < len(rows) * len(places) <= _MOST_WEIGHTS or any(len(row) != len(places) for row in rows):
-            raise ValueError(
-                f"weights: {len(rows)} rows; each needs {len(places)} weights, {_MOST_WEIGHTS} in all at most"
-            )
-        if any(type(number) is not int for row in [*rows, places] for number in row):
-            raise ValueError("weights, places: are not integers")
-        numbers = [form[name] for name in ("bits", "first", "last", "lower", "upper")]
-        if any(type(number) not in (int, float) for number in numbers):
-            raise ValueError("bits, first, last, lower, upper: are not numbers")
-        return cls(np.array(rows, np.uint64), tuple(places), *numbers)
+        rows, places = form["weights"], integers("places", form["places"], MOST_WEIGHTS)
+        if type(rows) is not list or not 0 < len(rows) <= _MOST_ROWS or len(rows) * len(places) > MOST_WEIGHTS:
+            raise ValueError(f"weights: needs 1 to {_MOST_ROWS} rows of {len(places)}, {MOST_WEIGHTS} weights at most")
+        if any(len(integers("weights", row, len(places))) != len(places) for row in rows):
+            raise ValueError(f"weights: not all rows have {len(places)}")
+        ends = (real(name, form[name]) for name in ("first", "last", "lower", "upper"))
+        return cls(frozen_weights(rows), tuple(places), integer("bits", form["bits"]), *ends)

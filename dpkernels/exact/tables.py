@@ -10,30 +10,63 @@ them at random, so what holds for rows (mean, pure DP) holds for inputs.
 
 from __future__ import annotations
 
+import abc
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-# A table read from a file is not larger than this; ours have at most 2^17 codes.
-_MOST_CODES = 1 << 22
+from dpkernels.decimals import rational
+from dpkernels.exact.reading import frozen_weights, integers
+from dpkernels.untrusted import integer, real
+
+# Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
+WORDS = (16, 32, 64)
+
+# A table has at most so many weights; ours have 2^21 where they are given row by row, and 2^17 or 2^20 else.
+MOST_WEIGHTS = 1 << 21
 
 
-def rational(number: float) -> Fraction:
-    """The shortest decimal that stands for a float, as printed: 0.1 is 1/10."""
-    return Fraction(repr(float(number)))
+class Table(abc.ABC):
+    """Integer weights of distributions, each with the total 2^bits.
+
+    Attributes:
+        bits: log2 of the total.
+    """
+
+    bits: int
+
+    @property
+    @abc.abstractmethod
+    def totals(self) -> list[int]:
+        """The sums of weights that have to be 2^bits, as Python integers."""
+
+    @abc.abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_dict(cls, form: dict[str, Any]) -> Self:
+        """The table of ``to_dict``; nothing is verified but types and sizes.
+
+        Raises:
+            ValueError: something is not a number of the type it must be, or there are too many.
+            OverflowError: a weight is negative or has more than 64 bits.
+            KeyError: something is missing.
+        """
 
 
 @dataclass(frozen=True, eq=False)
-class WindowTable:
+class WindowTable(Table):
     """Integer weights of a windowed mechanism.
 
     Attributes:
         base: N weights, uint64, the same for every row.
         window: w weights, uint64, placed at code s by row s.
-        bits: log2 of the total, 32 or 64 (16 in tests).
+        bits: log2 of the total.
         lower: smallest valid input, the mean of row 0.
         upper: largest valid input, the mean of row S.
     """
@@ -45,11 +78,8 @@ class WindowTable:
     upper: float
 
     def __post_init__(self) -> None:
-        # What has been certified must stay what is sampled.
         for name in ("base", "window"):
-            weights = np.array(getattr(self, name), np.uint64)
-            weights.setflags(write=False)
-            object.__setattr__(self, name, weights)
+            object.__setattr__(self, name, frozen_weights(getattr(self, name)))
 
     @property
     def codes(self) -> int:
@@ -76,6 +106,10 @@ class WindowTable:
         """Sum of a row's weights."""
         return sum(self.base.tolist()) + self.window_total
 
+    @property
+    def totals(self) -> list[int]:
+        return [self.total]
+
     @cached_property
     def step(self) -> Fraction:
         """Data units between neighbouring codes, R total / (S window_total): row means then step evenly over R."""
@@ -93,9 +127,9 @@ class WindowTable:
 
     def row(self, s: int) -> np.ndarray:
         """The weights of row s."""
-        weights = self.base.copy()
-        weights[s : s + len(self.window)] += self.window
-        return weights
+        row = self.base.copy()
+        row[s : s + len(self.window)] += self.window
+        return row
 
     def _moment(self, power: int) -> tuple[int, int]:
         """Integer sums of weight (2 j + 1 - n)^power over base codes and over window positions."""
@@ -107,6 +141,11 @@ class WindowTable:
     @cached_property
     def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return tuple(self._moment(1)), tuple(self._moment(2))  # type: ignore[return-value]
+
+    def row_input(self, s: int) -> Fraction:
+        """The nominal input of row s."""
+        width = rational(self.upper) - rational(self.lower)
+        return rational(self.lower) + width * s / self.shifts
 
     def row_mean(self, s: int) -> Fraction:
         """The exact mean of row s, from the integers alone."""
@@ -137,15 +176,29 @@ class WindowTable:
         c = Fraction(self.total, self.window_total) - 1
         return end - c * half**2, c, (1 + c) * (2 * half / self.shifts) ** 2 / 4
 
+    @property
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance at any input, input rounding included."""
+        return self.largest(self.variance_terms)
+
+    def largest(self, terms: tuple[Fraction, Fraction, Fraction]) -> Fraction:
+        """The largest A + c (x - middle)^2 + rho over the inputs."""
+        A, c, rho = terms
+        half = (rational(self.upper) - rational(self.lower)) / 2
+        return A + max(Fraction(0), c * half**2) + rho
+
+    @property
+    def has_signal(self) -> bool:
+        """Whether the last row's mean is above the first's."""
+        return self.window_total > 0
+
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Largest and smallest weight of every code over all rows, as uint64."""
+        """Largest and smallest weight of every code over all rows, as Python integers."""
         pad = np.zeros(self.shifts, np.uint64)
         # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
-        padded = np.concatenate([pad, self.window, pad])
-        return (
-            self.base + _sliding(np.maximum, padded, self.shifts + 1),
-            self.base + _sliding(np.minimum, padded, self.shifts + 1),
-        )
+        padded, base = np.concatenate([pad, self.window, pad]), self.base.astype(object)
+        high, low = (sliding(extreme, padded, self.shifts + 1) for extreme in (np.maximum, np.minimum))
+        return base + high, base + low
 
     @cached_property
     def is_flat(self) -> bool:
@@ -164,12 +217,13 @@ class WindowTable:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> WindowTable:
-        """The table of ``to_dict``."""
-        return cls(_from_runs(form["base"]), _from_runs(form["window"]), form["bits"], form["lower"], form["upper"])
+        base, window = (_from_runs(name, form[name]) for name in ("base", "window"))
+        lower, upper = (real(name, form[name]) for name in ("lower", "upper"))
+        return cls(base, window, integer("bits", form["bits"]), lower, upper)
 
 
-def _sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
-    """``extreme`` over every ``width`` neighbours, by doubling."""
+def sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
+    """``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
     span = 1
     while 2 * span <= width:
         values = extreme(values[:-span], values[span:])
@@ -184,7 +238,10 @@ def _runs(weights: np.ndarray) -> list[list[int]]:
     return [[int(value), int(count)] for value, count in zip(weights[starts], counts, strict=True)]
 
 
-def _from_runs(runs: list[list[int]]) -> np.ndarray:
-    if sum(count for _, count in runs) > _MOST_CODES:
-        raise ValueError(f"table: has more than {_MOST_CODES} weights")
-    return np.repeat(np.array([value for value, _ in runs], np.uint64), [count for _, count in runs])
+def _from_runs(name: str, runs: Any) -> np.ndarray:
+    if type(runs) is not list or not 0 < len(runs) <= MOST_WEIGHTS:
+        raise ValueError(f"{name}: needs runs of weights, {MOST_WEIGHTS} at most")
+    values, counts = zip(*(integers(name, run, 2) for run in runs), strict=True)
+    if min(counts) < 1 or sum(counts) > MOST_WEIGHTS:
+        raise ValueError(f"{name}: has {sum(counts)} weights; {MOST_WEIGHTS} at most, every run one or more")
+    return np.repeat(frozen_weights(values), counts)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.pytrees import pytree
@@ -137,7 +138,7 @@ def on_vectors(
         checks.within("lattice", lattice, 0.0, D)
     if most * (1 + 1e-12) < D:
         raise ValueError(
-            f"sensitivity: {D:g} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
-            f"{vector.own_norm}; the noise is made for {mechanism.sensitivity:g}"
+            f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
+            f"{vector.own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"
         )
     return AdditiveVector(claim, D, dimensions, norm, lattice)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import jax
@@ -90,7 +90,13 @@ class Mechanism(abc.ABC):
             TypeError: key is not one typed key.
         """
         check_key(key)
-        return _sample(self, key, (0, 0), jnp.asarray(x))
+        return _sample(sampler(self), key, (0, 0), jnp.asarray(x))
+
+
+@singledispatch
+def sampler(mechanism: Mechanism) -> Any:
+    """What draws a mechanism's reports: itself, or a pytree with its methods and tables that make drawing faster."""
+    return mechanism
 
 
 class Bounded(Mechanism):
@@ -157,7 +163,7 @@ def _sample(mechanism: Mechanism, key: Array, start: tuple[Any, Any], x: Array) 
 
 def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array:
     """``mechanism.sample`` of a piece that begins at flat index ``start``: the values of the whole."""
-    return _sample(mechanism, key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
+    return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
 
 
 def _invert(mechanism: Mechanism, u: Any, x: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy.optimize import minimize_scalar
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
@@ -159,7 +160,7 @@ def central_piecewise(
     """The Central Piecewise Mechanism (Yamamoto 2026): bounded, unbiased, for a sensitivity below the interval's width.
 
     Worst-case variance in units of D^2 at the published core, R/D = 4: 2.8142 at eps 1 (Laplace, unbounded: 2), 0.4590
-    at eps 2 (0.5), 0.0773 at eps 4 (0.125). ``optimal`` is lower everywhere.
+    at eps 2 (0.5), 0.0773 at eps 4 (0.125). ``optimal`` is lower wherever it has grids.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20].
@@ -188,7 +189,9 @@ def central_piecewise(
     if steps is None:
         steps = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
         if steps > _MOST_STEPS:
-            raise ValueError(f"sensitivity: {D:g} is below 1/{_MOST_STEPS} of the interval; take additive noise")
+            raise ValueError(
+                f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise"
+            )
     make = partial(CentralPiecewise, steps=steps, lower=lower, upper=upper, epsilon=epsilon, sensitivity=D)
     if core == "best":
         return make(core=_best_core(make))

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.bases import Base, Quartic
 from dpkernels.mechanisms.windowed import Window, critical_points, distances
 from dpkernels.numerics import maximum_on
@@ -36,8 +37,9 @@ def relative_height(window: Window, base: Base, width: float, epsilon: float, co
         height = np.expm1(epsilon) / _steepest(window, base, width, epsilon)
     if not height > 0:
         raise ValueError(
-            f"epsilon: at {epsilon:g} no positive window height is private; the base falls to {base.lowest:g} of its "
-            f"peak, and the {condition} condition needs more than {np.exp(-epsilon):g}"
+            f"epsilon: at {shortest(epsilon)} no positive window height is private; the base falls to "
+            f"{shortest(base.lowest)} of its peak, and the {condition} condition needs more than "
+            f"{shortest(np.exp(-epsilon))}"
         )
     return float(height)
 

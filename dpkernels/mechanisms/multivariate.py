@@ -12,6 +12,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Bounded, sample_from
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
@@ -58,7 +59,7 @@ class Multivariate:
         checks.any_two("coordinate", self.coordinate)
         low, high = (checks.concrete(end) for end in self.coordinate.input_interval)
         if low is not None and high is not None and not (low == -1 and high == 1):
-            raise ValueError(f"coordinate: its interval is [{low:g}, {high:g}]; it must be [-1, 1]")
+            raise ValueError(f"coordinate: its interval is [{shortest(low)}, {shortest(high)}]; it must be [-1, 1]")
 
     @property
     def epsilon(self) -> Any:

@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpkernels import checks
+from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
@@ -50,14 +51,19 @@ def truncated_laplace(
 ) -> Additive:
     """Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
 
-    With l = D/eps and |A| >= |B|,  A = l ln(2 + (1 - delta)/delta e^(-B/l) - e^(-(B - D)/l)/delta).
+    With l = D/eps and O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
+
+        e^(-b/l) = 2 - O e^(-a/l),
+
+    which is the source's A = l ln(2 + (1 - delta)/delta e^(-B/l) - e^(-(B - D)/l)/delta) where |A| >= |B|.
 
     Args:
         epsilon: eps.
         delta: delta, in (0, 1).
         sensitivity: D.
-        upper: B, in [B_min, B*] with B_min = l ln((e^eps - 1 + delta)/(2 delta)) and
-            B* = l ln(1 + (e^eps - 1)/(2 delta)); by default B*, the symmetric case. Below B* the noise is biased.
+        upper: B, above B_min = max(0, l ln(O/2)), and below -l ln(2 - O) where O < 2; by default
+            B* = l ln(1 + (e^eps - 1)/(2 delta)), the symmetric case. Below B* the further end is A, above it B.
+            Elsewhere than at B* the noise is biased.
 
     Raises:
         ValueError: an argument out of range, or B outside the feasible interval, which the error gives.
@@ -78,15 +84,19 @@ def symmetric_bound(epsilon: Any, delta: Any, sensitivity: Any) -> Any:
 
 
 def _left_end(upper: Any, scale: Any, epsilon: Any, delta: Any, highest: Any) -> Any:
+    """A, the further end where B is below B*, else the nearer one."""
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
-    # e^((D - B)/l) = e^eps e^(-B/l), so that A = l ln(2 - (e^eps - 1 + delta)/delta e^(-B/l)).
-    inner = 2 - odds * xp.exp(-upper / scale)
-    lowest = xp.maximum(0.0, scale * xp.log(odds / 2))
-    if checks.concrete(inner) is not None and not (lowest < upper <= highest and inner > 0):
-        raise ValueError(f"upper: {upper:g} is not in ({lowest:.9g}, {highest:.9g}], where the claim is feasible")
-    # Further out is the safe side; the logarithm loses as many digits as inner is small.
-    return scale * xp.log(inner) * (1 + 1e-15 / inner)
+    beyond = xp.exp(-upper / scale)
+    further = upper <= highest
+    inner = xp.where(further, 2 - odds * beyond, (2 - beyond) / odds)
+    if checks.concrete(inner) is not None and not (upper > 0 and 0 < inner < 1):
+        lowest = max(0.0, scale * math.log(odds / 2))
+        furthest = -scale * math.log(2 - odds) if odds < 2 else math.inf
+        span = f"({shortest(lowest)}, {shortest(furthest)})"
+        raise ValueError(f"upper: {shortest(upper)} is not in {span}, where the claim is feasible")
+    # Further out is the safe side; a difference loses as many digits as it is small.
+    return scale * (xp.log(inner) * (1 + 1e-15 / xp.where(further, inner, 1.0)) - 1e-15)
 
 
 def merged_laplace(

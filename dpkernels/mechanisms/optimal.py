@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.base import Bounded, sampler
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
@@ -158,6 +159,13 @@ class Optimal(Bounded):
             column = xp.where(below & (further < m), further, column)
         return self.middle + xp.asarray(self.outputs)[column]
 
+    @cached_property
+    def alias_columns(self) -> tuple[np.ndarray, np.ndarray]:
+        """Walker's columns of every row: the share that is the column's own report's, and the number of the other."""
+        rows = map(_alias_columns, np.asarray(self.probabilities, np.float64).tolist())
+        threshold, other = zip(*rows, strict=True)
+        return np.array(threshold), np.array(other)
+
     @property
     def _second_moments(self) -> Any:
         """sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
@@ -189,6 +197,76 @@ class Optimal(Bounded):
         p = (1 - share) * columns[:, row] + share * columns[:, row + 1]
         at = (self.middle + xp.asarray(self.outputs)).reshape((-1, *[1] * (p.ndim - 1)))
         return at + 0 * p, p
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class _Tabulated:
+    """An optimal mechanism's sampler by Walker's alias method: column c of a row, of mass 1/m, is report c or another.
+
+    Attributes:
+        mechanism: the mechanism.
+        threshold: the share of every column that is its own report's, of shape (n, m).
+        other: the number of the other report, of shape (n, m).
+    """
+
+    mechanism: Optimal
+    threshold: Any
+    other: Any
+
+    @property
+    def input_interval(self) -> tuple[Any, Any]:
+        return self.mechanism.input_interval
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        return self.mechanism.pdf(y, x)
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        return self.mechanism.cdf(y, x)
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        return self.mechanism.atoms(x)
+
+    def draw(self, u: Any, x: Any) -> Any:
+        """The uniform number picks a row by the share of the way, then a column, then one of its two reports."""
+        row, share = self.mechanism._row(x)
+        outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)
+        up = u < share
+        left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
+        column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
+        at = (row.astype(jnp.int32) + up) * m + column
+        other = _taken(outputs[self.other], at)
+        return self.mechanism.middle + jnp.where(
+            left - column < _taken(self.threshold, at), _taken(outputs, column), other
+        )
+
+
+def _taken(table: Any, at: Any) -> Any:
+    """Numbers of a table, by their flat place, which is known to be in it."""
+    return jnp.asarray(table).ravel().at[at].get(mode="promise_in_bounds")
+
+
+@sampler.register
+def _(mechanism: Optimal) -> Any:
+    """With alias columns, unless it is traced."""
+    if checks.concrete(mechanism.probabilities) is None:
+        return mechanism
+    return _Tabulated(mechanism, *mechanism.alias_columns)
+
+
+def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:
+    """Vose's construction: a light column is filled up from a heavy one, which loses as much."""
+    m = len(p)
+    mass, other = [m * value for value in p], list(range(m))
+    threshold = [1.0] * m
+    light, heavy = ([c for c in range(m) if (mass[c] < 1) is less] for less in (True, False))
+    while light and heavy:
+        small, large = light.pop(), heavy[-1]
+        threshold[small], other[small] = mass[small], large
+        mass[large] -= 1 - mass[small]
+        if mass[large] < 1:
+            light.append(heavy.pop())
+    return threshold, other
 
 
 def largest_ratio(probabilities: np.ndarray, cells: int) -> float:

@@ -9,16 +9,22 @@ the folder can make reports noisier, not less private.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
-import secrets
+import zipfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
+from dpkernels.staging import staged
+
 # Part of every key: raise it whenever the program or the format changes.
-FORMAT = 1
+FORMAT = 2
+
+# No file is larger than this, nor what is compressed in it: the largest grids have 985 x 987 probabilities, by default.
+_MOST_BYTES = 1 << 24
 
 Arrays = dict[str, np.ndarray]
 
@@ -72,22 +78,31 @@ def _path(place: Path, key: str) -> Path:
 
 def _read(path: Path, key: str) -> Arrays | None:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except Exception:  # A damaged file fails in NumPy's reader, in zipfile or in zlib, each with errors of its own.
+        if not path.is_file() or path.stat().st_size > _MOST_BYTES:
+            return None
+        with zipfile.ZipFile(path) as file:
+            if sum(member.file_size for member in file.infolist()) > _MOST_BYTES:
+                return None
+            arrays = {name.removesuffix(".npy"): _array(file.read(name)) for name in file.namelist()}
+    except Exception:  # A damaged file fails in zipfile, in zlib or in NumPy, each with errors of its own.
         return None
     same = "key" in arrays and str(arrays.pop("key")) == key
     return arrays if same else None
 
 
+def _array(data: bytes) -> np.ndarray:
+    """The array of a .npy file, no larger than the file, whatever its header says."""
+    file = io.BytesIO(data)
+    np.lib.format.read_magic(file)
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    return np.frombuffer(file.read(), dtype).reshape(shape, order="F" if fortran else "C")
+
+
 def _write(path: Path, key: str, arrays: Arrays) -> None:
     """Whole or not at all."""
-    temporary = path.with_name(f".{secrets.token_hex(8)}.part")
-    try:
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.savez_compressed(file, key=np.array(key), **arrays)  # type: ignore[arg-type]
-        temporary.replace(path)
-    except OSError:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        with staged(path, 0o666) as new:
+            np.savez_compressed(new.file, key=np.array(key), **arrays)  # type: ignore[arg-type]
+            new.file.flush()
+            new.place(path)

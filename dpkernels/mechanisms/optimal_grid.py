@@ -13,12 +13,16 @@ import numpy as np
 
 from dpkernels import checks
 
-# Beyond, the rounding of inputs between rows costs more than the program gains over the piecewise mechanism.
+# Beyond, the tables would be larger than those below.
 MOST_EPSILON = 12.0
-# Rows that a local program needs up to a budget, for rounding to add at most about 1 % to the variance.
-_LOCAL_POINTS = ((3.2, 33), (6.0, 65), (MOST_EPSILON, 129))
-_MOST_POINTS, _MOST_OUTPUTS = 257, 2049
 MOST_RATIO = 16.0
+# A table has at most so many probabilities, and so many rows, about as many as outputs.
+_MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
+# The most rows that a budget may need: the program of so many takes 10 to 20 s.
+_MOST_NEEDED = 1000
+# What rounding of inputs between rows may add to the variance.
+_ROUNDING = 0.008
+_FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
 
 # Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
 _MARGIN = 2.0**-15
@@ -57,23 +61,44 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
     """
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
-    steps, cells = (1, 1) if ratio <= 1 else _rows_for(epsilon, ratio)
     if points is not None:
         steps, cells = points - 1, max(1, math.ceil((points - 1) / ratio * (1 - 1e-4)))
-    if cells < steps:
-        return _near_grid(ratio, steps, cells)
-    points = points or next(count for limit, count in _LOCAL_POINTS if epsilon <= limit)
-    return Grid(points, points - 1, 1.0)
+    elif ratio <= 1:
+        steps = cells = max(_FEWEST_LOCAL - 1, 2 * math.ceil(_cells_for(epsilon, ratio) / 2))
+    else:
+        steps, cells = _rows_for(epsilon, ratio)
+    return Grid(steps + 1, steps, 1.0) if cells >= steps else _near_grid(ratio, steps, cells)
+
+
+def _cells_for(epsilon: float, ratio: float) -> float:
+    """Steps of a sensitivity D with which rounding, (step/2)^2, adds ``_ROUNDING`` of the variance, or less.
+
+    The least variance is above D^2 e^(-2 eps/3) (1 + 1.4/eps) times a number that rises from 0.3 at R/D = 1 to 0.5.
+    """
+    least = min(0.5, 0.15 * (1 + ratio)) * math.exp(-2 * epsilon / 3) * (1 + 1.4 / epsilon)
+    return 1 / math.sqrt(4 * _ROUNDING * least)
+
+
+def most_ratio(epsilon: float) -> float:
+    """The largest width of the interval over the sensitivity, R/D, that there are grids for at a budget.
+
+    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum, and soon as near as these grids.
+    """
+    return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _cells_for(epsilon, MOST_RATIO))
+
+
+def covers(epsilon: float, ratio: float = 1.0) -> bool:
+    """Whether there are grids for a budget and a width of the interval over the sensitivity."""
+    return epsilon <= MOST_EPSILON and ratio <= most_ratio(epsilon)
 
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
-    """Steps between rows, even, and steps of a sensitivity: about 4 eps of these, of the closest fit.
+    """Steps between rows, even, and steps of a sensitivity: enough of these, of the closest fit.
 
     Where the sensitivity is no whole number of steps, the rows reach beyond the interval, or neighbours are further
     apart than they need be, which costs more.
     """
-    least = max(4, math.ceil(4 * epsilon), math.ceil(16 / ratio))
-    least = min(least, 16, max(4, int(64 / ratio)))
+    least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
 
     def waste(fit: tuple[int, int]) -> float:
         excess = fit[0] / (ratio * fit[1])
@@ -116,17 +141,18 @@ def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
 
 
 def outputs_for(rows: Grid, outputs: int | None) -> int:
-    """(m - 1)/2 for m outputs, odd; by default 161, 321 with more than 65 rows, 121 with many rows of near neighbours.
+    """(m - 1)/2 for m outputs, odd; by default about as many as rows, and at least 121.
 
     Raises:
         ValueError: even, or out of range.
     """
     if outputs is None:
-        if rows.cells < rows.points - 1:
-            return 80 if rows.points <= 40 else 60
-        return 80 if rows.points <= 65 else 160
+        fewest = 60 if rows.points > 40 and rows.cells < rows.points - 1 else 80
+        return max(fewest, math.ceil(0.54 * (rows.points - 1)))
     if checks.whole("outputs", outputs, 9, _MOST_OUTPUTS) % 2 == 0:
         raise ValueError(f"outputs: {outputs} is even; the middle is one of them, so an odd number is needed")
+    if outputs * rows.points > _MOST_WEIGHTS:
+        raise ValueError(f"outputs: {outputs} for {rows.points} inputs are more than {_MOST_WEIGHTS} probabilities")
     return outputs // 2
 
 

@@ -2,22 +2,30 @@
 
 Unknowns are the probabilities p_ij of output y_j given input x_i and, for the worst case, a bound v:
 
-    min v   subject to   sum_j p_ij = 1,   sum_j p_ij y_j = x_i,   sum_j p_ij (y_j - x_i)^2 <= v,
+    min v   subject to   sum_j p_ij = 1,   sum_j p_ij y_j = x_i,   S_i = sum_j p_ij (y_j - x_i)^2 <= v,
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
-or, for expected inputs with weights a_i, min sum_i a_i sum_j p_ij y_j^2. Where any two rows are
-neighbours, p_ij = c_j + e_ij with 0 <= e_ij <= (e^eps - 1) c_j; else unknown minima over 1, 2, 4, .. neighbouring rows
-take the place of the pairs of rows: a few for every p_ij, not 2 cells. Symmetry halves the unknowns.
+or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
+``optimal_profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
+difference of the equations is taken, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
+
+    sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
+    sum w (f_i - f_(i-1)) (y - c)^2 = S_i - S_(i-1),
+
+in which a profile has as many entries as it has steps. There are far too many profiles, so the program is solved with
+some, and those are added that its prices ask for, until no profile left out can lower the variance. The first ones are
+about where those of a program on coarser grids are.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+import math
 
 import numpy as np
 import scipy.sparse as sparse
 from scipy.optimize import linprog
+
+from dpkernels.mechanisms.optimal_profiles import Grids
 
 # Share of e^eps that the program leaves unused, so that its solution can be rounded; of eps for small eps.
 _SLACKS = (1e-6, 1e-5, 1e-4)
@@ -25,9 +33,19 @@ _SLACKS = (1e-6, 1e-5, 1e-4)
 # A column whose probabilities are all below this is a solver's zero.
 _ZERO = 1e-9
 
-# The least probability of a report that is used. Far from its place e^(-eps) every sensitivity would soon be less than
-# integers of 64 bits can hold to the solver's slack.
+# What every report that is used has at least. Far from its place e^(-eps) every sensitivity would soon be less than
+# integers of 64 bits can hold to the slack.
 _LEAST = 2.0**-40
+
+# Grids up to which all windows are tried; larger ones begin with those of grids of half the rows and outputs.
+_FEW_ROWS, _FEW_OUTPUTS = 21, 81
+# Profiles are added until they lower the variance by a smaller share than this; on coarser grids one need only be near.
+_GAIN, _COARSE_GAIN = 1e-4, 1e-2
+# What prices promise less of than this share is rounding.
+_PROMISE = 1e-7
+_ROUNDS = 40
+# The cost of what is missing of a sum or a mean, in variances: a program that cannot do without has no solution.
+_MISSING = 1e4
 
 
 class ProgramError(RuntimeError):
@@ -55,146 +73,148 @@ def least_variance(
     """
     symmetric = weights is None or bool(np.allclose(weights, weights[::-1], rtol=1e-9, atol=0))
     for slack in _SLACKS:
-        ratio = np.exp(epsilon) * (1 - slack * min(1.0, epsilon))
-        p = _solve(ratio, inputs, outputs, cells, weights, symmetric)
-        p = lifted(np.where(p.max(axis=0) < _ZERO, 0.0, np.maximum(p, _LEAST)), ratio, cells)
-        factor = _balance(p, inputs, outputs)
-        if np.abs(factor - 1).max() <= slack * min(1.0, epsilon) / 4:
-            return p * factor
-    raise ProgramError(f"the solver's rows are off by {np.abs(factor - 1).max():.3g}; take fewer points or outputs")
+        unused = slack * min(1.0, epsilon)
+        ratio = math.exp(epsilon) * (1 - unused)
+        p = _table(Grids(ratio, inputs, outputs, min(cells, len(inputs) - 1), weights, symmetric))
+        change = _balance(p, inputs, outputs)
+        if np.abs(change).max() <= unused / 4:
+            return p * (1 + change)
+    raise ProgramError(f"the solver's rows are off by {np.abs(change).max():.3g}; take fewer points or outputs")
 
 
-def lifted(p: np.ndarray, ratio: float, cells: int) -> np.ndarray:
-    """The least probabilities (not normalised) above p whose neighbours' ratios are at most ``ratio``."""
-    if cells >= len(p) - 1:
-        return np.maximum(p, p.max(axis=0) / ratio)
-    for _ in range(-(-len(p) // cells)):
-        widened = p.copy()
-        for shift in range(1, cells + 1):
-            widened[shift:] = np.maximum(widened[shift:], p[:-shift] / ratio)
-            widened[:-shift] = np.maximum(widened[:-shift], p[shift:] / ratio)
-        p = widened
-    return p
+def _table(grids: Grids) -> np.ndarray:
+    """The sum of the program's profiles, and the least probability of every report that is used."""
+    profiles, w, _, missing = _solve(grids, _GAIN)
+    if missing > _ZERO:
+        raise ProgramError("the linear program has no solution; take more outputs or fewer points")
+    p = np.zeros((grids.rows, len(grids.outputs)))
+    np.add.at(p.T, profiles[:, 0], w[:, None] * grids.values(profiles, np.arange(grids.rows)))
+    p = p + p[::-1, ::-1] if grids.symmetric else p
+    return np.where(p.max(axis=0) > _ZERO, p + _LEAST, 0.0)
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """Factors a_i + b_i y_j, near 1, that give every row the sum 1 and its input as mean."""
-    s0, s1, s2 = (p @ outputs**power for power in range(3))
-    a, b = (s2 - s1 * inputs) / (s0 * s2 - s1**2), (s0 * inputs - s1) / (s0 * s2 - s1**2)
-    return a[:, None] + b[:, None] * outputs
+    """The share of every probability that is missing, near 0, for every row to have the sum 1 and its input as mean.
 
-
-@dataclass
-class _Program:
-    """Unknowns, numbered as they are made, and inequalities  left <= factor right  between them."""
-
-    symmetric: bool
-    count: int = 0
-    left: list[np.ndarray] = field(default_factory=list)
-    right: list[np.ndarray] = field(default_factory=list)
-    factor: list[np.ndarray] = field(default_factory=list)
-
-    def table(self, rows: int, columns: int) -> np.ndarray:
-        """Numbers of new unknowns in a table; turned by half a circle it is itself, if the program is symmetric."""
-        numbers = np.arange(rows * columns).reshape(rows, columns)
-        if self.symmetric:
-            numbers = np.minimum(numbers, numbers[::-1, ::-1])
-        different, place = np.unique(numbers, return_inverse=True)
-        first, self.count = self.count, self.count + len(different)
-        return first + place.reshape(rows, columns)
-
-    def at_most(self, left: np.ndarray, right: np.ndarray, factor: float = 1.0) -> None:
-        """left <= factor right, for tables of unknowns that broadcast."""
-        left, right = np.broadcast_arrays(left, right)
-        self.left.append(left.ravel())
-        self.right.append(right.ravel())
-        self.factor.append(np.full(left.size, factor))
-
-    def inequalities(self) -> sparse.csr_matrix:
-        """left - factor right <= 0, each once."""
-        parts = (np.concatenate(part) for part in (self.left, self.right, self.factor))
-        left, right, factor = np.unique(np.stack(list(parts)), axis=1)
-        rows = np.arange(len(left))
-        entries = np.concatenate([np.ones(len(left)), -factor])
-        places = np.concatenate([rows, rows]), np.concatenate([left, right]).astype(int)
-        return sparse.csr_matrix((entries, places), (len(left), self.count))
-
-    def values(self, *tables: np.ndarray) -> sparse.csr_matrix:
-        """The matrix that makes of all unknowns the sum of some tables, flat."""
-        size = tables[0].size
-        numbers = np.concatenate([table.ravel() for table in tables])
-        places = np.tile(np.arange(size), len(tables)), numbers
-        return sparse.csr_matrix((np.ones(len(numbers)), places), (size, self.count))
-
-
-def _any_two(program: _Program, n: int, m: int, ratio: float) -> sparse.csr_matrix:
-    """p_ij = c_j + e_ij with 0 <= e_ij <= (ratio - 1) c_j."""
-    least, extra = program.table(1, m), program.table(n, m)
-    program.at_most(extra, least, ratio - 1)
-    return program.values(np.broadcast_to(least, (n, m)), extra)
-
-
-def _near(program: _Program, n: int, m: int, ratio: float, cells: int) -> sparse.csr_matrix:
-    """p_ij <= ratio p_i'j for |i - i'| <= cells, by unknown minima of ratio p over runs of rows.
-
-    With minima of p the solver's tolerance, which is absolute, would be far more than e^-eps of it.
+    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), so
+    that far reports change by no larger shares than near ones.
     """
-    p = minima = program.table(n, m)
-    length = 1
-    while 2 * length <= cells + 1:
-        shorter, minima = minima, program.table(n - 2 * length + 1, m)
-        for run in (shorter[: len(minima)], shorter[length:]):
-            program.at_most(minima, run, ratio if length == 1 else 1.0)
-        length *= 2
-    for i in range(n):
-        # Runs that cover the rows from i - cells to i, and those from i to i + cells.
-        first, last = max(0, i - cells), min(n - 1, i + cells)
-        for begin in {first, i - length + 1, i, last - length + 1}:
-            if first <= begin <= last - length + 1:
-                program.at_most(p[i], minima[begin])
-    return program.values(p)
+    z = outputs - inputs[:, None]
+    z /= math.sqrt((p * z**2).sum(axis=1).max())
+    k = 1 / (1 + z**2)
+    s0, s1, s2 = ((p * k * z**power).sum(axis=1) for power in range(3))
+    r0, r1 = 1 - p.sum(axis=1), -(p * z).sum(axis=1)
+    a, b = (s2 * r0 - s1 * r1) / (s0 * s2 - s1**2), (s0 * r1 - s1 * r0) / (s0 * s2 - s1**2)
+    return (a[:, None] + b[:, None] * z) * k
 
 
-def _solve(
-    ratio: float, inputs: np.ndarray, outputs: np.ndarray, cells: int, weights: np.ndarray | None, symmetric: bool
-) -> np.ndarray:
-    """p of the solved program, to the solver's tolerance."""
-    program, n, m = _Program(symmetric), len(inputs), len(outputs)
-    local = cells >= n - 1
-    bound = program.table(1, 1)
-    p = _any_two(program, n, m, ratio) if local else _near(program, n, m, ratio, cells)
-    total, first, second = (_moment(p, program, outputs**power, n) for power in range(3))
-    x = inputs[: (n + 1) // 2] if symmetric else inputs
-    total, first = (moment[: len(x)] for moment in (total, first))
-    neighbours = program.inequalities()
-    limits = np.zeros(neighbours.shape[0])
-    cost = np.zeros(program.count)
-    if weights is None:
-        cost[bound] = 1.0
-        below = second[: len(x)] - sparse.csr_matrix(np.ones((len(x), 1))) @ program.values(bound)
-        neighbours, limits = sparse.vstack([neighbours, below]), np.concatenate([limits, x**2])
+def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Profiles, their weights, the objective, and what is missing of sums and means."""
+    rows, outputs = len(grids.inputs), len(grids.outputs)
+    if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
+        return _generate(grids, grids.all_windows(), float(grids.outputs[-1]), gain)
+    coarse = _coarse(grids)
+    profiles, _, objective, _ = _solve(coarse, _COARSE_GAIN)
+    return _generate(grids, grids.near(coarse, profiles), math.sqrt(max(objective, grids.gap**2)), gain)
+
+
+def _coarse(grids: Grids) -> Grids:
+    """Half the rows and half the outputs, over the same ranges; of few rows, or outputs, all."""
+    x, y, cells = grids.inputs, grids.outputs, grids.cells
+    if len(x) > _FEW_ROWS:
+        x = np.linspace(x[0], x[-1], len(x) // 4 * 2 + 1)
+        cells = -(-cells * (len(x) - 1) // (grids.rows - 1))
+    if len(y) > _FEW_OUTPUTS // 2:
+        y = np.linspace(y[0], y[-1], len(y) // 4 * 2 + 1)
+    weights = None if grids.weights is None else np.interp(x, grids.inputs, grids.weights)
+    return Grids(grids.ratio, x, y, cells, weights, grids.symmetric)
+
+
+def _generate(
+    grids: Grids, profiles: np.ndarray, unit: float, gain: float
+) -> tuple[np.ndarray, np.ndarray, float, float]:
+    """Solve with some profiles, and with those that the prices ask for besides, until these gain less than ``gain``.
+
+    ``unit`` is the length that numbers are given in.
+    """
+    profiles, before = grids.unique(profiles), math.inf
+    for _ in range(_ROUNDS):
+        w, objective, missing, prices = _master(grids, profiles, unit)
+        used = profiles[w > 0], w[w > 0], objective * unit**2, missing
+        asked, value = grids.best(*prices)
+        gained = missing <= _ZERO and before - objective < gain * objective
+        if gained or value.max() * w.sum() <= _PROMISE * objective:
+            break
+        before = objective if missing <= _ZERO else math.inf
+        profiles = grids.unique(np.concatenate([profiles, asked[value > 1e-3 * value.max()]]))
+    return used
+
+
+def _master(
+    grids: Grids, profiles: np.ndarray, unit: float
+) -> tuple[np.ndarray, float, float, tuple[np.ndarray, np.ndarray]]:
+    """Weights of the profiles, the objective, what is missing, and the value of f_base and of every f_i - f_(i-1)."""
+    equal, equal_to, squares = _conditions(grids, profiles, unit)
+    count, first = len(grids.centres), 1 if grids.symmetric else 0
+    missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
+    steps = sparse.diags([1.0, -1.0], [0, -1], (count, count))
+    if grids.weights is None:
+        # S_i = v - t_i, with a slack t_i of at least 0.
+        bound = sparse.csr_matrix(([1.0], ([0], [0])), (count, 1))
+        own, cost = sparse.hstack([steps, -bound]), np.append(np.zeros(count), 1.0)
     else:
-        cost = second.T @ weights
-    found = _first_solution(
-        ("highs-ds", "highs-ipm") if local else ("highs-ipm", "highs-ds"),
-        c=cost,
-        A_ub=neighbours.tocsc(),
-        b_ub=limits,
-        A_eq=sparse.vstack([total, first]).tocsc(),
-        b_eq=np.concatenate([np.ones(len(x)), x]),
-    )
-    return (p @ np.maximum(found, 0.0)).reshape(n, m)
+        own, cost = -steps, grids.weights[grids.base :] * np.where(np.arange(count) >= first, 1 + first, 1)
+    matrix = sparse.bmat([[equal, None, missing], [squares, own, None]], "csc")
+    cost = np.concatenate([np.zeros(len(profiles)), cost, np.full(missing.shape[1], _MISSING)])
+    found, prices = _optimum(cost, matrix, np.concatenate([equal_to, np.zeros(count)]))
+    without = found[-missing.shape[1] :].sum()
+    prices = np.insert(prices, count, 0.0) if first else prices
+    return found[: len(profiles)], cost @ found - _MISSING * without, without, _values(grids, prices, unit)
 
 
-def _moment(p: sparse.csr_matrix, program: _Program, values: np.ndarray, n: int) -> sparse.csr_matrix:
-    """sum_j p_ij values_j of every row i, of the unknowns."""
-    return (sparse.kron(sparse.identity(n), values[None, :]) @ p).tocsr()
-
-
-def _first_solution(methods: tuple[str, ...], **program: Any) -> np.ndarray:
-    """Of the simplex method for any two neighbours, of interior points for few: the other is several times slower."""
-    for method in methods:
-        result = linprog(bounds=(0, None), method=method, **program)
+def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    for method in ("highs-ipm", "highs-ds"):
+        result = linprog(cost, A_eq=matrix, b_eq=equal_to, method=method)
         if result.status == 0:
-            return np.asarray(result.x)
+            return result.x, result.eqlin.marginals
     raise ProgramError(f"the linear program has no solution ({result.message}); take more outputs or fewer points")
+
+
+def _conditions(
+    grids: Grids, profiles: np.ndarray, unit: float
+) -> tuple[sparse.csr_matrix, np.ndarray, sparse.csr_matrix]:
+    """What weights of profiles make of sums and means, what that must be, and what they make of variances."""
+    sums, means, squares = _equations(grids, profiles, unit)
+    wanted = np.zeros((2, len(grids.centres)))
+    wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
+    if not grids.symmetric:
+        return sparse.vstack([sums, means], "csr"), wanted.ravel(), squares
+    # Of symmetric profiles the middle row has the mean 0.
+    return sparse.vstack([sums, means[1:]], "csr"), np.append(wanted[0], wanted[1, 1:]), squares
+
+
+def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.csr_matrix]:
+    """What every profile adds to the sum, mean and variance of the base row, and to their differences above it."""
+    count, made = len(profiles), []
+    each = np.arange(count)
+    for shown in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
+        j, right, left = grids.parts(shown)
+        made.append((np.full(count, grids.base), each, j, grids.values(shown, np.array([grids.base]))[:, 0]))
+        for fall, last, first in zip(grids.falls, right.T, left.T, strict=True):
+            for i, change in ((last + 1, -fall), (first, fall)):
+                at = (i > grids.base) & (i < grids.rows)
+                made.append((i[at], each[at], j[at], np.full(at.sum(), change)))
+    i, column, j, change = (np.concatenate(part) for part in zip(*made, strict=True))
+    row = i - grids.base
+    z = (grids.outputs[j] - grids.centres[row]) / unit
+    shape = len(grids.centres), count
+    return [sparse.csr_matrix((change * z**power, (row, column)), shape) for power in range(3)]
+
+
+def _values(grids: Grids, prices: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
+    """For every report, the value of f_base and of f_i - f_(i-1), i = 1, .., n - 1, for a profile and its mirror."""
+    z = (grids.outputs - grids.centres[:, None]) / unit
+    value = sum(price[:, None] * z**power for power, price in enumerate(prices.reshape(3, -1)))
+    if grids.symmetric:
+        return value[0] + value[0, ::-1], np.concatenate([-value[:0:-1, ::-1], value[1:]])
+    return value[0], value[1:]

@@ -21,6 +21,7 @@ from dpkernels.mechanisms.optimal_grid import (
     expected_inputs,
     first_range,
     grid,
+    most_ratio,
     outputs_for,
     row_weights,
     spacing,
@@ -29,6 +30,9 @@ from dpkernels.mechanisms.optimal_program import ProgramError, least_variance
 
 # Outputs of the program that finds the range are 2 _COARSE + 1.
 _COARSE = 40
+# Problems of tables that were read, by the bytes of their probabilities, and those being solved again.
+_READ: dict[bytes, _Problem] = {}
+_DISTRUSTED: set[_Problem] = set()
 # How far sums and means, in half widths of the interval, of a table that was read may be off.
 _ROUNDING = 1e-9
 
@@ -45,28 +49,30 @@ def optimal(
 ) -> Optimal:
     """The bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
-    A linear program over the table of probabilities, see ``optimal_program``: no mechanism on these grids has less,
-    to the solver's tolerance and the share of epsilon that is left unused, 1e-6, or up to 1e-4 for hard programs. Finer
-    grids gain less than 1 % at the default ones, most of it in (step between rows / 2)^2, what rounding adds for inputs
-    between rows. Solved once, in about a second, with a small sensitivity or a large epsilon up to minutes: kept in
-    memory and in the user's cache folder (see ``optimal_cache``). Privacy: see ``Optimal``.
+    A linear program over the table of probabilities, see ``optimal_program``. Grids are as fine as the budget needs:
+    twice as fine ones gain less than 1 % of the worst-case variance, most of it in (step between rows / 2)^2, what
+    rounding adds for inputs between rows, and the integers of a release are below every closed form (``benchmarks.
+    optimal`` prints both). Solved once, in a second, with many rows in up to 15 s: kept in memory and in the user's
+    cache folder (see ``optimal_cache``). Privacy: see ``Optimal``.
 
-    With a sensitivity D below the width R it is for central DP. Worst-case variance over that of the staircase, the
-    best additive noise (unbounded; Laplace noise has 2 (D/eps)^2): 0.62, 0.72, 0.83 at R/D = 2 and eps 0.5, 1, 2; 0.77,
-    0.90, 0.97 at 4 (and 0.98 at eps 4); 0.92, 0.99, 1.01 at 8. So it pays up to R/D of about 8 at eps 0.5, 4 above;
-    beyond, take ``staircase`` or ``laplace``, or ``truncated_laplace`` where reports must be bounded (with a delta).
+    With a sensitivity D below the width R it is for central DP. Worst-case variance over that of ``staircase`` noise
+    (unbounded; Laplace noise has 2 (D/eps)^2): 0.62, 0.72, 0.82, 0.71, 0.40 at R/D = 2 and eps 0.5, 1, 2, 4, 8; 0.77,
+    0.89, 0.96, 0.87, 0.49 at 4; 0.92, 0.99 at 8 and eps 0.5, 1. Beyond R/D of 8/eps or 5, whichever is more, there are
+    no default grids: ``central_piecewise`` has 2 % more variance, or less. Nor are there where more than 1000 rows
+    would be needed, at eps 12 beyond R/D of 2.4, where it has 20 % more.
 
     Args:
-        epsilon: pure-DP budget, in [0.01, 12]; above, the grids would have to be finer: take ``piecewise``.
+        epsilon: pure-DP budget, in [0.01, 12]; above, tables would be too large: take ``piecewise``.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         sensitivity: None, local DP: any two inputs are neighbours. D: neighbouring inputs are at most D apart (central
-            DP: replace or remove a person who moves the value by at most D); at least 1/16 of the interval's width.
+            DP: replace or remove a person who moves the value by at most D), of the interval's width at least 1/16 and
+            min(1/5, eps/8), and at large budgets so much that 1000 rows are enough: 1/4.8 at eps 10, 1/2.4 at 12.
             From the whole width on it is None's.
-        points: inputs with a row of their own, odd. By default 33, 65 above epsilon 3.2, 129 above 6; with a
-            sensitivity about 4 epsilon a sensitivity, 4 to 16.
-        outputs: possible reports before the unused ones go, odd; by default 161, 321 with more than 65 points;
-            121 with more than 40 points and a sensitivity.
+        points: inputs with a row of their own, odd, 3 to 1401, with any sensitivity down to 1/16 of the width. By
+            default so many that rounding between them adds 0.8 % of the variance, or less: 33 up to epsilon 3.8, 69 at
+            6, 529 at 12.
+        outputs: possible reports before the unused ones go, odd; by default about as many as points, at least 121.
         objective: "worst" for least worst-case variance; or the expected inputs, for least average variance: an array
             of weights of equal bins of the interval, or a tuple (edges, weights). It must not come from the data that
             are to be perturbed.
@@ -129,7 +135,11 @@ def _problem(
     checks.interval(lower, upper)
     named = ("epsilon", epsilon), ("lower", lower), ("upper", upper)
     epsilon, lower, upper = (checks.number(name, value) for name, value in named)
-    ratio = 1.0 if sensitivity is None else _interval_ratio(lower, upper, sensitivity)
+    ratio = (
+        1.0
+        if sensitivity is None
+        else _interval_ratio(lower, upper, sensitivity, most_ratio(epsilon) if points is None else MOST_RATIO)
+    )
     histogram = None
     if isinstance(objective, str):
         checks.one_of("objective", objective, ("worst",))
@@ -140,14 +150,14 @@ def _problem(
     return _Problem(epsilon, ratio, rows, outputs_for(rows, outputs), histogram)
 
 
-def _interval_ratio(lower: float, upper: float, sensitivity: float) -> float:
+def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float) -> float:
     """Width of the interval over the sensitivity, each number read as the decimal it prints as; at least 1."""
     checks.sensitivity(sensitivity)
     low, high, D = (Fraction(repr(checks.number("sensitivity", value))) for value in (lower, upper, sensitivity))
-    if (ratio := (high - low) / D) > MOST_RATIO:
+    if (ratio := (high - low) / D) > most:
         raise ValueError(
-            f"sensitivity: {sensitivity} is 1/{float(ratio):.6g} of the interval; below 1/{MOST_RATIO:g} additive "
-            "noise (staircase, laplace) has nearly the same variance"
+            f"sensitivity: {sensitivity} is 1/{float(ratio):.6g} of the interval; at this budget, below "
+            f"1/{most:.4g}, take central_piecewise, or additive noise (staircase, laplace), which is unbounded"
         )
     return max(1.0, float(ratio))
 
@@ -171,7 +181,30 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
         used = np.flatnonzero(p.max(axis=0) > 0)
         return {"probabilities": p[:, used], "places": used - problem.half, "spacing": np.array(apart)}
 
-    return optimal_cache.cached(repr(problem), solve, lambda kept: _is_sound(kept, problem))
+    def is_taken(kept: optimal_cache.Arrays) -> bool:
+        taken = problem not in _DISTRUSTED and _is_sound(kept, problem)
+        if taken:
+            _READ[kept["probabilities"].tobytes()] = problem
+        return taken
+
+    return optimal_cache.cached(repr(problem), solve, is_taken)
+
+
+def solved_again(mechanism: Optimal) -> Optimal | None:
+    """The mechanism of a solution that is not read from the cache folder; None where its own was not either.
+
+    For one that cannot be certified: floats within rounding of a private, unbiased table may be too far from one.
+    """
+    problem = _READ.pop(np.asarray(mechanism.probabilities).tobytes(), None)
+    if problem is None:
+        return None
+    _solution.cache_clear()
+    _mechanism.cache_clear()
+    _DISTRUSTED.add(problem)
+    try:
+        return _mechanism(problem, mechanism.lower, mechanism.upper, mechanism.sensitivity)
+    finally:
+        _DISTRUSTED.discard(problem)  # Its file is the new solution's.
 
 
 def _output_range(problem: _Problem) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.decimals import shortest
 from dpkernels.mechanisms.bases import Base
 from dpkernels.mechanisms.windowed import Window
 from dpkernels.numerics import floating, like, namespace, root_or_zero
@@ -213,5 +214,7 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
         raise ValueError(f"{name}: is 0 everywhere; it must be positive somewhere")
     if np.max(np.abs(values - values[::-1])) > 1e-9 * peak:
         at = int(np.argmax(np.abs(values - values[::-1])))
-        raise ValueError(f"{name}: not symmetric, {values[at]:g} at knot {at} but {values[::-1][at]:g} opposite")
+        raise ValueError(
+            f"{name}: not symmetric, {shortest(values[at])} at knot {at} but {shortest(values[::-1][at])} opposite"
+        )
     return tuple(((values + values[::-1]) / 2 / peak).tolist())

@@ -16,6 +16,9 @@ from dpkernels.pytrees import pytree
 class TwoPoint(Parabolic):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
+    Distances of x from both reports are taken from the near end of the interval, B = R/2 + R/(e^eps - 1): at an end
+    and a large eps B less |x - middle| has no digits left.
+
     Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
 
     Attributes:
@@ -44,18 +47,27 @@ class TwoPoint(Parabolic):
     def output_interval(self) -> tuple[Any, Any]:
         return self.middle - self.magnitude, self.middle + self.magnitude
 
+    def _distances(self, x: Any) -> tuple[Any, Any]:
+        """x less the low report, and the high report less x."""
+        x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
+        return x - self.lower + beyond, self.upper - x + beyond
+
     def probability_high(self, x: Any) -> Any:
         """P(report = middle + B | x)."""
-        return 0.5 + (floating(x) - self.middle) / (2 * self.magnitude)
+        return self._distances(x)[0] / (2 * self.magnitude)
+
+    def probability_low(self, x: Any) -> Any:
+        """P(report = middle - B | x)."""
+        return self._distances(x)[1] / (2 * self.magnitude)
 
     def pdf(self, y: Any, x: Any) -> Any:
         return 0.0 * (floating(y) + floating(x))
 
     def cdf(self, y: Any, x: Any) -> Any:
         low, high = self.output_interval
-        y, p = floating(y), self.probability_high(x)
+        y, p = floating(y), self.probability_low(x)
         xp = namespace(y, p)
-        return xp.where(y < low, 0.0, xp.where(y < high, 1 - p, 1.0))
+        return xp.where(y < low, 0.0, xp.where(y < high, p, 1.0))
 
     def draw(self, u: Any, x: Any) -> Any:
         low, high = self.output_interval
@@ -63,17 +75,18 @@ class TwoPoint(Parabolic):
         return namespace(u, p).where(u < p, high, low)
 
     def variance(self, x: Any) -> Any:
-        """B^2 - (x - middle)^2."""
-        return self.magnitude**2 - (floating(x) - self.middle) ** 2
+        """B^2 - (x - middle)^2, the product of the distances from both reports."""
+        below, above = self._distances(x)
+        return below * above
 
     def absolute_error(self, x: Any) -> Any:
         """(B^2 - (x - middle)^2) / B."""
         return self.variance(x) / self.magnitude
 
     def atoms(self, x: Any) -> tuple[Any, Any]:
-        p = self.probability_high(x)
-        xp, (low, high) = namespace(p), self.output_interval
-        return xp.stack([low + 0 * p, high + 0 * p]), xp.stack([1 - p, p])
+        odds = self.probability_low(x), self.probability_high(x)
+        xp = namespace(*odds)
+        return xp.stack([end + 0 * odds[0] for end in self.output_interval]), xp.stack(odds)
 
 
 @pytree

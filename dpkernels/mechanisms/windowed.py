@@ -221,7 +221,9 @@ class Windowed(Parabolic):
         return (self.level * self.base.density(v) + window) * self.scale
 
     def cdf(self, y: Any, x: Any) -> Any:
-        v = self._scaled(y)
+        return self._cdf_scaled(self._scaled(y), x)
+
+    def _cdf_scaled(self, v: Any, x: Any) -> Any:
         window = self.window.cdf((v - self._window_start(x)) / self.width)
         return self.base_mass * self.base.cdf(v) + self.window_mass * window
 
@@ -257,16 +259,15 @@ class Windowed(Parabolic):
         return self.base_mass / self.window_mass
 
     def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
-        """|F(x) - F(n1)| / |F(n2) - F(x)| with n1, n2 the points at these fractions of the output interval.
+        """|F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions of the way from x to the far end of the output.
 
-        Zhang 2024, Definition 4.3: the ratio of the areas from the input to the two partition points.
+        Zhang 2024, Definition 4.3: the areas from the input to two partition points on one side of it. The source's
+        printed column has 1/3 for every constant base: that is the ratio of the base's areas alone.
         """
-        low, high = self.output_interval
-        at, first, second = (
-            self.cdf(point, x) for point in (x, *(low + (high - low) * fraction for fraction in partition))
-        )
-        xp = namespace(at)
-        return xp.abs(at - first) / xp.abs(second - at)
+        c = self._scaled(x)
+        far = namespace(c).where(c > 0, -1.0, 1.0)
+        at, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
+        return (first - at) / (second - at)
 
     def envelope(self, v: Any) -> tuple[Any, Any]:
         """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""

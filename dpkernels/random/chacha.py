@@ -8,6 +8,7 @@ release draw from unrelated key streams. ``host.py`` produces the same words thr
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,6 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.extend.random import define_prng_impl
+
+from dpkernels.random import chacha_gpu
+from dpkernels.random.chacha_gpu import quarter_round
 
 BITS_STREAM, SPLIT_STREAM, FOLD_STREAM = 0, 1, 2
 
@@ -41,41 +45,14 @@ def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Arra
         jnp.broadcast_to(key[4:, None], shape),
         jnp.stack(row),
     )
-    # Unrolled, the 20 rounds fuse into one pass on an accelerator; on the CPU they take seconds to compile.
-    end = lax.platform_dependent(start, cpu=_rounds_rolled, default=_rounds_unrolled)
+    end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
     return jnp.concatenate([a + b for a, b in zip(start, end, strict=True)]).T
 
 
-def _rounds_rolled(state: _State) -> _State:
-    return lax.fori_loop(0, 10, lambda _, s: _double_round(s), state)
-
-
-def _rounds_unrolled(state: _State) -> _State:
-    for _ in range(10):
-        state = _double_round(state)
-    return state
-
-
 def _double_round(state: _State) -> _State:
-    a, b, c, d = _quarter_rounds(*state)
-    a, b, c, d = _quarter_rounds(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
+    a, b, c, d = quarter_round(*state)
+    a, b, c, d = quarter_round(a, jnp.roll(b, -1, 0), jnp.roll(c, -2, 0), jnp.roll(d, -3, 0))
     return a, jnp.roll(b, 1, 0), jnp.roll(c, 2, 0), jnp.roll(d, 3, 0)
-
-
-def _quarter_rounds(a: Array, b: Array, c: Array, d: Array) -> _State:
-    a = a + b
-    d = _rotate(d ^ a, 16)
-    c = c + d
-    b = _rotate(b ^ c, 12)
-    a = a + b
-    d = _rotate(d ^ a, 8)
-    c = c + d
-    b = _rotate(b ^ c, 7)
-    return a, b, c, d
-
-
-def _rotate(word: Array, by: int) -> Array:
-    return (word << np.uint32(by)) | (word >> np.uint32(32 - by))
 
 
 def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int) -> Array:
@@ -91,12 +68,23 @@ def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: i
     Returns:
         Unsigned integers of shape (count,): the little-endian key stream read ``bits`` at a time.
     """
-    low, high = (jnp.asarray(word, jnp.uint32) for word in first_block)
-    blocks = -(-count * bits // 512)
-    counter = low + lax.iota(jnp.uint32, blocks)
-    carry = (counter < low).astype(jnp.uint32)
-    words = block_words(key, counter, (high + carry, stream, 0)).reshape(-1)
-    return _regroup(words, bits)[:count]
+    words = (*first_block, stream, 0)
+    return words_from(jnp.concatenate([key, jnp.stack([jnp.asarray(w, jnp.uint32) for w in words])]), count, bits)
+
+
+def words_from(head: Array, count: int, bits: int) -> Array:
+    """``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
+    number = -(-count * bits // 512)
+    made = lax.platform_dependent(
+        head, cuda=partial(chacha_gpu.blocks, count=number), default=partial(_blocks, count=number)
+    )
+    return _regroup(made.reshape(-1), bits)[:count]
+
+
+def _blocks(head: Array, count: int) -> Array:
+    low = head[8] + lax.iota(jnp.uint32, count)
+    carry = (low < head[8]).astype(jnp.uint32)
+    return block_words(head[:8], low, (head[9] + carry, head[10], head[11]))
 
 
 def _regroup(words: Array, bits: int) -> Array:

@@ -3,39 +3,65 @@
 from __future__ import annotations
 
 import struct
+from functools import cache
+from typing import Any
 
 import numpy as np
 
 from dpkernels.random.chacha import FOLD_STREAM
 
-_ZEROS = bytes(1 << 20)
+_ZEROS = memoryview(bytes(1 << 20))
+
+
+class Source:
+    """The key streams of one key; of one thread at a time.
+
+    Args:
+        key: 32 bytes.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        Cipher, ChaCha20 = _openssl()
+        self._encryptor = Cipher(ChaCha20(key, bytes(16)), mode=None).encryptor()
+
+    def fill(self, out: np.ndarray, stream: int, first_block: int) -> None:
+        """Fill ``out``, a contiguous array of unsigned integers, with the words of a stream from a block on.
+
+        Args:
+            out: filled in place.
+            stream: the stream's number, below 2^32.
+            first_block: the 64-bit number of the first 64-byte block.
+        """
+        view = out.data.cast("B")
+        while view:
+            # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
+            run = 64 * ((1 << 32) - first_block % (1 << 32))
+            self._encryptor.reset_nonce(struct.pack("<QII", first_block, stream, 0))
+            self._fill_run(view[:run])
+            view, first_block = view[run:], first_block + run // 64
+
+    def _fill_run(self, view: memoryview) -> None:
+        for at in range(0, len(view), len(_ZEROS)):
+            piece = view[at : at + len(_ZEROS)]
+            self._encryptor.update_into(_ZEROS[: len(piece)], piece)
 
 
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
-    """Fill ``out`` with the key stream of ``stream`` from a block on.
-
-    Args:
-        out: contiguous array of unsigned integers, filled in place.
-        key: 32 bytes.
-        stream: the stream's number, below 2^32.
-        first_block: the 64-bit number of the first 64-byte block.
-    """
-    view = out.data.cast("B")
-    while view:
-        # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
-        run = 64 * ((1 << 32) - first_block % (1 << 32))
-        _fill_run(view[:run], key, struct.pack("<QII", first_block, stream, 0))
-        view, first_block = view[run:], first_block + run // 64
+    """Fill ``out`` with the words of one stream of a key (``Source``)."""
+    Source(key).fill(out, stream, first_block)
 
 
-def _fill_run(view: memoryview, key: bytes, nonce: bytes) -> None:
+@cache
+def _openssl() -> tuple[Any, Any]:
     # Imported here: OpenSSL costs 30 ms at start-up and only a release on the CPU needs it.
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-    encryptor = Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
-    for at in range(0, len(view), len(_ZEROS)):
-        piece = view[at : at + len(_ZEROS)]
-        encryptor.update_into(memoryview(_ZEROS)[: len(piece)], piece)
+    return Cipher, algorithms.ChaCha20
+
+
+def head(key: bytes, stream: int, block: int) -> np.ndarray:
+    """Words 4 to 15 of a block's state: what ``chacha.words_from`` takes."""
+    return np.frombuffer(key + struct.pack("<QII", block, stream, 0), "<u4").astype(np.uint32)
 
 
 def fold_in(key: bytes, data: int) -> bytes:

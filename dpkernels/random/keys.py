@@ -58,8 +58,8 @@ def check_key(key: Array) -> None:
         raise TypeError(f"key: has shape {key.shape}; one key is needed, of shape ()")
 
 
-def release_key_bytes(key: Array) -> bytes:
-    """The 32 bytes of a key fit for a release.
+def check_release_key(key: Array) -> None:
+    """Refuse a key that is not fit for a release; it may be traced.
 
     Raises:
         TypeError: not a typed ChaCha20 key. ``jax.random.key(seed)`` has 2^32 seeds, all of which can be tried in
@@ -71,6 +71,15 @@ def release_key_bytes(key: Array) -> bytes:
             f"key: a release needs a 256-bit ChaCha20 key, not {family(key)}; "
             "use dpkernels.random.os_key(), or exact=False to simulate"
         )
+
+
+def release_key_bytes(key: Array) -> bytes:
+    """The 32 bytes of a key fit for a release.
+
+    Raises:
+        TypeError: not a typed ChaCha20 key.
+    """
+    check_release_key(key)
     return np.asarray(jax.random.key_data(key)).astype("<u4").tobytes()
 
 

@@ -17,10 +17,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accountants.amounts import asked, budgeted
-from accountants.filters import check
-from accountants.ledger_file import LedgerError, make, now, read, transaction, write
-from accountants.statements import Entry, Statement, UnsoundError, text
+from dpkernels.budgets.amounts import asked, budgeted
+from dpkernels.budgets.filters import check
+from dpkernels.budgets.ledger_file import LedgerError, make, now, read, transaction, write
+from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text
 
 __all__ = ["Entry", "Ledger", "LedgerError", "Statement"]
 
@@ -46,7 +46,15 @@ class Ledger:
         self.statement()
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], epsilon: Any, delta: Any = 0, *, timeout: float = 10.0) -> Ledger:
+    def create(
+        cls,
+        path: str | os.PathLike[str],
+        epsilon: Any,
+        delta: Any = 0,
+        *,
+        timeout: float = 10.0,
+        like: Path | None = None,
+    ) -> Ledger:
         """Make a ledger, or open the one that is there if its budget is the same; of several makers one makes it.
 
         Args:
@@ -54,6 +62,7 @@ class Ledger:
             epsilon: the budget, positive.
             delta: in [0, 1).
             timeout: as for ``Ledger``.
+            like: a file whose permissions a ledger that is made gets at most; by default the process's usual ones.
 
         Raises:
             TypeError: a budget that is not of numbers.
@@ -64,7 +73,7 @@ class Ledger:
         for part in budget:
             text(part)
         if not os.path.lexists(path):
-            make(path, budget, timeout)
+            make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
         if (found := ledger.statement().budget) != budget:
             raise LedgerError(f"{path}: has a budget of {found}, not of {budget}; a budget cannot be changed")

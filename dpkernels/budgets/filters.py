@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple
 
-from accountants.amounts import Amounts, EpsilonDelta, Rho, amount, asked, budgeted, minus, plus
+from dpkernels.budgets.amounts import Amounts, EpsilonDelta, Rho, amount, asked, budgeted, minus, plus
 
 
 class Charge(NamedTuple, Generic[Amounts]):

@@ -15,7 +15,7 @@ from fractions import Fraction
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
-from accountants.amounts import EpsilonDelta, minus, plus, printed
+from dpkernels.budgets.amounts import EpsilonDelta, minus, plus, printed
 
 VERSION = 1  # of the tables and of what is hashed
 _DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")

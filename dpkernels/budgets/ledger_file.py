@@ -13,13 +13,14 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from accountants.amounts import EpsilonDelta
-from accountants.statements import VERSION, Entry, Statement, UnsoundError, text, verified
+from dpkernels.budgets.amounts import EpsilonDelta
+from dpkernels.budgets.statements import VERSION, Entry, Statement, UnsoundError, text, verified
+from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
 _TABLES = {
@@ -44,23 +45,41 @@ class LedgerError(ValueError):
     """A file that is not a sound ledger, or that cannot be charged; names the file and says what is wrong."""
 
 
-def make(path: Path, budget: EpsilonDelta, timeout: float) -> None:
-    """A complete ledger under a name of its own, which then appears as the file: there is never half of one."""
+def make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None = None) -> None:
+    """A complete ledger under a name of its own, which then appears as the file: there is never half of one.
+
+    Args:
+        path: the ledger.
+        budget: its budget.
+        timeout: how many seconds to wait for another process that is making it.
+        like: a file whose permissions it gets at most.
+
+    Raises:
+        LedgerError: it cannot be made.
+    """
     _refuse_leftovers(path)
-    temporary = path.with_name(f".dpkernels-{secrets.token_hex(8)}.part")
     try:
-        with _explained(path, timeout), closing(_connect(temporary, "rwc", timeout)) as connection:
-            connection.execute("BEGIN IMMEDIATE")
-            _fill(connection, Statement(secrets.token_hex(16), now(), budget))
-            connection.execute("COMMIT")
-        with suppress(FileExistsError):  # another process was faster
-            path.hardlink_to(temporary)
+        with claimed(path, timeout):
+            sweep(path)
+            if not os.path.lexists(path):  # else another process was faster
+                _make(path, budget, timeout, like)
     except OSError as error:
-        raise LedgerError(f"{path}: cannot be made: {error.strerror}") from error
-    finally:
-        for name in (temporary, temporary.with_name(temporary.name + "-journal")):
-            name.unlink(missing_ok=True)
-    _to_disk(path.parent)
+        raise LedgerError(f"{path}: cannot be made: {error.strerror or error}") from error
+
+
+def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -> None:
+    with staged(path, 0o666 if like is None else 0o600) as new:
+        new.finish(like)
+        new.file.close()  # before SQLite opens it: a file that is closed takes the process's locks on it along
+        try:
+            with _explained(path, timeout), closing(_connect(new.path, "rw", timeout)) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                _fill(connection, Statement(secrets.token_hex(16), now(), budget))
+                connection.execute("COMMIT")
+        finally:
+            new.path.with_name(new.path.name + "-journal").unlink(missing_ok=True)
+        path.hardlink_to(new.path)  # unlike a rename, it replaces nothing
+    to_disk(path.parent)
 
 
 def _refuse_leftovers(path: Path) -> None:
@@ -166,14 +185,6 @@ def _check_kind(connection: sqlite3.Connection) -> None:
         raise UnsoundError("is damaged: its tables are not those of a ledger")
     if (problem := pragma("integrity_check(1)")) != "ok":
         raise UnsoundError(f"is damaged: {problem}")
-
-
-def _to_disk(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def now() -> str:

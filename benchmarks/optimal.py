@@ -1,0 +1,80 @@
+"""The optimal mechanism's program: time, size, and its worst-case variance beside the closed forms'; a markdown table.
+
+    python -m benchmarks.optimal            # about ten minutes, most of them for the finer grids
+    python -m benchmarks.optimal --quick    # four budgets: a smoke run
+
+Seconds are those of a core, of the solution alone. Variances are in units of the sensitivity squared, with all
+roundings; the best closed form is the least of piecewise, hybrid and, below the interval's width, central_piecewise;
+the gain is that of inputs and reports half as far apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import time
+from typing import Any
+
+import numpy as np
+
+import dpkernels as dpk
+from benchmarks.recycling import markdown
+from dpkernels.mechanisms.optimal_grid import Grid, grid, outputs_for
+from dpkernels.mechanisms.optimal_program import least_variance
+
+PAIRS = (
+    *((0.5, 1), (1, 1), (3, 1), (6, 1), (8, 1), (10, 1), (12, 1)),
+    *((0.5, 2), (1, 2), (2, 2), (4, 2), (8, 2), (12, 2), (12, 2.4)),
+    *((0.5, 4), (1, 4), (2, 4), (4, 4), (8, 4), (8, 5), (10, 4.6), (0.5, 8), (1, 8), (0.5, 16)),
+)
+QUICK = ((1, 1), (6, 1), (1, 4), (4, 3))
+
+
+def row(epsilon: float, ratio: float) -> dict[str, str]:
+    """A row of the table, at a budget and a width of the interval over the sensitivity."""
+    interval: dict[str, Any] = {"epsilon": epsilon, "lower": 0.0, "upper": float(ratio)}
+    near = interval | ({"sensitivity": 1.0} if ratio > 1 else {})
+    start = time.process_time()
+    m = dpk.optimal(**near)
+    seconds = time.process_time() - start
+    worst = float(dpk.certify(m).certificate.worst_variance)
+    closed: list[Any] = [make(**interval) for make in (dpk.piecewise, dpk.hybrid)]
+    if ratio > 1:
+        closed += [dpk.central_piecewise(steps=math.ceil(ratio) + k, **near) for k in range(4)]
+    best = min(float(one.worst_variance) for one in closed)
+    return {
+        "eps": f"{epsilon:g}",
+        "R/D": f"{ratio:g}",
+        "inputs x reports": " x ".join(map(str, m.probabilities.shape)),
+        "seconds": f"{seconds:.1f}",
+        "worst case": f"{worst:.4g}",
+        "of the best closed form": f"{worst / best:.3f}",
+        "of staircase noise": f"{worst / float(dpk.staircase(epsilon=epsilon, sensitivity=1.0).noise.variance):.3f}",
+        "gain of finer grids": f"{100 * gain(m, epsilon, ratio):.2f} %",
+    }
+
+
+def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
+    """The share of the worst-case variance that inputs and reports half as far apart save."""
+    rows = grid(epsilon, ratio, None)
+    fine, half = Grid(2 * rows.points - 1, 2 * rows.cells, rows.reach), outputs_for(rows, None)
+    unit = (m.upper - m.lower) / 2
+    y = m.spacing / unit / 2 * np.arange(-2 * half, 2 * half + 1)
+    p = least_variance(epsilon, fine.inputs, y, fine.cells)
+    finer = (p @ y**2 - fine.inputs**2).max() + (m.step / unit / 4) ** 2
+    return float(1 - finer * unit**2 / m.worst_variance)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="four budgets")
+    chosen = QUICK if parser.parse_args().quick else PAIRS
+    os.environ["DPKERNELS_CACHE"] = ""
+    rows = [row(*pair) for pair in chosen]
+    print(markdown(list(rows[0]), [list(one.values()) for one in rows]))
+
+
+if __name__ == "__main__":
+    main()

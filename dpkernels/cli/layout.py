@@ -1,0 +1,118 @@
+"""How the files of a release are written, as their names and the options say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+FORMATS = {
+    "csv": "delimited.DelimitedFile",
+    "tsv": "delimited.DelimitedFile",
+    "npy": "arrays.ArrayFile",
+    "parquet": "columnar.ParquetFile",
+}
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+
+# Standard input or output, as arguments; what comes in has a name that can be asked for its size and access.
+DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How both files are written.
+
+    Attributes:
+        kind: a key of ``FORMATS``.
+        delimiter: between the cells of a row, where there is one.
+        multiline: whether quoted cells may have line breaks.
+        unpack: whether the input is gzip.
+        pack: whether the output is.
+    """
+
+    kind: str
+    delimiter: str = ","
+    multiline: bool = False
+    unpack: bool = False
+    pack: bool = False
+
+    def to_dict(self) -> dict[str, object]:
+        """A JSON form: how the output is read."""
+        return {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> Layout:
+        """That of an output, to read it.
+
+        Raises:
+            ValueError: not what ``to_dict`` makes.
+        """
+        made = cls(form["kind"], form["delimiter"], form["multiline"], form["unpack"], form["unpack"])
+        if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
+            raise ValueError(f"layout: {made.kind!r} with {made.delimiter!r} is not a known format")
+        if made.to_dict() != form or not all(type(form[name]) is bool for name in ("multiline", "unpack")):
+            raise ValueError("layout: is not that of an output")
+        return made
+
+
+def layout(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
+    """What the names of the files and the options say.
+
+    Args:
+        source: IN.
+        target: OUT.
+        kind: ``--format``; None for what the suffixes say.
+        delimiter: ``--delimiter``; None for that of the format.
+        multiline: ``--multiline``.
+
+    Raises:
+        click.UsageError: no known format, or not one.
+    """
+    if kind is None:
+        kind = known_format(source if source != DASH else target)
+        if target != DASH and known_format(target) != kind:
+            raise click.UsageError(f"OUT: {target} must have the suffix of IN, .{kind}")
+    if kind not in _DELIMITERS:
+        _refuse(kind, delimiter, multiline, source)
+        return Layout(kind)
+    delimiter = _DELIMITERS[kind] if delimiter is None else delimiter.replace("\\t", "\t")
+    if not _is_delimiter(delimiter):
+        raise click.UsageError(f"--delimiter: {delimiter!r} is not one ASCII character that no number and no quote has")
+    return Layout(kind, delimiter, multiline, _is_packed(source), _is_packed(target))
+
+
+def _is_delimiter(text: object) -> bool:
+    return isinstance(text, str) and len(text) == 1 and text.isascii() and not (text.isalnum() or text in '".+-\r\n\0')
+
+
+def _refuse(kind: str, delimiter: str | None, multiline: bool, source: Path) -> None:
+    """Options of delimited files, for another format."""
+    for option, given in (("--delimiter", delimiter is not None), ("--multiline", multiline)):
+        if given:
+            raise click.UsageError(f"{option}: is for csv and tsv, not for {kind}")
+    if source == DASH:
+        raise click.UsageError(f"IN: {kind} is read from a file, not from standard input, which has no size")
+
+
+def known_format(path: Path) -> str:
+    """The format that a name's suffix says.
+
+    Raises:
+        click.UsageError: none.
+    """
+    if path == DASH:
+        raise click.UsageError("--format: missing; standard input and output have no suffix")
+    plain = path.with_suffix("") if _is_packed(path) else path
+    kind = plain.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        known = ", ".join(f".{name}" for name in FORMATS)
+        raise click.UsageError(f"{path}: suffix {plain.suffix!r} is not one of {known}; --format names the format")
+    if plain != path and kind not in _DELIMITERS:
+        raise click.UsageError(f"{path}: only .csv and .tsv may be .gz")
+    return kind
+
+
+def _is_packed(path: Path) -> bool:
+    return path.suffix.lower() == ".gz"

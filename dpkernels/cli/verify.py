@@ -1,0 +1,289 @@
+"""``dpkernels certify --verify``: a finished release from its sidecar, and from its output where that is beside it.
+
+From the sidecar alone: every certificate, from its integers; the sums; that a mechanism of the name, made again with
+the options, has the table. With the output: its bytes, rows and columns, and that every number of a perturbed column
+is a report that the column's table can make. Anything else that a sidecar holds is printed as declared. Whoever can
+write both files can declare what they like: a sidecar is not signed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dpkernels.budgets.amounts import printed
+from dpkernels.cli.choose import exact_form
+from dpkernels.cli.files import Source, open_source
+from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.handling import MOST_DECIMALS, Handling
+from dpkernels.cli.layout import Layout, known_format
+from dpkernels.cli.mechanism_table import RECIPES
+from dpkernels.cli.output import digest, own_sidecar
+from dpkernels.cli.reports import ANY, blur, can_report
+from dpkernels.cli.sidecar import FORMAT, exact_total, parameters, title, total, versions
+from dpkernels.cli.text import shown
+from dpkernels.decimals import shortest
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.combined import read_certificate
+from dpkernels.untrusted import integer, parse_json, read_text
+
+_TOTALS = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
+_VERIFIED = {"format", *_TOTALS, "rows", "values_per_row", "output", "columns", "layout"}
+# The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
+_SAME_LAW = 1e-6
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of a sidecar, verified.
+
+    Attributes:
+        form: what the sidecar says.
+        certificate: its certificate.
+        own: what that guarantees.
+        rebuilt: whether the mechanism of its name has been made again and has this table.
+    """
+
+    form: dict[str, Any]
+    certificate: Any
+    own: Guarantee
+    rebuilt: bool
+
+    def __str__(self) -> str:
+        delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
+        name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
+        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbours}"
+        return f"ok: {title(self.form['column'])}, {name}, {claim}"
+
+
+def verify(path: Path) -> list[str]:
+    """Verify a sidecar, and its output if that is there.
+
+    Returns:
+        What was verified, line by line, and what is only declared.
+
+    Raises:
+        CertificateError: a table does not have its guarantee, or the file claims anything that is not so.
+        ValueError: not a sidecar.
+    """
+    target = path.with_name(path.name.removesuffix(".json"))
+    try:
+        text = read_text(path)
+        own = own_sidecar(target, text)
+        if own is None:
+            raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
+        form = parse_json(own)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path}: is not the sidecar of a release") from error
+    except CertificateError:
+        raise
+    except ValueError as error:
+        raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+    try:
+        return [*_settling(text, own, target), *_verified(path, form, target)]
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
+        raise ValueError(f"{path}: is not the sidecar of a release") from error
+
+
+def _settling(text: str, own: str, target: Path) -> list[str]:
+    if text == own:
+        return []
+    return [f"a run that was to replace {target} was killed: this is the release that is there"]
+
+
+def _verified(path: Path, form: dict[str, Any], target: Path) -> list[str]:
+    if type(form["format"]) is not int or not 1 <= form["format"] <= FORMAT:
+        raise ValueError(f"{path}: format {form['format']!r}; this version reads 1 to {FORMAT}")
+    if not form["columns"]:
+        raise CertificateError(f"{path}: has no columns")
+    if form["format"] == 1:  # which had no delta, and only columns without one
+        form = {**form, "delta": 0.0, "realised_delta": 0.0}
+    columns = [_column(column, form) for column in form["columns"]]
+    _check_counts(form)
+    _check_totals(form, [column.own for column in columns])
+    _check_ledger(form, [column.own for column in columns])
+    delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
+    total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
+    if target.is_file():
+        total_line = f"ok: {total_line}"
+    else:
+        total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
+    return [*map(str, columns), total_line, _output(form, columns, target), *_declared(form)]
+
+
+def _column(form: dict[str, Any], release: dict[str, Any]) -> _Column:
+    try:
+        certificate = read_certificate(form["certificate"])
+        own = guarantee(certificate)
+        _check_parameters(form["parameters"], own)
+        if release["format"] > 2 or (release["format"] == 2 and form["neighbouring"] != own.formerly):
+            _check_same("neighbouring", form["neighbouring"], own.neighbours)
+        return _Column(form, certificate, own, _is_rebuilt(form, certificate, own, release))
+    except CertificateError as error:
+        raise CertificateError(f"column {title(form['column'])}: {error}") from error
+
+
+def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
+    """The claim written beside a certificate is that of its tables, in both parts of a mixture."""
+    for word, found in own.stated.items():
+        own_names = (word, f"first.{word}", f"second.{word}")
+        claimed = {value for name, value in parameters.items() if name in own_names}
+        if claimed != {found} or not all(type(value) is float for value in claimed):
+            raise CertificateError(f"{word}: the parameters say {claimed or 'nothing'}, the tables {found}")
+
+
+def _is_rebuilt(form: dict[str, Any], certificate: Any, own: Guarantee, release: dict[str, Any]) -> bool:
+    """Whether the mechanism, made again, has the parameters and the table.
+
+    Older formats do not have the options, which only bounded mechanisms can do without.
+
+    Raises:
+        CertificateError: it has not, and this is the version that made the release: another may make another table.
+    """
+    name, options = form["mechanism"], form["options"] if release["format"] > 2 else own.stated
+    if release["format"] < 3 and name in RECIPES and set(options) != set(RECIPES[name].options):
+        return False
+    differs = _difference(name, options, form["parameters"], certificate)
+    if differs and release["versions"] == versions():
+        raise CertificateError(f"mechanism: {name!r}{differs}")
+    return not differs
+
+
+def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Any) -> str:
+    """How the mechanism made again differs; empty if it does not."""
+    try:
+        form = exact_form(name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()})[1]
+    except (click.UsageError, CertificateError) as error:
+        return f" cannot be made: {error}"
+    again = parameters(form.mechanism)
+    if stated.keys() != again.keys() or not all(_same(stated[key], again[key]) for key in again):
+        return f" has the parameters {again}, not {stated}"
+    facts = ("worst_variance", "lowest", "highest")
+    if not isinstance(form.certificate, type(certificate)) or not all(
+        _same(getattr(form.certificate, fact), getattr(certificate, fact)) for fact in facts
+    ):
+        return " has another table"
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    return math.isclose(one, other, rel_tol=_SAME_LAW)
+
+
+def _check_counts(form: dict[str, Any]) -> None:
+    for word in ("rows", "values_per_row"):
+        if not (type(form[word]) is int and form[word] >= 1):
+            raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
+
+
+def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
+    """The sums of a file are those of its columns."""
+    values = form["values_per_row"]
+    for word in ("epsilon", "delta"):
+        _check_same(word, form[word], total([getattr(own, word) for own in guarantees], values))
+    for word in ("realised_epsilon", "realised_delta"):
+        realised = values * sum(getattr(own, word) for own in guarantees)
+        if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
+            raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
+    _check_same("neighbouring", form["neighbouring"], of_a_row(guarantees))
+
+
+def _check_ledger(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
+    """What was charged is the total."""
+    for word in ("epsilon", "delta") if "ledger" in form else ():
+        charged = exact_total([getattr(own, word) for own in guarantees], form["values_per_row"])
+        _check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
+
+
+def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
+    if type(stated) is not type(found) or stated != found:
+        raise CertificateError(f"{word}: the file says {stated}, {where} {found}")
+
+
+def _output(form: dict[str, Any], columns: list[_Column], target: Path) -> str:
+    """Check the output beside the sidecar, and say so."""
+    if not target.is_file():
+        return f"not verified: rows, values a row, the columns' names, the output's hash; {target} is not there"
+    bound = form["format"] > 2 or "output" in form
+    if bound:
+        _check_bytes(form["output"], target)
+    try:
+        source = open_source(target, _layout(form, target))
+        if bound:
+            _check_same("output: columns", form["output"]["columns"], list(source.names), f"{target} has")
+        _check_names(form, columns, source)
+        rows, coarse = _rows(form, columns, source)
+        _check_same("rows", form["rows"], rows, f"{target} has")
+    except (click.UsageError, ValueError) as error:
+        raise CertificateError(f"{target}: {error}") from error
+    hashed = "SHA-256" if bound else "not bound by a hash"
+    told = "its perturbed columns hold reports of these tables"
+    if coarse:
+        told = f"not verified: reports of {', '.join(coarse)}, too coarse to be told from other numbers"
+    return f"ok: {target}, {form['rows']} rows, {hashed}; {told}"
+
+
+def _check_bytes(written: dict[str, Any], target: Path) -> None:
+    _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
+    _check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
+
+
+def _check_names(form: dict[str, Any], columns: list[_Column], source: Source) -> None:
+    names = list(source.names)
+    _check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{source.path} has")
+    chosen = [column.form["column"] for column in columns]
+    if sorted(map(str, chosen)) != sorted({str(name) for name in chosen}):
+        raise CertificateError(f"columns: one of {chosen} is there twice")
+    for name in chosen:
+        if (name is not None or names) and names.count(name) != 1:
+            raise CertificateError(f"column {title(name)}: {source.path} has {names.count(name)} columns of this name")
+
+
+def _layout(form: dict[str, Any], target: Path) -> Layout:
+    """How the output is read: as the sidecar says, or in older formats as its name does."""
+    if form["format"] > 2:
+        return Layout.from_dict(form["layout"])
+    kind = known_format(target)
+    return Layout(kind, ",", multiline=kind == "csv")
+
+
+def _rows(form: dict[str, Any], columns: list[_Column], source: Source) -> tuple[int, list[str]]:
+    """How many rows there are, and columns whose reports are too coarse to be told from other numbers.
+
+    Raises:
+        CertificateError: a number of a perturbed column is no report of its table, or has more decimals than is said.
+    """
+    kept = form["format"] > 2 and form["missing"] == "keep"
+    decimals = form["decimals"] if form["format"] > 2 else None
+    if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
+        raise CertificateError(f"decimals: {decimals} is not in 0..{MOST_DECIMALS}")
+    handling, slack = Handling(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
+    start, coarse = 0, set()
+    for piece in source.pieces([column.form["column"] for column in columns]):
+        for column in columns:
+            found = source.numbers(piece, column.form["column"], start)
+            good = can_report(column.certificate, found.values, slack) & (
+                handling.rounded(found.values) == found.values
+            )
+            if found.missing is not None:
+                good = np.where(found.missing, kept, good)
+            if not good.all():
+                where = source.place(piece, start + int(good.argmin()), start)
+                raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its table")
+            if blur(column.certificate, found.values.dtype, slack) >= ANY:
+                coarse.add(title(column.form["column"]))
+        start += len(piece)
+    return start // source.values_per_row, sorted(coarse)
+
+
+def _declared(form: dict[str, Any]) -> list[str]:
+    """What nothing here can confirm."""
+    rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
+    return [f"declared, not verified: {one}" for one in rest]

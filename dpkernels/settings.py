@@ -1,0 +1,35 @@
+"""JAX as the kernels are written for, whatever the user has set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import jax
+
+# Settings and the values that they are lifted to, or that need no lifting.
+_OWN = (
+    ("jax_numpy_dtype_promotion", ("standard",)),
+    ("jax_numpy_rank_promotion", ("allow",)),
+    ("jax_transfer_guard_host_to_device", (None, "allow")),
+    ("jax_transfer_guard_device_to_host", (None, "allow")),
+    ("jax_transfer_guard_device_to_device", (None, "allow")),
+)
+
+
+def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
+    """JAX as the kernels are written for, in this thread and whatever the user has set.
+
+    Args:
+        x64: whether 64-bit types are on; None for what the user has set.
+    """
+    types = nullcontext() if x64 is None else jax.enable_x64(x64)
+    return types if all(getattr(jax.config, name) in own for name, own in _OWN) else _imposed(types)
+
+
+@contextmanager
+def _imposed(types: AbstractContextManager[None]) -> Iterator[None]:
+    # Lifting the guard alone takes 9 us, as much as a release of a few values.
+    standard, ranks = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
+    with types, standard, ranks, jax.transfer_guard("allow"):
+        yield

@@ -1,0 +1,174 @@
+"""Write, then rename: a file is made whole under a name of its own, and only then appears under the name it is for.
+
+A staged file lies beside its target, so that the rename stays on one file system. Its name, ``.dpkernels-``, a hash of
+the target's name, a random number and ``.part``, can be found by whoever looks for what is left of a target, and
+cannot be foreseen. It is made exclusively, never through a link, and for the owner alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from io import BufferedRandom
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where the rest of the package runs
+    fcntl = None  # type: ignore[assignment]
+
+_POLL_SECONDS = 0.01
+# Flags of a file that is made here: never through a link, and as bytes where systems differ.
+_NEW = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
+
+
+class TakenError(OSError):
+    """Another process that runs is making the file."""
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A file that is being made.
+
+    Attributes:
+        path: its own name; gone once it has been placed.
+        file: open for writing and reading.
+    """
+
+    path: Path
+    file: BufferedRandom
+
+    def finish(self, like: Path | None = None) -> None:
+        """Put all that was written on the disk, and give it the permissions of another file, as far as these go."""
+        self.file.flush()
+        if like is not None and like.is_file():
+            os.fchmod(self.file.fileno(), _permitted(like.stat(), os.fstat(self.file.fileno())))
+        os.fsync(self.file.fileno())
+
+    def place(self, target: Path) -> None:
+        """Rename it to the target, whatever has that name; ``to_disk`` makes the new name durable."""
+        self.path.replace(target)
+
+
+@contextmanager
+def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
+    """A new file for the target; it goes at the end unless it has been placed.
+
+    Args:
+        target: what it is for.
+        mode: its permissions, as far as the process's mask leaves them.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.part")
+    descriptor = os.open(path, _NEW | os.O_EXCL, mode)
+    try:
+        with os.fdopen(descriptor, "w+b") as file:
+            yield Staged(path, file)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
+    """Hold a target's name: others that claim it are refused meanwhile, or wait.
+
+    The claim is a lock of the kernel's on an empty file beside the target, so it ends with its process, however that
+    ends. The file is removed at the end of the claim, or of the next one if this process is killed.
+
+    Args:
+        target: the file that only the holder makes or replaces.
+        timeout: how many seconds to wait for another holder.
+
+    Raises:
+        TakenError: another process holds it.
+        OSError: the lock cannot be made.
+    """
+    path, deadline = target.with_name(f"{_prefix(target)}.lock"), time.monotonic() + timeout
+    while (descriptor := _locked(path)) is None:
+        if time.monotonic() >= deadline:
+            raise TakenError(f"{target}: another process is writing it")
+        time.sleep(_POLL_SECONDS)
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)  # before the lock goes: who waits for it sees that its file is no longer the name
+        os.close(descriptor)
+
+
+def sweep(target: Path) -> list[int]:
+    """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use.
+
+    Returns:
+        The size of each file that was removed.
+    """
+    ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.part(-journal)?")
+    sizes = []
+    with os.scandir(target.parent) as entries:
+        for entry in entries:
+            if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with suppress(OSError):  # another user's, in a folder of many
+                    size = entry.stat(follow_symlinks=False).st_size
+                    Path(entry.path).unlink()
+                    sizes.append(size)
+    return sizes
+
+
+def to_disk(folder: Path) -> None:
+    """The names in a folder are on the disk after this."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _prefix(target: Path) -> str:
+    """Of everything that belongs to a target; a hash, since the name itself may leave no room."""
+    return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
+
+
+def _permitted(like: os.stat_result, own: os.stat_result) -> int:
+    """Permissions that let nobody in whom the other file keeps out; never setuid, setgid or sticky."""
+    mode = like.st_mode & 0o777
+    if own.st_gid == like.st_gid:
+        return mode
+    # Of two groups, either may hold people who are strangers to the other.
+    shared = mode >> 3 & mode & 0o007
+    return mode & 0o700 | shared << 3 | shared
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the lock on the file of this name; None if another process does."""
+    if fcntl is None:
+        raise OSError(f"{path}: this system has no locks of files")
+    descriptor = os.open(path, _NEW | os.O_NONBLOCK, 0o600)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(f"{path}: is not a file, and the lock of an output would have this name")
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_named(descriptor, path):
+            return descriptor
+    except BlockingIOError:
+        pass
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+def _is_named(descriptor: int, path: Path) -> bool:
+    """Whether the holder before has not removed the name since it was opened."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,86 @@
+"""JSON that anyone may have written: sizes are bounded first, and every value has the type that it must have."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+# A file that is read is not larger than this; a column of additive noise takes about a MiB.
+MOST_BYTES = 1 << 28
+_MOST_DIGITS = 32
+
+
+def read_text(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: it is too large, or not UTF-8.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        text = file.read(MOST_BYTES + 1)
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"file: has more than {MOST_BYTES} bytes, the most that is read")
+    return text.decode()
+
+
+def parse_json(text: str) -> Any:
+    """What JSON text holds; time and memory are those of a text of its size.
+
+    Raises:
+        ValueError: it is no JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
+            is not finite.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=_float, parse_constant=_float)
+    except RecursionError as error:
+        raise ValueError("JSON: lists and objects are nested too deeply") from error
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    form = dict(pairs)
+    if len(form) < len(pairs):
+        raise ValueError("JSON: an object has the same key twice")
+    return form
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"JSON: an integer has {len(digits)} digits; at most {_MOST_DIGITS} are read")
+    return int(digits)
+
+
+def _float(text: str) -> float:
+    return real("JSON", float(text))
+
+
+def real(name: str, value: Any) -> float:
+    """A finite float; an integer is none.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(value) is not float or not math.isfinite(value):
+        raise ValueError(f"{name}: {brief(value)} is not a finite float")
+    return value
+
+
+def integer(name: str, value: Any) -> int:
+    """An integer of at most 64 bits; a bool is none.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(value) is not int or value.bit_length() > 64:
+        raise ValueError(f"{name}: {brief(value)} is not an integer of at most 64 bits")
+    return value
+
+
+def brief(value: Any) -> str:
+    """The value as text that fits into a line."""
+    if isinstance(value, int) and value.bit_length() > 256:
+        return f"an integer of {value.bit_length()} bits"
+    text = f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

@@ -1,0 +1,354 @@
+"""A verifier of certificates that shares nothing with the package: what a JSON form says, from its integers alone.
+
+Every row's law is rebuilt in integers and Fractions, and every claim is compared with it by definitions instead of
+formulas: all rows that are neighbours, all shifts (of wide noise some), e^epsilon by mpmath. ``false_claims`` lists
+what is not so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from fractions import Fraction
+
+import mpmath
+import numpy as np
+
+LIMITS = (
+    "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
+    "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
+)
+NOISE_LIMITS = (
+    "Assumes that the key's generator is indistinguishable from random. Does not cover the sensitivity itself, "
+    "rounding while the true value was computed, timing, caches or other side channels, which rows or columns exist, "
+    "values copied unperturbed, or the composition of several reports."
+)
+LOCAL = "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
+NEAR = "pure epsilon-DP of each report; neighbouring: inputs of the interval at most {} apart (the floats that are "
+NEAR += "perturbed). "
+NOISE = "(epsilon, delta)-DP of each report; neighbouring: datasets whose true values, as floats, differ by at most "
+NOISE += "the sensitivity. "
+VECTORS = "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at most "
+VECTORS += "the sensitivity in the norm. "
+MANY = "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "
+KEYS = {
+    "window": "epsilon total codes rows realised_epsilon ratio lowest highest mean_error worst_variance covers table",
+    "rows": "epsilon sensitivity cells total codes rows realised_epsilon covers ratio lowest highest mean_error "
+    "worst_variance row_table",
+    "noise": "epsilon delta sensitivity shift realised_epsilon realised_delta lowest highest bias worst_variance "
+    "covers noise",
+    "vector noise": "epsilon delta sensitivity norm dimensions lattice sigma shift realised_delta lowest highest "
+    "worst_variance realised_epsilon covers noise",
+    "mixture": "epsilon realised_epsilon threshold lowest highest worst_variance covers first second",
+    "multivariate": "epsilon realised_epsilon dimensions sampled covers coordinate",
+}
+
+
+def decimal(number):
+    return Fraction(repr(number))
+
+
+def exp_above(epsilon):
+    """A Fraction above e^epsilon, and no more than 10^-45 above."""
+    with mpmath.workdps(70):
+        value = mpmath.exp(mpmath.mpf(epsilon.numerator) / epsilon.denominator)
+        return Fraction(int(mpmath.floor(value * 10**45)) + 1, 10**45)
+
+
+def kind_of(form):
+    """The kind it names; of an older form the one whose names it has."""
+    if "kind" in form:
+        return form["kind"]
+    return next(kind for kind, names in KEYS.items() if set(names.split()) == form.keys())
+
+
+def false_claims(form):
+    """What the form says that is not so, as names."""
+    kind = kind_of(form)
+    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() - {"kind"} ^ set(KEYS[kind].split())) else []
+    return wrong + CHECKS[kind](form)
+
+
+def lies(form, **truths):
+    """The names of claims that are false, each given as whether it is true."""
+    return [name for name, true in truths.items() if not true]
+
+
+# Bounded mechanisms: integer weights row by row, whole-numbered positions of the codes, inputs of the outer rows.
+
+
+class Law:
+    """The distributions of a table's rows, and what follows from them.
+
+    ``rows`` makes the rows' weights as arrays of Python integers, one after the other, since all may be many.
+    """
+
+    def __init__(self, rows, positions, bits, ends, interval):
+        self.rows, self.positions, self.total, self.interval = rows, np.array(positions, object), 2**bits, interval
+        sums = [(int(row.sum()), int(row.min()), *self.moments(row)) for row in rows()]
+        self.are_distributions = all(total == self.total and least >= 0 for total, least, _, _ in sums)
+        self.firsts, self.seconds = zip(*((first, second) for *_, first, second in sums), strict=True)
+        self.middle, S = sum(ends) / 2, len(sums) - 1
+        self.step = (ends[1] - ends[0]) * self.total / (self.firsts[-1] - self.firsts[0])
+        self.inputs = [ends[0] + (ends[1] - ends[0]) * s / S for s in range(S + 1)]
+
+    def moments(self, row):
+        return int((row * self.positions).sum()), int((row * self.positions**2).sum())
+
+    def value(self, code):
+        return self.middle + self.step * int(self.positions[code])
+
+    @property
+    def is_unbiased(self):
+        pairs = zip(self.firsts, self.inputs, strict=True)
+        return all(self.middle + self.step * first / self.total == x for first, x in pairs)
+
+    def variance(self, s, t):
+        """At the input half-way between two rows, or at a row."""
+        first = Fraction(self.firsts[s] + self.firsts[t], 2 * self.total)
+        second = Fraction(self.seconds[s] + self.seconds[t], 2 * self.total)
+        return self.step**2 * (second - first**2)
+
+    @property
+    def worst_variance(self):
+        """At rows and half-way between, of inputs in the interval: no more than the largest of all."""
+        rows, (lower, upper) = range(len(self.inputs)), self.interval
+        pairs = [*((s, s) for s in rows), *itertools.pairwise(rows)]
+        inside = [(s, t) for s, t in pairs if lower <= (self.inputs[s] + self.inputs[t]) / 2 <= upper]
+        return max((self.variance(s, t) for s, t in inside), default=Fraction(0))
+
+    def largest_ratio(self, apart):
+        """Over all rows up to so many apart; None where a report is possible for one of them only."""
+        if apart >= len(self.inputs) - 1:
+            high = low = next(iter(self.rows()))
+            for row in self.rows():
+                high, low = np.maximum(high, row), np.minimum(low, row)
+            return _larger(Fraction(1), high, low)
+        worst, near = Fraction(1), deque(maxlen=apart + 1)
+        for row in self.rows():
+            near.append(row)
+            worst = _larger(worst, np.maximum.reduce(list(near)), np.minimum.reduce(list(near)))
+        return worst
+
+
+def _larger(worst, high, low):
+    if worst is None or not low.all():
+        return None
+    return max(worst, *(Fraction(a, b) for a, b in set(zip(high.tolist(), low.tolist(), strict=True))))
+
+
+def expanded(runs):
+    return np.array([weight for weight, count in runs for _ in range(count)], object)
+
+
+def window_law(table):
+    base, window = expanded(table["base"]), expanded(table["window"])
+    N, S = len(base), len(base) - len(window)
+
+    def rows():
+        for s in range(S + 1):
+            row = base.copy()
+            row[s : s + len(window)] += window
+            yield row
+
+    ends = decimal(table["lower"]), decimal(table["upper"])
+    return Law(rows, range(1 - N, N, 2), table["bits"], ends, ends)
+
+
+def row_law(table):
+    ends, interval = ([decimal(table[end]) for end in pair] for pair in (("first", "last"), ("lower", "upper")))
+    rows = [np.array(row, object) for row in table["weights"]]
+    return Law(lambda: rows, table["places"], table["bits"], ends, interval)
+
+
+def bounded_lies(form, law, apart):
+    ratio, realised = law.largest_ratio(apart), decimal(form["realised_epsilon"])
+    table, (lower, upper) = form.get("table") or form["row_table"], law.interval
+    if "kind" not in form:
+        realised *= 1 + Fraction(1, 10**12)  # The logarithm of the machine that wrote it.
+    return lies(
+        form,
+        distributions=law.are_distributions,
+        unbiased=law.is_unbiased,
+        interval=law.inputs[0] <= lower < upper <= law.inputs[-1],
+        support=ratio is not None,
+        epsilon=ratio is not None and ratio < exp_above(decimal(form["epsilon"])),
+        realised_epsilon=ratio is not None and ratio < exp_above(realised),
+        ratio=ratio is not None and Fraction(form["ratio"]) >= ratio,
+        total=form["total"] == law.total and table["bits"] in (16, 32, 64),
+        codes=form["codes"] == len(law.positions),
+        rows=form["rows"] == len(law.inputs),
+        lowest=Fraction(form["lowest"]) == law.value(0) == min(law.value(0), law.value(-1)),
+        highest=Fraction(form["highest"]) == law.value(-1),
+        increasing=all(a < b for a, b in itertools.pairwise(law.positions)),
+        mean_error=form["mean_error"] == "0",
+        worst_variance=Fraction(form["worst_variance"]) >= law.worst_variance,
+    )
+
+
+def window_lies(form):
+    law = window_law(form["table"])
+    return bounded_lies(form, law, len(law.inputs)) + lies(form, covers=form["covers"] == LOCAL + LIMITS)
+
+
+def rows_lies(form):
+    law, D, table = row_law(form["row_table"]), form["sensitivity"], form["row_table"]
+    words, apart = [LOCAL], len(law.inputs) - 1
+    if D is not None:
+        apart = rows_apart(table, decimal(D))
+        words = [NEAR.format(repr(D).removesuffix(".0"))] + ([] if "kind" in form else [NEAR.format(f"{D:.12g}")])
+    covers = form["covers"] in [one + LIMITS for one in words]
+    return lies(form, covers=covers, cells=form["cells"] >= apart) + bounded_lies(form, law, apart)
+
+
+def rows_apart(table, D):
+    """Inputs D apart are put on steps that many apart, and rounded by one word to rows that many apart, at most."""
+    S = len(table["weights"]) - 1
+    steps = 1 << (16 if S >= 256 else 30 - S.bit_length())
+    gap = min(decimal(table["last"]) - decimal(table["first"]), Fraction(table["last"]) - Fraction(table["first"])) / S
+    return min(S, math.ceil(Fraction(math.ceil(D * steps / gap), steps)))
+
+
+def mixture_lies(form):
+    parts, weight = [form["first"], form["second"]], Fraction(form["threshold"], 2**32)
+    laws = [window_law(part["table"]) for part in parts]
+    values = [law.value(code) for law in laws for code in (0, -1)]
+    # The ends of the interval are rows of both.
+    mixed = max(weight * laws[0].variance(end, end) + (1 - weight) * laws[1].variance(end, end) for end in (0, -1))
+    inner = [f"{n}: {wrong}" for n, part in enumerate(parts) for wrong in window_lies(part)]
+    return inner + lies(
+        form,
+        covers=form["covers"] == LOCAL + LIMITS,
+        interval=laws[0].interval == laws[1].interval,
+        threshold=0 < form["threshold"] < 2**32,
+        epsilon=decimal(form["epsilon"]) >= max(decimal(part["epsilon"]) for part in parts),
+        realised_epsilon=form["realised_epsilon"] >= max(part["realised_epsilon"] for part in parts),
+        lowest=Fraction(form["lowest"]) == min(values),
+        highest=Fraction(form["highest"]) == max(values),
+        worst_variance=Fraction(form["worst_variance"]) >= mixed,
+    )
+
+
+def multivariate_lies(form):
+    inner, s, d = form["coordinate"], form["sampled"], form["dimensions"]
+    rounded = 1 if "kind" in form else 1 + Fraction(1, 10**12)
+    return [f"coordinate: {wrong}" for wrong in false_claims(inner)] + lies(
+        form,
+        covers=form["covers"] == MANY + LIMITS,
+        coordinate=kind_of(inner) in ("window", "rows", "mixture") and inner.get("sensitivity") is None,
+        sampled=type(s) is int and type(d) is int and 1 <= s <= d,
+        epsilon=decimal(form["epsilon"]) * rounded >= s * decimal(inner["epsilon"]),
+        realised_epsilon=decimal(form["realised_epsilon"]) * rounded >= s * decimal(inner["realised_epsilon"]),
+    )
+
+
+# Additive noise: integer weights of codes, the cell, how far apart the positions of neighbours can be.
+
+
+def noise_law(table):
+    cell = table["grains"] * Fraction(2) ** table["grain"]
+    return {table["first"] + j: w for j, w in enumerate(table["weights"])}, cell
+
+
+def positions_apart(table, D):
+    """Inputs D apart: so many grains, then so many cells under one r, at most; both are reached."""
+    grains = math.ceil(D / Fraction(2) ** table["grain"])
+    return math.ceil(Fraction(grains, table["grains"]))
+
+
+def divergence(law, shift, ratio):
+    """Sum of max(0, P(code) - ratio P(code - shift)), of product laws where the shift is a tuple."""
+    p, q = ratio.numerator, ratio.denominator
+    shifts = (shift,) if isinstance(shift, int) else shift
+    pairs = [[(w, law.get(code - s, 0)) for code, w in law.items()] for s in shifts]
+    over = 0
+    for point in itertools.product(*pairs):
+        here, there = (math.prod(side) for side in zip(*point, strict=True))
+        over += max(0, q * here - p * there)
+    return Fraction(over, q * sum(law.values()) ** len(shifts))
+
+
+def additive_lies(form, law, cell):
+    table, total = form["noise"], 2 ** form["noise"]["bits"]
+    mean = Fraction(sum(w * code for code, w in law.items()), total) * cell
+    second = Fraction(sum(w * code**2 for code, w in law.items()), total) * cell**2 - mean**2
+    return mean, lies(
+        form,
+        distribution=min(law.values()) >= 0 and sum(law.values()) == total and table["bits"] in (16, 32, 64),
+        lowest=Fraction(form["lowest"]) == min(law) * cell,
+        highest=Fraction(form["highest"]) == max(law) * cell,
+        worst_variance=Fraction(form["worst_variance"]) >= second + (0 if form.get("lattice") else cell**2 / 4),
+        realised_epsilon=form["realised_epsilon"] == form["epsilon"],
+        budget=0 < form["epsilon"] <= 20 and 0 < form["delta"] < 1 and form["sensitivity"] > 0,
+    )
+
+
+def tried_shifts(most):
+    """All of a few; of many those near the ends and some between, either way."""
+    some = {*range(1, 4), *(most * n // 7 for n in range(1, 8)), *range(most - 2, most + 1)}
+    positive = range(1, most + 1) if most <= 64 else some
+    return [0, *positive, *(-shift for shift in positive)]
+
+
+def noise_lies(form):
+    (law, cell), ratio = noise_law(form["noise"]), exp_above(decimal(form["epsilon"]))
+    apart = positions_apart(form["noise"], Fraction(form["sensitivity"]))
+    delta = max(divergence(law, shift, ratio) for shift in tried_shifts(min(apart, len(law))))
+    mean, wrong = additive_lies(form, law, cell)
+    return wrong + lies(
+        form,
+        covers=form["covers"] == NOISE + NOISE_LIMITS,
+        shift=form["shift"] >= apart,
+        bias=Fraction(form["bias"]) == mean,
+        delta=delta <= decimal(form["delta"]),
+        realised_delta=delta <= Fraction(form["realised_delta"]),
+    )
+
+
+def vector_shifts(form, cell):
+    """Some shifts of one and two coordinates that neighbours can have, the largest among them."""
+    D, two = Fraction(form["sensitivity"]), min(2, form["dimensions"])
+    shares = [Fraction(n, 4) for n in range(5)]
+    size = {
+        "l1": lambda a, b: a + b <= 1,
+        "l2": lambda a, b: a**2 + b**2 <= 1,
+        "linf": lambda a, b: max(a, b) <= 1,
+    }[form["norm"]]
+    moves = {(a, b if two == 2 else Fraction(0)) for a in shares for b in shares}
+    for a, b in moves:
+        if size(a, b):
+            if form["lattice"]:
+                unit = Fraction(form["lattice"])
+                steps = [math.floor(part * D / unit) * (unit / cell) for part in (a, b)]
+                yield tuple(int(step) for step in steps)
+            else:
+                yield tuple(positions_apart(form["noise"], part * D) for part in (a, b))
+
+
+def vector_lies(form):
+    (law, cell), ratio = noise_law(form["noise"]), exp_above(decimal(form["epsilon"]))
+    shifts = {(sign * a, b) for a, b in vector_shifts(form, cell) for sign in (1, -1)}
+    if len(law) > 40:  # Products of long tables take too long.
+        shifts = {(a, b) for a, b in shifts if not (a and b)}
+    found = {shift: divergence(law, shift if all(shift) else sum(shift), ratio) for shift in shifts}
+    delta = max(found.values())
+    _, wrong = additive_lies(form, law, cell)
+    return wrong + lies(
+        form,
+        covers=form["covers"] == VECTORS + NOISE_LIMITS,
+        dimensions=type(form["dimensions"]) is int and form["dimensions"] >= 1,
+        lattice=form["lattice"] is None or (Fraction(form["lattice"]) / cell).denominator == 1,
+        delta=delta <= decimal(form["delta"]),
+        realised_delta=delta <= Fraction(form["realised_delta"]),
+    )
+
+
+CHECKS = {
+    "window": window_lies,
+    "rows": rows_lies,
+    "noise": noise_lies,
+    "vector noise": vector_lies,
+    "mixture": mixture_lies,
+    "multivariate": multivariate_lies,
+}

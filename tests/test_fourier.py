@@ -1,0 +1,258 @@
+"""Composition by Fourier transform: enumeration, the contour, the bracket, and derivatives against differences."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import UNIT
+from scipy.special import gammaln
+
+import dpkernels as dpk
+from accountants import characteristic, fourier, guarantee, weights
+from accountants.characteristic import ConvergenceError
+from accountants.deposits import POINTS, deposited, highest
+from accountants.hockey_stick import as_float64
+from accountants.losses import Losses
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.distributions.staircase import Staircase
+from dpkernels.mechanisms.additive import Additive
+
+# Exact lattices
+
+
+def three_losses(p, loss, n, eps):
+    """delta of n reports of losses 0 and +-loss, by adding up all outcomes."""
+    up, down = np.meshgrid(np.arange(n + 1), np.arange(n + 1), indexing="ij")
+    some = up + down <= n
+    up, down = up[some], down[some]
+    ways = gammaln(n + 1) - gammaln(up + 1) - gammaln(down + 1) - gammaln(n - up - down + 1)
+    mass = np.exp(ways + up * math.log(p[0]) + down * math.log(p[2]) + (n - up - down) * math.log(p[1]))
+    return math.fsum(mass * -np.expm1(np.minimum(eps - (up - down) * loss, 0.0)))
+
+
+@pytest.mark.parametrize("n", [2, 7, 40])
+@pytest.mark.parametrize("share", [0.05, 0.4, 0.93])
+def test_three_losses_by_enumeration(n, share):
+    loss, high = 0.7, 0.5
+    p = np.array([high, 1 - high - high * math.exp(-loss), high * math.exp(-loss)])
+    eps = share * n * loss
+    exact = three_losses(p, loss, n, eps)
+    made = guarantee(weights(p, p[::-1])).repeat(n)
+    assert made.delta(eps) == pytest.approx(exact, rel=1e-12)
+    assert made.epsilon(exact) == pytest.approx(eps, rel=1e-12)
+
+
+def test_windowed_reports_are_three_losses():
+    made = guarantee(dpk.piecewise(epsilon=1.0, **UNIT)).repeat(30)
+    m = dpk.piecewise(epsilon=1.0, **UNIT)
+    inside = m.width * (m.level + m.height)
+    p = np.array([inside, 1 - inside * (1 + math.exp(-1.0)), inside * math.exp(-1.0)])
+    assert made.delta(9.3) == pytest.approx(three_losses(p, 1.0, 30, 9.3), rel=1e-12)
+
+
+# Deposits
+
+
+def test_deposits_keep_polynomials_and_atoms(x64):
+    """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
+    loss = np.array([0.31, 1.77, 4.02, 5.0])
+    nodes = Losses(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
+    masses, atoms = deposited(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32)
+    grid = 1.0 + 0.5 * np.where(np.arange(32) < 24, np.arange(32), np.arange(32) - 32)
+    for power in range(len(POINTS)):
+        assert (masses * grid**power).sum() == pytest.approx((nodes.p * loss**power).sum(), rel=1e-12)
+    np.testing.assert_allclose(np.flatnonzero(np.asarray(atoms)), [8])
+    assert atoms[8] == pytest.approx(0.4, rel=1e-14)
+
+
+def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
+    made = guarantee(Additive(Reweighted(Gaussian(2.0), -4.0, 4.0, 0.3)), 1.0)
+    (part,) = made.directions(fourier.PANELS)[0]
+    twice = highest([part.losses, part.losses])
+    for c in (0.5, 2.0):
+        (one, _, _), (other, _, _) = (characteristic.Part(n, 0.0, 1).moments(c) for n in (part.losses, twice))
+        assert float(other) == pytest.approx(float(one), abs=1e-6)
+
+
+# The contour, where it converges
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        guarantee(Additive(Laplace(5.0)), 1.0).repeat(1000),
+        guarantee(Additive(Gaussian(1.3)), 1.0).subsample(0.02).repeat(500),
+        guarantee(Additive(Reweighted(Gaussian(3.0), -5.0, 5.0, 0.2)), 1.0).repeat(300),
+        guarantee(Additive(Gaussian(9.0)), 1.0).repeat(40).compose(guarantee(Additive(Laplace(4.0)), 1.0).repeat(300)),
+    ],
+    ids=["laplace", "sampled", "recycled", "together"],
+)
+def test_agrees_with_the_contour(made):
+    with jax.enable_x64(True):
+        for delta in (1e-3, 1e-9):
+            values, good = zip(
+                *(
+                    characteristic.epsilon_at(parts, jnp.float64(delta), characteristic.LARGE)
+                    for parts in as_float64(made).directions()
+                ),
+                strict=True,
+            )
+            assert all(good)
+            assert made.epsilon(delta) == pytest.approx(float(max(values)), rel=1e-8)
+
+
+# All mechanisms
+
+KINDS = {
+    "piecewise": lambda r: windowed(r, "uniform"),
+    "sine": lambda r: windowed(r, "sine"),
+    "triangle": lambda r: windowed(r, "triangle"),
+    "duchi": lambda r: dpk.duchi(epsilon=r.uniform(0.1, 3), **UNIT),
+    "hybrid": lambda r: dpk.hybrid(epsilon=r.uniform(0.7, 3), **UNIT),
+    "laplace": lambda r: Additive(Laplace(wide(r)), 1.0),
+    "gaussian": lambda r: Additive(Gaussian(wide(r)), 1.0),
+    "staircase": lambda r: Additive(staircase(r), 1.0),
+    "merged": lambda r: Additive(merged(r), 1.0),
+    "recycled gaussian": lambda r: Additive(recycled(r, Gaussian(wide(r))), 1.0),
+    "recycled laplace": lambda r: Additive(recycled(r, Laplace(wide(r))), 1.0),
+    "recycled merged": lambda r: Additive(recycled(r, merged(r)), 1.0),
+    "recycled staircase": lambda r: Additive(recycled(r, staircase(r)), 1.0),
+    "asymmetric": lambda r: Additive(Reweighted(Gaussian(wide(r)), -5.0, 3.0, r.uniform(0.1, 0.9)), 1.0),
+}
+# The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
+MOVED = (".height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
+ORDINARY = ("piecewise", "laplace", "recycled gaussian", "hybrid")
+
+
+def wide(r):
+    return float(np.exp(r.uniform(np.log(0.3), np.log(10))))
+
+
+def windowed(r, window):
+    return dpk.composite(window, epsilon=float(r.uniform(0.1, 4)), width=float(r.uniform(0.4, 1.6)), **UNIT)
+
+
+def staircase(r):
+    return Staircase(float(r.uniform(0.2, 3)), float(r.uniform(0.6, 0.9)), float(r.uniform(0.1, 0.9)))
+
+
+def merged(r):
+    return MergedLaplace((float(r.uniform(0.5, 2)), float(r.uniform(0.1, 0.5)), float(r.uniform(0.5, 2))), (0.4, 1.3))
+
+
+def recycled(r, kernel):
+    theta = float(kernel.isf(0.2)) * float(r.uniform(1, 4))
+    return Reweighted(kernel, -theta, theta, float(r.uniform(0.05, 0.8)))
+
+
+def drawn(kind, number):
+    """(guarantee, delta): counts from 2 up to 10^5, half of them on samples of rates from 0.001."""
+    r = np.random.default_rng([number, *map(ord, kind)])
+    made, count = guarantee(KINDS[kind](r)), round(math.exp(r.uniform(math.log(2), math.log(1e5))))
+    rate, delta = float(np.exp(r.uniform(np.log(1e-3), 0))), float(np.exp(r.uniform(np.log(1e-12), np.log(1e-2))))
+    return (made.subsample(rate) if number % 2 else made).repeat(count), delta
+
+
+@jax.jit
+def value_and_gradient(made, delta):
+    return jax.value_and_grad(lambda made, delta: made.epsilon(delta), argnums=(0, 1))(made, delta)
+
+
+def differences(made, delta, which, size):
+    """Central ones of fourth order in one number of a guarantee."""
+    leaves, tree = jax.tree.flatten(made)
+
+    def at(step):
+        moved = [*leaves[:which], leaves[which] + step, *leaves[which + 1 :]]
+        return float(value_and_gradient(jax.tree.unflatten(tree, moved), delta)[0])
+
+    return (8 * (at(size) - at(-size)) - (at(2 * size) - at(-2 * size))) / (12 * size)
+
+
+def check(kind, number):
+    """Finite, in the bracket or within 1e-6 of its middle; the scale's or height's derivative is a difference's.
+
+    Of the step sizes one must agree: sums with atoms have kinks, and far ones are rounded.
+    """
+    plain, delta = drawn(kind, number)
+    made = jax.tree.map(jnp.float64, plain)
+    value, (gradient, by_delta) = value_and_gradient(made, jnp.float64(delta))
+    slopes = jax.tree.leaves(gradient)
+    assert np.isfinite(np.concatenate([jnp.ravel(slope) for slope in (value, by_delta, *slopes)])).all()
+    low, high = plain.bracket(delta=delta)
+    assert low <= value <= high or abs(value / ((low + high) / 2) - 1) < 1e-6
+    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(made)]
+    for which, at in enumerate(jax.tree.leaves(made)):
+        if value > 0 and at.ndim == 0 and names[which].endswith(MOVED[5:] if kind == "hybrid" else MOVED):
+            scale = abs(slopes[which]) + 1e-3 * value
+            found = [differences(made, delta, which, at * h) for h in (1e-3, 1e-4, 1e-5, 1e-6)]
+            rounded = 1e-15 * made.terms[0].count * value / (1e-4 * abs(at))
+            assert min(abs(each - slopes[which]) for each in found) < 1e-5 * scale + rounded
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("kind", ORDINARY)
+def test_values_and_gradients(x64, kind, number):
+    check(kind, number)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(36))
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_of_all(x64, kind, number):
+    check(kind, number)
+
+
+# What there is to differentiate
+
+
+def test_the_count_has_a_derivative(x64):
+    made = guarantee(Additive(Laplace(3.0)), 1.0)
+    slope = jax.grad(lambda n: made.repeat(n).epsilon(1e-6))(jnp.float64(400.0))
+    near, far = (made.repeat(400 + k).epsilon(1e-6) - made.repeat(400 - k).epsilon(1e-6) for k in (1, 2))
+    assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
+
+
+def test_vmap_over_budgets_counts_and_parameters(x64):
+    def eps(scale, count, delta):
+        return guarantee(Additive(Laplace(scale)), 1.0).repeat(count).epsilon(delta)
+
+    scales, counts, deltas = np.array([2.0, 5.0, 1.0]), np.array([3.0, 50.0, 7.0]), np.array([1e-4, 1e-8, 1e-2])
+    found = jax.vmap(eps)(*map(jnp.asarray, (scales, counts, deltas)))
+    rows = zip(scales, counts, deltas, strict=True)
+    np.testing.assert_allclose(found, [eps(float(s), int(n), float(d)) for s, n, d in rows], rtol=1e-9)
+
+
+def test_a_traced_threshold_of_recycled_noise(x64):
+    """Whether it is even is not known while it is traced."""
+
+    def eps(theta):
+        return guarantee(Additive(Reweighted(Gaussian(3.0), -theta, theta, 0.2)), 1.0).repeat(50).epsilon(1e-6)
+
+    value, slope = jax.jit(jax.value_and_grad(eps))(jnp.float64(5.0))
+    assert float(value) == pytest.approx(eps(5.0), rel=1e-6)
+    assert float(slope) == pytest.approx((eps(5.001) - eps(4.999)) / 0.002, rel=1e-3)
+
+
+def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
+    made = guarantee(dpk.hybrid(epsilon=2.29, **UNIT)).repeat(10)
+    assert made.delta(22.94) < 1e-15  # Above ten times 2.29.
+    low, high = made.bracket(delta=1e-6)
+    assert low <= made.epsilon(1e-6) <= high
+
+
+def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
+    made = guarantee(Additive(Reweighted(Laplace(1.0), -9.0, 9.0, 0.0)), 1.0).repeat(5)
+    assert made.epsilon(1e-9) == np.inf
+    assert float(made.epsilon(jnp.float64(1e-9))) == np.inf
+    huge = guarantee(Additive(Gaussian(1e6)), 1.0).subsample(0.5).repeat(1 << 40)
+    with pytest.raises(ConvergenceError, match=r"^delta: "):
+        huge.epsilon(1e-6)
+    assert float(huge.epsilon(jnp.float64(1e-6))) == np.inf

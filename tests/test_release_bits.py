@@ -1,0 +1,213 @@
+"""A release is the same bits as it ever was, by whichever path: NumPy, XLA, threads, and after anything went wrong."""
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exact_registry import EVERY, exact
+
+import dpkernels as dpk
+from dpkernels import host_engine, release
+from dpkernels.host_engine import HostRelease
+from dpkernels.random import host
+from dpkernels.release import exact_engine, in_chunks
+from dpkernels.settings import own_settings
+from dpkernels.validation import Bounds
+
+SECRET = bytes(range(5, 37))
+SPAN = {"epsilon": 1.0, "lower": 0.1, "upper": 120.3}
+MADE = {
+    "piecewise": lambda: dpk.piecewise(**SPAN),
+    "sine-quartic": lambda: dpk.composite("sine", "quartic", **SPAN),
+    "hybrid": lambda: dpk.hybrid(**SPAN),
+    "duchi": lambda: dpk.duchi(**SPAN),
+    "central": lambda: dpk.central_piecewise(**SPAN, sensitivity=50.0),
+    "laplace": lambda: dpk.laplace(epsilon=1.0, sensitivity=0.7),
+    "gaussian": lambda: dpk.gaussian(sigma=5.0, sensitivity=1.0, epsilon=1.0, delta=1e-6),
+}
+STARTS = (0, 1, 1001, 2**32 - 5, 2**40 + 7)
+COUNTS = (1, 1000, 5000, 300_001)
+
+# SHA-256 of the reports of every start and count, one after the other.
+DIGESTS = {
+    ("piecewise", "float32"): "714abf50ce4312b8",
+    ("piecewise", "float64"): "e616dcd8c82dc526",
+    ("sine-quartic", "float32"): "52c840d7b8bac2f6",
+    ("sine-quartic", "float64"): "62c3b375b10dc123",
+    ("hybrid", "float32"): "9095c4e2f1fc8a88",
+    ("hybrid", "float64"): "628fda2a0d298ef2",
+    ("duchi", "float32"): "3a550a9d20507134",
+    ("duchi", "float64"): "ec99c6f3f9e35e10",
+    ("central", "float32"): "695eb4d6b685320e",
+    ("central", "float64"): "20548c5d814bfdf4",
+    ("laplace", "float32"): "6541c1c9bcd3951f",
+    ("laplace", "float64"): "946f3a7c7e17a821",
+    ("gaussian", "float32"): "9fbf2998910cbf3d",
+    ("gaussian", "float64"): "5a30668ea66006c5",
+}
+
+
+def values(made, count, dtype):
+    lower, upper = max(made.input_interval[0], -50.0), min(made.input_interval[1], 200.0)
+    return np.clip(np.linspace(lower, upper, count), lower, upper).astype(dtype)
+
+
+def reports(made, count, dtype, start=0, secret=SECRET):
+    form = dpk.certify(made)
+    return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", MADE)
+def test_reports_are_the_bits_that_they_were(name, dtype):
+    found, made = hashlib.sha256(), MADE[name]()
+    for start in STARTS:
+        for count in COUNTS if start < 2 else COUNTS[:3]:
+            found.update(reports(made, count, dtype, start).tobytes())
+    assert found.hexdigest()[:16] == DIGESTS[name, dtype]
+
+
+# NumPy and XLA.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", [*EVERY, "central", "laplace", "gaussian"])
+def test_numpy_and_xla_report_the_same_bits(name, dtype):
+    form = dpk.certify(MADE[name]()) if name in MADE else exact(name, 1.0)
+    x, engine = values(form.mechanism, 1500, dtype), HostRelease(form, SECRET)
+    low, high = (np.dtype(dtype).type(end) for end in form.mechanism.input_interval)
+    x[:5] = np.clip([0.0, -0.0, np.finfo(dtype).smallest_subnormal, low, high], low, high)
+    for start in (0, 31, 2**33 + 5):
+        by_numpy, by_xla = np.empty_like(x), np.empty_like(x)
+        engine._by_numpy(x, start, by_numpy)
+        engine._by_xla(x, start, by_xla)
+        np.testing.assert_array_equal(by_numpy.view(np.uint8), by_xla.view(np.uint8))
+
+
+@pytest.mark.parametrize("exponent", [-60, -30, 0, 60])
+def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
+    """Where they might, NumPy is not used. Intervals about 0, from it and up to it, and with an end just below."""
+    tiny = np.float32([1e-45, 1e-40, 1.1e-38, -1e-45, -1e-40, -1.1e-38, 0.0, 1.2e-38])
+    for lower, upper in ((-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (-(2.0**-30), 1.0), (-1 / 3, 1.0)):
+        scale = 2.0**exponent
+        form = dpk.certify(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
+        if not host_engine._is_far_from_subnormal(form, tiny.dtype):
+            assert exponent < -20
+            continue
+        engine, x = HostRelease(form, SECRET), np.clip(np.tile(tiny, 64), lower * scale, upper * scale)
+        by_numpy, by_xla = np.empty_like(x), np.empty_like(x)
+        engine._by_numpy(x, 0, by_numpy)
+        engine._by_xla(x, 0, by_xla)
+        np.testing.assert_array_equal(by_numpy, by_xla)
+
+
+def test_numpys_own_settings_change_nothing():
+    made = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
+    expected = reports(made, 500, "float32")
+    with np.errstate(all="raise"):
+        np.testing.assert_array_equal(reports(made, 500, "float32"), expected)
+
+
+# Workspaces: one is given back only by a call that went well, and whatever is in it is written over.
+
+PIECEWISE = MADE["piecewise"]()
+
+
+def idle(dtype=np.float64):
+    bits = tuple(need.bits for need in dpk.certify(PIECEWISE).words)
+    return host_engine._idle(bits, 1 << 14, np.dtype(dtype))
+
+
+def test_nothing_is_read_from_a_workspace_that_was_there_before():
+    expected = reports(PIECEWISE, 9001, "float64")
+    assert idle()
+    for space in idle():
+        space.x[:] = 77.0
+        for words in space.words:
+            words[:] = 12345
+        with own_settings(x64=True):
+            space.reports = jnp.full_like(space.reports, 55.0)
+    np.testing.assert_array_equal(reports(PIECEWISE, 9001, "float64"), expected)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+@pytest.mark.parametrize("where", ["words", "kernel"])
+def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, where):
+    expected, form = reports(PIECEWISE, 9001, "float64"), dpk.certify(PIECEWISE)
+    fill, compiled = host.Source.fill, form.compiled
+
+    def half(self, out, stream, first):
+        fill(self, out[: len(out) // 2], stream, first)
+        raise error
+
+    def after(*buffers):
+        compiled(*buffers)
+        raise error
+
+    idle().clear()
+    with monkeypatch.context() as patch:
+        if where == "words":
+            patch.setattr(host.Source, "fill", half)
+        else:
+            patch.setitem(form.__dict__, "compiled", after)
+        with pytest.raises(error):
+            reports(PIECEWISE, 9001, "float64")
+    assert idle() == []
+    np.testing.assert_array_equal(reports(PIECEWISE, 9001, "float64"), expected)
+    assert len(idle()) == 1
+
+
+def test_threads_that_share_a_form_share_no_workspace():
+    secrets = [bytes([at] * 32) for at in range(12)]
+    alone = [reports(PIECEWISE, 9001, "float64", secret=secret) for secret in secrets]
+    together = threading.Barrier(6)
+
+    def released(secret):
+        together.wait(timeout=60)
+        return [reports(PIECEWISE, 9001, "float64", secret=secret) for _ in range(20)][-1]
+
+    with ThreadPoolExecutor(6) as pool:
+        for found, expected in zip(pool.map(released, secrets), alone, strict=True):
+            np.testing.assert_array_equal(found, expected)
+
+
+def test_nobody_writes_once_a_release_has_failed(monkeypatch):
+    """Chunks at work are waited for, the others are never begun."""
+    monkeypatch.setattr(release, "CHUNK", 10)
+    begun, done = [], []
+
+    def engine(x, start, out):
+        begun.append(start)
+        time.sleep(0.05)
+        done.append(start)
+        if start == 0:
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        in_chunks(engine, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
+    assert sorted(begun) == sorted(done)
+    assert len(begun) < 50
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_fork_has_threads_of_its_own():
+    program = """
+import os, numpy as np
+from dpkernels import release
+from dpkernels.validation import Bounds
+release.CHUNK = 10
+bounds, x = Bounds(np.float64(0), np.float64(1), clip=False), np.ones(1000)
+def engine(x, start, out): out[:] = start
+first = release.in_chunks(engine, bounds, x)
+child = os.fork()
+assert np.array_equal(release.in_chunks(engine, bounds, x), first)
+assert child == 0 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-c", program], env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=True, timeout=60)
