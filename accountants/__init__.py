@@ -14,6 +14,7 @@ from accountants.histograms.release import known_domain_top_k, unknown_domain_to
 from accountants.pairs.densities import densities
 from accountants.pairs.tables import randomised_response, weights
 from accountants.profile import delta, epsilon
+from accountants.shuffle import Shuffled, shuffled
 from accountants.subsampling import amplified, on_sample
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
@@ -26,6 +27,7 @@ __all__ = [
     "Ledger",
     "LedgerError",
     "Odometer",
+    "Shuffled",
     "amplified",
     "calibrate",
     "compare",
@@ -37,6 +39,7 @@ __all__ = [
     "on_sample",
     "randomised_response",
     "recycling",
+    "shuffled",
     "tune",
     "unknown_domain_top_k",
     "weights",

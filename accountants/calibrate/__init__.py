@@ -29,6 +29,7 @@ from accountants.calibrate.scale import (
     smallest_scale,
     staircase,
 )
+from accountants.calibrate.shuffled import shuffled
 from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
 from accountants.calibrate.widening import widening
 from accountants.histograms.calibration import KnownDomain, known_domain
@@ -55,6 +56,7 @@ __all__ = [
     "recycling_rate",
     "rescaled",
     "scaled",
+    "shuffled",
     "smallest_scale",
     "staircase",
     "truncated_gaussian",

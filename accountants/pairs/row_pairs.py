@@ -67,7 +67,7 @@ def _traced(mechanism: Optimal) -> Atoms:
         return jnp.stack([jnp.maximum(x - at * y, 0.0).sum(1).max() for x, y in pairs]).max()
 
     f = jnp.append(jax.lax.map(largest, t[:-1]), 0.0)
-    return replace(_of_dots(t, f), near=mechanism.sensitivity is not None)
+    return replace(of_dots(t, f), near=mechanism.sensitivity is not None)
 
 
 @lru_cache(maxsize=32)
@@ -120,10 +120,11 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) for at in t[:-1]], 0.0)
     kept = _corners(t, f)
-    return _of_dots(t[kept], f[kept])
+    return of_dots(t[kept], f[kept])
 
 
-def _of_dots(t: Any, f: Any) -> Atoms:
+def of_dots(t: Any, f: Any) -> Atoms:
+    """The pair, its own mirror, whose profile at e^eps = t is f, and straight in e^eps between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
     q = xp.maximum(xp.diff(slopes), 0.0)

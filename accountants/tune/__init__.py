@@ -15,6 +15,7 @@ from accountants.tune.families.merged import merged_laplace
 from accountants.tune.families.noise import gaussian, laplace
 from accountants.tune.families.recycled import budget_recycled
 from accountants.tune.families.sampled import sampled_recycled
+from accountants.tune.families.shuffled import shuffled
 from accountants.tune.families.staircase import staircase
 from accountants.tune.families.truncated import truncated_gaussian, truncated_laplace
 from accountants.tune.family import Family
@@ -57,6 +58,7 @@ __all__ = [
     "piecewise_triangle",
     "quantile",
     "sampled_recycled",
+    "shuffled",
     "staircase",
     "truncated_gaussian",
     "truncated_laplace",

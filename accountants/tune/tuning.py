@@ -16,6 +16,7 @@ from accountants.tune.certified import realised
 from accountants.tune.families.composed import Composed
 from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.recycled_shape import RecycledShape
+from accountants.tune.families.shuffled import Shuffled
 from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, as_objective
 from accountants.tune.published import composite as published
@@ -233,6 +234,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 @_value.register(Composed)
 @_value.register(Recycled)
 @_value.register(RecycledShape)
+@_value.register(Shuffled)
 def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
     """Of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):

@@ -1,0 +1,75 @@
+"""The largest local budget whose reports, shuffled, meet a central one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from scipy.optimize import brentq
+
+from accountants.shuffle import Shuffled
+from accountants.shuffle import shuffled as account
+from dpkernels import checks
+from dpkernels.exact.certify import certify
+
+_FEWER, _MOST_STEPS = 1e-9, 60
+
+
+def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n: int, **arguments: Any) -> Any:
+    """The mechanism with the largest eps0 of which n shuffled reports are (eps, delta)-DP.
+
+    Neighbouring: one person's input replaced; a shuffler is trusted; n counts honest reports; see ``accountants.shuffle``.
+    Met, by the upper end of the rigorous bracket, by the integers that a release samples.
+
+    Args:
+        constructor: of a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the arguments.
+        epsilon: central eps, positive.
+        delta: central, in (0, 1).
+        n: how many honest reports.
+        **arguments: the constructor's others, such as lower and upper.
+
+    Returns:
+        The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
+
+    Raises:
+        ValueError: an argument out of range; a target that eps0 = 0.01 misses, with what it gives.
+
+    Example:
+        >>> from dpkernels import piecewise
+        >>> round(shuffled(piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0).epsilon, 3)
+        3.771
+    """
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    n = checks.whole("n", n, 2, 1 << 50)
+
+    def excess(t: float) -> float:
+        value = account(constructor(epsilon=math.exp(t), **arguments), n).delta(epsilon)
+        return max(math.log(max(value, 1e-300) / delta), -50.0)
+
+    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
+    if excess(low) > 0:
+        own = account(constructor(epsilon=math.exp(low), **arguments), n).epsilon(delta)
+        raise ValueError(
+            f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
+        )
+    high = min(high, max(math.log(epsilon), low) + math.log(2.0) + 0.5 * math.log(n))
+    t = high if excess(high) <= 0 else float(brentq(excess, low, high, xtol=1e-12))
+    return until_private(lambda t: constructor(epsilon=math.exp(max(t, low)), **arguments), t, epsilon, delta, n)
+
+
+def until_private(made: Callable[[float], Any], t: float, epsilon: float, delta: float, n: int) -> Any:
+    """The mechanism of t, or of the next ones below, whose bracket meets the target."""
+    away = _FEWER
+    for _ in range(_MOST_STEPS):
+        mechanism = made(t)
+        if proven(mechanism, n).bracket(epsilon=epsilon)[1] <= delta:
+            return mechanism
+        t, away = t - away, 2 * away
+    raise ValueError(f"epsilon, delta: {epsilon:g}, {delta:g}; no mechanism was found whose bracket proves it")
+
+
+def proven(mechanism: Any, n: int) -> Shuffled:
+    """Of the integers that a release samples."""
+    return account(certify(mechanism), n)

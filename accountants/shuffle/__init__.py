@@ -1,0 +1,9 @@
+"""Shuffled reports: what many local reports reveal together once nobody knows who sent which.
+
+``blanket`` has the theorem, and the worst pair of inputs of every mechanism; ``integral`` its value for any number of
+reports, ``counts`` that of few reports of few outcomes; ``bracket`` rigorous bounds; ``published`` the bounds of others.
+"""
+
+from accountants.shuffle.shuffled import Shuffled, shuffled
+
+__all__ = ["Shuffled", "shuffled"]

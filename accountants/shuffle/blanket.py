@@ -1,0 +1,424 @@
+"""What hides a report among others: the blanket of a local mechanism, and its worst pair of inputs.
+
+With laws R_x of the reports, gamma = sum_y min_x R_x(y) and omega(y) = min_x R_x(y)/gamma, every report is with
+probability gamma a draw of omega, whatever its input (Balle, Bell, Gascon & Nissim 2019). Of two inputs x, x' let
+L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. What n reports without their senders reveal about one of them is
+
+    delta(eps) <= max over x, x' of  E[(L_1 + ... + L_M)_+]/(gamma n),    M ~ Bin(n, gamma),
+
+and with gamma = 1, omega = R_x0 it is exactly that where all others hold x0: a lower bound of the worst case.
+
+Which pair: E[(L_1 + ... + L_M)_+] rises with E(L - t)_+ at every t (the convex order; E L = 1 - e^eps for all pairs), so a
+pair of which E(L - t)_+ is largest at every t is the worst. It is convex in (R_x, R_x'), so mixtures of rows, which
+inputs between rows are, are no worse than rows. Of a window h that falls from its middle on a base g that does, whose
+windows at the two ends do not overlap, the ends are worst: omega is g, up to a factor, so for some k
+
+    E(L - t)_+ = integral (h(v - c) - e^eps h(v - c') - k g(v))_+ dv + const    (both sides of an identity, if k < 0).
+
+For k >= 0 that is at most integral (h(v - c) - k g(v))_+ = area - integral min(h(v - c), k g(v)), the latter a
+convolution of even falling functions layer by layer: least at the end; and where the windows at the ends do not
+overlap the ends attain it. For k < 0 the same of (e^eps h(v - c') - h(v - c) - |k| g)_+. Of flat h and g that do overlap:
+less overlap is a spread of L that keeps its mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial, singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.pairs import pure
+from accountants.pairs.worst import falls
+from dpkernels import checks
+from dpkernels.exact.certify import ExactMixture, ExactMultivariate, ExactNoise, ExactWindow
+from dpkernels.exact.rows.optimal import ExactRows
+from dpkernels.exact.windows.table import WindowTable
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
+from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.pytrees import pytree
+
+_NODES, _WEIGHTS = gauss_legendre(16)
+# Outcomes whose laws agree to so many digits are one.
+_DIGITS = 13
+# A first value of many outcomes is computed of so many at most.
+_MOST = 64
+# Tables whose pairs are all gone through: rows squared times outcomes. Of larger ones only the level and gamma count.
+_MOST_CELLS = 1 << 21
+# Where pairs of a table are compared (shares of eps0, of the range of L), and how many are kept.
+_SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
+
+# (e^eps, t) -> a bound of E(L - t)_+ over all pairs.
+StopLoss = Callable[[float, np.ndarray], np.ndarray]
+
+
+@pytree
+@dataclass(frozen=True)
+class Crowd:
+    """Reports that hide one: each of n is with probability gamma a draw of omega, else it hides nothing.
+
+    Attributes:
+        mass: omega of every outcome, or group of outcomes that tell the same.
+        p: R_x/omega, of the report that is hidden.
+        q: R_x'/omega.
+        gamma: the probability.
+    """
+
+    mass: Any
+    p: Any
+    q: Any
+    gamma: Any
+
+    def losses(self, epsilon: Any) -> Any:
+        """L = p - e^eps q."""
+        return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
+
+    @property
+    def merged(self) -> Crowd:
+        """Outcomes that tell the same as one; NumPy. Under JAX all as they are."""
+        if namespace(*jax.tree.leaves(self)) is not np:
+            return self
+        some = np.asarray(self.mass) > 0
+        mass, p, q = (np.asarray(column, float)[some] for column in (self.mass, self.p, self.q))
+        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.stack([p, q]))))
+        keys = np.round(np.stack([p, q]) * scale) / scale
+        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        group = np.argsort(np.argsort(first))[group.ravel()]  # In the outcomes' order.
+        whole = np.bincount(group, mass)
+        return Crowd(
+            whole, np.bincount(group, mass * p) / whole, np.bincount(group, mass * q) / whole, float(self.gamma)
+        )
+
+    @property
+    def thinned(self) -> Crowd:
+        """At most ``_MOST`` outcomes, whose sums of losses have the same mean, variance and skewness, next to exactly.
+
+        Neighbours, so many at a time, become two: at their mean plus and minus their deviation along q - p.
+        """
+        if len(self.mass) <= _MOST:
+            return self
+        mass, p, q = self.mass, self.p, self.q
+        share = np.cumsum(mass * np.hypot(p, q))
+        block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
+        block = np.unique(block, return_inverse=True)[1]
+        whole = np.bincount(block, mass)
+        means = [np.bincount(block, mass * law) / whole for law in (p, q)]
+        off = [law - mean[block] for law, mean in zip((p, q), means, strict=True)]
+        along = np.sign(np.bincount(block, mass * off[0] * off[1]))
+        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in off]
+        p, q = (
+            np.append(mean - side * one, mean + side * one)
+            for mean, one, side in zip(means, spread, (1.0, np.where(along < 0, -1.0, 1.0)), strict=True)
+        )
+        return Crowd(np.append(whole, whole) / 2, p, q, self.gamma)
+
+
+@pytree
+@dataclass(frozen=True)
+class Reports:
+    """Probabilities of outcomes.
+
+    Attributes:
+        least: the smallest over all inputs.
+        first: under the input x.
+        second: under x'.
+        others: (k, outcomes), under inputs that all others may hold.
+    """
+
+    least: Any
+    first: Any
+    second: Any
+    others: Any
+
+    @property
+    def upper(self) -> Crowd:
+        """The blanket hides the report: what no neighbour's n reports exceed."""
+        gamma = self.least.sum()
+        return self._in_crowd(self.least / gamma, gamma)
+
+    @property
+    def lower(self) -> tuple[Crowd, ...]:
+        """Others that all hold one input: what some neighbours' reports reveal."""
+        return tuple(self._in_crowd(row, 1.0) for row in self.others)
+
+    def _in_crowd(self, mass: Any, gamma: Any) -> Crowd:
+        xp = namespace(mass)
+        some = mass > 0  # Panels of no width have no mass, under JAX.
+        p, q = (xp.where(some, law / xp.where(some, mass, 1.0), 1.0) for law in (self.first, self.second))
+        return Crowd(mass, p, q, gamma)
+
+
+@dataclass(frozen=True)
+class Blanket:
+    """The pairs of inputs of a mechanism that may be the worst.
+
+    Attributes:
+        pairs: those that values are computed of; the largest is meant.
+        level: the pure level eps0, from which on delta is 0.
+        stop_loss: a bound over all pairs, which a rigorous bracket needs; None where the one of ``pairs`` is proven worst.
+        exact: whether probabilities are those of the mechanism to rounding, and no nodes of a quadrature.
+    """
+
+    pairs: tuple[Reports, ...]
+    level: Any
+    stop_loss: StopLoss | None = None
+    exact: bool = True
+
+
+@singledispatch
+def blanket(mechanism: Any) -> Blanket:
+    """The blanket of a local mechanism, of its exact form (then of the integers), or of a table of rows.
+
+    Args:
+        mechanism: bounded, and eps0-DP for any two inputs; or a 2-D array whose row x are the probabilities of the
+            reports of x, such as randomised response on k categories.
+
+    Raises:
+        TypeError: an unknown mechanism.
+        ValueError: one without a blanket, with the reason.
+    """
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
+
+
+@blanket.register(Additive)
+@blanket.register(AdditiveVector)
+@blanket.register(ExactNoise)
+def _(mechanism: Any) -> Blanket:
+    raise ValueError(
+        "mechanism: additive noise says nothing of where its inputs are, so that no report is likely whatever its "
+        "input: nothing hides a report among others; shuffle reports of a bounded mechanism, such as piecewise"
+    )
+
+
+@blanket.register
+def _(mechanism: CentralPiecewise) -> Blanket:
+    raise ValueError(_NEAR)
+
+
+_NEAR = (
+    "mechanism: is private for inputs within a sensitivity only; a person's input may change to any other, so shuffled "
+    "reports need a mechanism that is eps0-DP for any two inputs"
+)
+
+
+@blanket.register(Multivariate)
+def _(mechanism: Multivariate) -> Blanket:
+    """Of one coordinate of d: which one is drawn apart from the data, and every one may move from end to end."""
+    return _of_one(mechanism, mechanism.coordinate)
+
+
+@blanket.register(ExactMultivariate)
+def _(mechanism: ExactMultivariate) -> Blanket:
+    return _of_one(mechanism.mechanism, mechanism.coordinate)
+
+
+def _of_one(mechanism: Multivariate, coordinate: Any) -> Blanket:
+    if mechanism.sampled > 1:
+        raise ValueError(
+            f"mechanism: a report holds {mechanism.sampled} coordinates, whose blanket is not known here; shuffle reports of "
+            "one coordinate (sampled=1)"
+        )
+    return blanket(coordinate)
+
+
+@blanket.register
+def _(mechanism: TwoPoint) -> Blanket:
+    """The two ends: both probabilities are affine in the input."""
+    p = mechanism.probability_high(mechanism.upper)
+    xp = namespace(p)
+    first, second = xp.stack([p, 1 - p]), xp.stack([1 - p, p])
+    others = xp.stack([second, (first + second) / 2, first])
+    return Blanket((Reports(xp.minimum(first, second), first, second, others),), xp.log(p / (1 - p)))
+
+
+@blanket.register
+def _(mechanism: Mixture) -> Blanket:
+    """The choice revealed: E(L - t)_+ is then the sum of both parts', so a pair that is worst for both is worst."""
+    return _mixed(mechanism.weight, blanket(mechanism.first), blanket(mechanism.second))
+
+
+@blanket.register
+def _(form: ExactMixture) -> Blanket:
+    return _mixed(float(form.certificate.weight), blanket(form.first), blanket(form.second))
+
+
+def _mixed(weight: Any, first: Blanket, second: Blanket) -> Blanket:
+    if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
+        raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
+    parts = [jax.tree.map(partial(_times, w), part.pairs[0]) for w, part in ((weight, first), (1 - weight, second))]
+    xp = namespace(*jax.tree.leaves(parts))
+    joined = jax.tree.map(lambda *masses: xp.concatenate(masses, axis=-1), *parts)
+    return Blanket((joined,), xp.maximum(first.level, second.level), exact=first.exact and second.exact)
+
+
+def _times(weight: Any, mass: Any) -> Any:
+    return weight * mass
+
+
+@blanket.register
+def _(mechanism: Windowed) -> Blanket:
+    """The two ends, where window and base fall from their middles; else any mechanism of its level and gamma.
+
+    That the ends are worst is proven where a window is at most half as wide as the output interval, or both are flat.
+    Flat windows on flat bases have three outcomes; of others there are nodes of a quadrature between all knots.
+    """
+    if not (falls(mechanism.window) and falls(mechanism.base)):
+        v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
+        low = mechanism.envelope((v[1:] + v[:-1]) / 2)[1]
+        return Blanket(
+            (of_level(pure.epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure.epsilon(mechanism), exact=False
+        )
+    v, weight = _quadrature(mechanism)
+    reach = 1 - mechanism.width / 2
+    first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
+    xp = namespace(first)
+    made = Reports(weight * mechanism.envelope(v)[1], first, second, xp.stack([second, middle, first]))
+    if xp is not np:
+        return Blanket((made,), xp.log((made.upper.p / made.upper.q).max()), exact=False)
+    return Blanket((made,), pure.epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
+
+
+def _density(m: Windowed, v: Any, middle: Any) -> Any:
+    return m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
+
+
+def _quadrature(m: Windowed) -> tuple[Any, Any]:
+    """Nodes on [-1, 1] between the knots of all laws, and their weights."""
+    reach, bends = 1 - m.width / 2, m.width * m.window.kinks
+    knots = [
+        m.base.kinks + 0 * reach,
+        bends,
+        bends - reach,
+        bends + reach,
+        reach - bends,
+        0 * reach + np.array([0.0, 1.0]),
+    ]
+    xp = namespace(*knots)
+    right = xp.sort(xp.clip(xp.concatenate(knots), 0.0, 1.0))
+    ends = xp.concatenate([-right[::-1], right])
+    width = xp.diff(ends)[:, None]
+    v, weight = ends[:-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
+    return v.ravel(), weight.ravel()
+
+
+def of_level(level: Any, gamma: Any) -> Reports:
+    """Reports that are no less telling than any mechanism's of this pure level and gamma.
+
+    R_x/omega is between gamma and gamma e^eps0 and 1 in the mean, so (R_x - e^eps R_x')/omega is spread widest where both
+    are at one of the two ends, high with probability w = (1/gamma - 1)/(e^eps0 - 1), as rarely together as can be.
+    """
+    high = np.exp(level)
+    w = min((1 / gamma - 1) / (high - 1), 1.0)
+    both = max(2 * w - 1, 0.0)
+    mass = np.array([w - both, w - both, both, 1 - 2 * w + both])
+    first, second = (np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
+    return Reports(gamma * mass, gamma * mass * first, gamma * mass * second, np.zeros((0, 4)))
+
+
+@blanket.register
+def _(form: ExactWindow) -> Blanket:
+    return _of_window(form.table)
+
+
+def _of_window(table: WindowTable) -> Blanket:
+    """The first and the last row, where weights fall from their middles; else any table of its level and gamma."""
+    total, (high, low) = float(table.total), table.extremes()
+    level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
+    if not all(_falls(weights) for weights in (table.window, table.base)):
+        return Blanket((of_level(level, least.sum()),), level)
+    last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
+    made = Reports(least, first, last, np.stack([last, middle, first]))
+    if table.is_flat or len(table.window) <= table.shifts:
+        return Blanket((made,), level)
+    return Blanket((made,), level, partial(_overlapping, made))
+
+
+def _falls(weights: np.ndarray) -> bool:
+    outward = weights[len(weights) // 2 :]
+    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
+
+
+def _overlapping(ends: Reports, E: float, t: np.ndarray) -> np.ndarray:
+    """The proof's bound without its last step: of the other window nothing is taken off but what all inputs have.
+
+    For t >= gamma (1 - e^eps), and of the complement below.
+    """
+    gamma = ends.least.sum()
+    far, near = ends.first - E * ends.least, E * ends.second - ends.least
+
+    def bound(at: float) -> float:
+        if at >= gamma * (1 - E):
+            return float(np.maximum(far - at / gamma * ends.least, 0.0).sum())
+        return float(1 - E - at + np.maximum(near + at / gamma * ends.least, 0.0).sum())
+
+    return np.array([bound(at) for at in t])
+
+
+@blanket.register
+def _(mechanism: Optimal) -> Blanket:
+    if mechanism.sensitivity is not None:
+        raise ValueError(_NEAR)
+    return blanket(np.asarray(mechanism.probabilities, float))
+
+
+@blanket.register
+def _(form: ExactRows) -> Blanket:
+    if form.certificate.sensitivity is not None:
+        raise ValueError(_NEAR)
+    return blanket(form.table.weights / float(1 << form.table.bits))
+
+
+@blanket.register(np.ndarray)
+def _(rows: np.ndarray) -> Blanket:
+    checks.within("mechanism", rows, 0.0, 1.0)
+    if rows.ndim != 2 or len(rows) < 2 or not np.all(np.abs(rows.sum(1) - 1) <= 1e-9):
+        raise ValueError(
+            f"mechanism: of shape {rows.shape}; two rows or more of probabilities that add up to 1 are needed"
+        )
+    rows = rows[:, rows.any(0)].astype(float)
+    if not rows.all():
+        raise ValueError("mechanism: a report that some input never gives tells its sender; no row may have a 0 for it")
+    return _of_rows(rows.tobytes(), rows.shape)
+
+
+@lru_cache(maxsize=16)
+def _of_rows(raw: bytes, shape: tuple[int, ...]) -> Blanket:
+    rows = np.frombuffer(raw).reshape(shape)
+    level, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
+    if rows.size * len(rows) > _MOST_CELLS:
+        return Blanket((of_level(level, least.sum()),), level)
+    others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
+    pairs = tuple(Reports(least, rows[x], rows[y], others) for x, y in _likely_worst(rows, level))
+    return Blanket(pairs, level, partial(largest, rows))
+
+
+def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
+    """The pairs of which E(L - t)_+ is the largest at most of some eps and t, and the first and the last row."""
+    omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
+    for E in np.exp(np.array(_SHARES) * level):
+        ends = (rows[0] - E * rows[-1]) / omega
+        values = np.stack([_of_row(rows, x, E, ends.min() + _LEVELS * np.ptp(ends)) for x in range(len(rows))])
+        wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
+    found = [tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT]]
+    kept = dict.fromkeys([pair for pair in found if wins[pair]] + [(len(rows) - 1, 0)])
+    return list(kept)  # type: ignore[arg-type]
+
+
+def _of_row(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
+    """E(L - t)_+ of x and every other row: (row, t)."""
+    omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
+    return np.stack([np.maximum(gaps - at * omega, 0.0).sum(1) for at in t], 1)
+
+
+def largest(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:
+    """max over all pairs of rows of E(L - t)_+."""
+    return np.max([_of_row(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)
