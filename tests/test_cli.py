@@ -135,7 +135,7 @@ def test_two_releases_differ(run: Run) -> None:
 def test_reports_of_several_devices_are_those_of_one(tmp_path: Path) -> None:
     write(tmp_path / "in.csv", ages())
     script = (
-        "import os, sys; from dpkernels.cli import main\n"
+        "import os, secrets, sys; from dpkernels.cli import main\n"
         "from dpkernels.cli.files import delimited; delimited.BLOCK_BYTES = 1000\n"
         "os.urandom = lambda count: bytes(count); sys.exit(main())"
     )
