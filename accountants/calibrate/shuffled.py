@@ -12,18 +12,21 @@ from accountants.shuffle import Shuffled
 from accountants.shuffle import shuffled as account
 from dpkernels import checks
 from dpkernels.exact.certify import certify
+from dpkernels.roots import NotPrivateError
 
-_FEWER, _MOST_STEPS = 1e-9, 60
+# Steps of log eps0 to the safe side: the least, and what is stepped of log delta, which falls 2 times as fast or more.
+_FEWER, _STEP, _MOST_STEPS = 1e-9, 0.1, 100
 
 
 def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n: int, **arguments: Any) -> Any:
     """The mechanism with the largest eps0 of which n shuffled reports are (eps, delta)-DP.
 
-    Neighbouring: one person's input replaced; a shuffler is trusted; n counts honest reports; see ``accountants.shuffle``.
-    Met, by the upper end of the rigorous bracket, by the integers that a release samples.
+    Neighbouring: one person's input replaced; a shuffler is trusted; n counts honest reports; see
+    ``accountants.shuffle``. Met, by the upper end of the rigorous bracket, by the integers that a release samples.
 
     Args:
-        constructor: of a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the arguments.
+        constructor: of a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
+            arguments.
         epsilon: central eps, positive.
         delta: central, in (0, 1).
         n: how many honest reports.
@@ -33,6 +36,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
         The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
 
     Raises:
+        NotPrivateError: no mechanism was proven to meet the target.
         ValueError: an argument out of range; a target that eps0 = 0.01 misses, with what it gives.
 
     Example:
@@ -61,13 +65,13 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
 
 def until_private(made: Callable[[float], Any], t: float, epsilon: float, delta: float, n: int) -> Any:
     """The mechanism of t, or of the next ones below, whose bracket meets the target."""
-    away = _FEWER
     for _ in range(_MOST_STEPS):
         mechanism = made(t)
-        if proven(mechanism, n).bracket(epsilon=epsilon)[1] <= delta:
+        found = proven(mechanism, n).upper_bound(epsilon)
+        if found <= delta:
             return mechanism
-        t, away = t - away, 2 * away
-    raise ValueError(f"epsilon, delta: {epsilon:g}, {delta:g}; no mechanism was found whose bracket proves it")
+        t -= max(_FEWER, _STEP * math.log(found / delta))
+    raise NotPrivateError(f"epsilon, delta: {epsilon:g}, {delta:g}; no mechanism was found whose bracket proves it")
 
 
 def proven(mechanism: Any, n: int) -> Shuffled:

@@ -31,6 +31,7 @@ from accountants.pairs.shifted import Curve
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels.numerics import floating, like
 from dpkernels.pytrees import pytree
+from dpkernels.roots import halved
 
 _NORMALISED = 1e-9
 _BISECTIONS = 50
@@ -186,11 +187,5 @@ def _sign_change(gap: Any) -> Any:
     """Where the gap of every panel changes its sign; an end, where it does not."""
     ones = jnp.ones_like(gap[:, 0])
     rises = _value(gap, ones) > _value(gap, -ones)
-
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        before = (_value(gap, middle) < 0) == rises
-        return jnp.where(before, middle, ends[0]), jnp.where(before, ends[1], middle)
-
-    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (-ones, ones))
+    low, high = halved(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
     return (low + high) / 2

@@ -25,6 +25,7 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Triangle, Uniform
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 from dpkernels.numerics import floating, gauss_legendre, like
+from dpkernels.roots import halved
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
@@ -162,12 +163,7 @@ def _turns(pieces: _Densities, cells: int, most: int) -> Any:
     rising = _rate(pieces, grid) > 0
     changes = rising[:-1] != rising[1:]
 
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        before = (_rate(pieces, middle) > 0) == rising[:-1]
-        return jnp.where(before, middle, ends[0]), jnp.where(before, ends[1], middle)
-
-    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (grid[:-1], grid[1:]))
+    low, high = halved(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
     found = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
     fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _LEAST)
     return jnp.where(fits, jnp.where(jnp.isfinite(found), found, pieces.right), jnp.nan)

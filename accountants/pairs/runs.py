@@ -18,6 +18,7 @@ import numpy as np
 from accountants.pairs.losses import REACH, losses, shifted_pieces, whole
 from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
 from dpkernels.numerics import gauss_legendre
+from dpkernels.roots import halved
 
 Function = Callable[[np.ndarray], np.ndarray]
 
@@ -256,11 +257,8 @@ def _numeric(p: Function, q: Function, loss: Function, left: float, right: float
     rises = loss(np.array(right - inset)) > loss(np.array(left + inset))
 
     def inverse(level: np.ndarray) -> np.ndarray:
-        low, high = np.full(level.shape, left + inset), np.full(level.shape, right - inset)
-        for _ in range(_BISECTIONS):
-            middle = (low + high) / 2
-            before = (loss(middle) < level) == rises
-            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        ends = np.full(level.shape, left + inset), np.full(level.shape, right - inset)
+        low, high = halved(lambda x: (loss(x) < level) == rises, *ends, _BISECTIONS)
         return (low + high) / 2
 
     return Run(left, right, p, q, loss, inverse)

@@ -8,34 +8,36 @@ L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. What n reports without thei
 
 and with gamma = 1, omega = R_x0 it is exactly that where all others hold x0: a lower bound of the worst case.
 
-Which pair: E[(L_1 + ... + L_M)_+] rises with E(L - t)_+ at every t (the convex order; E L = 1 - e^eps for all pairs), so a
-pair of which E(L - t)_+ is largest at every t is the worst. It is convex in (R_x, R_x'), so mixtures of rows, which
-inputs between rows are, are no worse than rows. Of a window h that falls from its middle on a base g that does, whose
+Which pair: E[(L_1 + ... + L_M)_+] rises with E(L - t)_+ at every t (the convex order; E L = 1 - e^eps for all pairs),
+so a pair of which E(L - t)_+ is largest at every t is the worst. It is convex in (R_x, R_x'), so inputs between rows,
+which are mixtures of rows, are no worse than rows. Of a window h that falls from its middle on such a base g, whose
 windows at the two ends do not overlap, the ends are worst: omega is g, up to a factor, so for some k
 
     E(L - t)_+ = integral (h(v - c) - e^eps h(v - c') - k g(v))_+ dv + const    (both sides of an identity, if k < 0).
 
 For k >= 0 that is at most integral (h(v - c) - k g(v))_+ = area - integral min(h(v - c), k g(v)), the latter a
 convolution of even falling functions layer by layer: least at the end; and where the windows at the ends do not
-overlap the ends attain it. For k < 0 the same of (e^eps h(v - c') - h(v - c) - |k| g)_+. Of flat h and g that do overlap:
-less overlap is a spread of L that keeps its mean.
+overlap the ends attain it. For k < 0 the same of (e^eps h(v - c') - h(v - c) - |k| g)_+. Of flat h and g that do
+overlap: less overlap is a spread of L that keeps its mean.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache, partial, singledispatch
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs import pure
 from accountants.pairs.worst import falls
+from accountants.shuffle.crowds import Blanket, Reports, of_level
 from dpkernels import checks
-from dpkernels.exact.certify import ExactMixture, ExactMultivariate, ExactNoise, ExactWindow
-from dpkernels.exact.rows.optimal import ExactRows
+from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.rows.form import ExactRows
+from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
@@ -45,133 +47,12 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.numerics import gauss_legendre, like, namespace
-from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# Outcomes whose laws agree to so many digits are one.
-_DIGITS = 13
-# A first value of many outcomes is computed of so many at most.
-_MOST = 64
 # Tables whose pairs are all gone through: rows squared times outcomes. Of larger ones only the level and gamma count.
 _MOST_CELLS = 1 << 21
 # Where pairs of a table are compared (shares of eps0, of the range of L), and how many are kept.
 _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
-
-# (e^eps, t) -> a bound of E(L - t)_+ over all pairs.
-StopLoss = Callable[[float, np.ndarray], np.ndarray]
-
-
-@pytree
-@dataclass(frozen=True)
-class Crowd:
-    """Reports that hide one: each of n is with probability gamma a draw of omega, else it hides nothing.
-
-    Attributes:
-        mass: omega of every outcome, or group of outcomes that tell the same.
-        p: R_x/omega, of the report that is hidden.
-        q: R_x'/omega.
-        gamma: the probability.
-    """
-
-    mass: Any
-    p: Any
-    q: Any
-    gamma: Any
-
-    def losses(self, epsilon: Any) -> Any:
-        """L = p - e^eps q."""
-        return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
-
-    @property
-    def merged(self) -> Crowd:
-        """Outcomes that tell the same as one; NumPy. Under JAX all as they are."""
-        if namespace(*jax.tree.leaves(self)) is not np:
-            return self
-        some = np.asarray(self.mass) > 0
-        mass, p, q = (np.asarray(column, float)[some] for column in (self.mass, self.p, self.q))
-        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.stack([p, q]))))
-        keys = np.round(np.stack([p, q]) * scale) / scale
-        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
-        group = np.argsort(np.argsort(first))[group.ravel()]  # In the outcomes' order.
-        whole = np.bincount(group, mass)
-        return Crowd(
-            whole, np.bincount(group, mass * p) / whole, np.bincount(group, mass * q) / whole, float(self.gamma)
-        )
-
-    @property
-    def thinned(self) -> Crowd:
-        """At most ``_MOST`` outcomes, whose sums of losses have the same mean, variance and skewness, next to exactly.
-
-        Neighbours, so many at a time, become two: at their mean plus and minus their deviation along q - p.
-        """
-        if len(self.mass) <= _MOST:
-            return self
-        mass, p, q = self.mass, self.p, self.q
-        share = np.cumsum(mass * np.hypot(p, q))
-        block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
-        block = np.unique(block, return_inverse=True)[1]
-        whole = np.bincount(block, mass)
-        means = [np.bincount(block, mass * law) / whole for law in (p, q)]
-        off = [law - mean[block] for law, mean in zip((p, q), means, strict=True)]
-        along = np.sign(np.bincount(block, mass * off[0] * off[1]))
-        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in off]
-        p, q = (
-            np.append(mean - side * one, mean + side * one)
-            for mean, one, side in zip(means, spread, (1.0, np.where(along < 0, -1.0, 1.0)), strict=True)
-        )
-        return Crowd(np.append(whole, whole) / 2, p, q, self.gamma)
-
-
-@pytree
-@dataclass(frozen=True)
-class Reports:
-    """Probabilities of outcomes.
-
-    Attributes:
-        least: the smallest over all inputs.
-        first: under the input x.
-        second: under x'.
-        others: (k, outcomes), under inputs that all others may hold.
-    """
-
-    least: Any
-    first: Any
-    second: Any
-    others: Any
-
-    @property
-    def upper(self) -> Crowd:
-        """The blanket hides the report: what no neighbour's n reports exceed."""
-        gamma = self.least.sum()
-        return self._in_crowd(self.least / gamma, gamma)
-
-    @property
-    def lower(self) -> tuple[Crowd, ...]:
-        """Others that all hold one input: what some neighbours' reports reveal."""
-        return tuple(self._in_crowd(row, 1.0) for row in self.others)
-
-    def _in_crowd(self, mass: Any, gamma: Any) -> Crowd:
-        xp = namespace(mass)
-        some = mass > 0  # Panels of no width have no mass, under JAX.
-        p, q = (xp.where(some, law / xp.where(some, mass, 1.0), 1.0) for law in (self.first, self.second))
-        return Crowd(mass, p, q, gamma)
-
-
-@dataclass(frozen=True)
-class Blanket:
-    """The pairs of inputs of a mechanism that may be the worst.
-
-    Attributes:
-        pairs: those that values are computed of; the largest is meant.
-        level: the pure level eps0, from which on delta is 0.
-        stop_loss: a bound over all pairs, which a rigorous bracket needs; None where the one of ``pairs`` is proven worst.
-        exact: whether probabilities are those of the mechanism to rounding, and no nodes of a quadrature.
-    """
-
-    pairs: tuple[Reports, ...]
-    level: Any
-    stop_loss: StopLoss | None = None
-    exact: bool = True
 
 
 @singledispatch
@@ -224,8 +105,8 @@ def _(mechanism: ExactMultivariate) -> Blanket:
 def _of_one(mechanism: Multivariate, coordinate: Any) -> Blanket:
     if mechanism.sampled > 1:
         raise ValueError(
-            f"mechanism: a report holds {mechanism.sampled} coordinates, whose blanket is not known here; shuffle reports of "
-            "one coordinate (sampled=1)"
+            f"mechanism: a report holds {mechanism.sampled} coordinates, whose blanket is not known here; shuffle "
+            "reports of one coordinate (sampled=1)"
         )
     return blanket(coordinate)
 
@@ -277,14 +158,15 @@ def _(mechanism: Windowed) -> Blanket:
         return Blanket(
             (of_level(pure.epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure.epsilon(mechanism), exact=False
         )
-    v, weight = _quadrature(mechanism)
     reach = 1 - mechanism.width / 2
+    v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
-    xp = namespace(first)
-    made = Reports(weight * mechanism.envelope(v)[1], first, second, xp.stack([second, middle, first]))
-    if xp is not np:
-        return Blanket((made,), xp.log((made.upper.p / made.upper.q).max()), exact=False)
-    return Blanket((made,), pure.epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
+    least = weight * mechanism.envelope(v)[1]
+    if namespace(first) is np:
+        made = Reports(least, first, second, np.stack([second, middle, first]))
+        return Blanket((made,), pure.epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
+    made = Reports(least, first, second, jnp.stack([second, first]))
+    return Blanket((made,), jnp.log((made.upper.p / made.upper.q).max()), exact=False)
 
 
 def _density(m: Windowed, v: Any, middle: Any) -> Any:
@@ -292,36 +174,20 @@ def _density(m: Windowed, v: Any, middle: Any) -> Any:
 
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
-    """Nodes on [-1, 1] between the knots of all laws, and their weights."""
+    """Nodes on [-1, 1] between the knots of the laws, and their weights; in NumPy also those of the middle input.
+
+    Under JAX knots of two laws that meet would have the derivatives of either.
+    """
     reach, bends = 1 - m.width / 2, m.width * m.window.kinks
-    knots = [
-        m.base.kinks + 0 * reach,
-        bends,
-        bends - reach,
-        bends + reach,
-        reach - bends,
-        0 * reach + np.array([0.0, 1.0]),
-    ]
+    fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
+    knots = [fixed + 0 * reach, bends - reach, bends + reach, reach - bends]
     xp = namespace(*knots)
+    knots = [*knots, bends] if xp is np else knots
     right = xp.sort(xp.clip(xp.concatenate(knots), 0.0, 1.0))
     ends = xp.concatenate([-right[::-1], right])
     width = xp.diff(ends)[:, None]
     v, weight = ends[:-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     return v.ravel(), weight.ravel()
-
-
-def of_level(level: Any, gamma: Any) -> Reports:
-    """Reports that are no less telling than any mechanism's of this pure level and gamma.
-
-    R_x/omega is between gamma and gamma e^eps0 and 1 in the mean, so (R_x - e^eps R_x')/omega is spread widest where both
-    are at one of the two ends, high with probability w = (1/gamma - 1)/(e^eps0 - 1), as rarely together as can be.
-    """
-    high = np.exp(level)
-    w = min((1 / gamma - 1) / (high - 1), 1.0)
-    both = max(2 * w - 1, 0.0)
-    mass = np.array([w - both, w - both, both, 1 - 2 * w + both])
-    first, second = (np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
-    return Reports(gamma * mass, gamma * mass * first, gamma * mass * second, np.zeros((0, 4)))
 
 
 @blanket.register

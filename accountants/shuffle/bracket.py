@@ -17,7 +17,7 @@ import numpy as np
 
 from accountants.composition.loss_bounds import Masses
 from accountants.composition.loss_distribution import Sum, compose
-from accountants.shuffle.blanket import Blanket, Crowd, StopLoss
+from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
 _MASS, _VALUE = 1e-12, 1e-14

@@ -2,9 +2,11 @@
 
 Of n reports K tell x and x' apart, X of them for x, and Z of the others hide them but tell nothing:
 
-    K ~ Bin(n, gamma (w_1 + w_2)),   X | K ~ Bin(K, w_1/(w_1 + w_2)),   Z | K ~ Bin(n - K, gamma w_3/(1 - gamma (w_1 + w_2)))
+    K ~ Bin(n, gamma (w_1 + w_2)),    X | K ~ Bin(K, w_1/(w_1 + w_2)),
+    Z | K ~ Bin(n - K, gamma w_3/(1 - gamma (w_1 + w_2)))
 
-and S = L_1 X + L_2 (K - X) + L_3 Z with L_1 > 0 >= L_2, L_3. Sums over the tails of X, and of Z, are tabled once for all eps.
+and S = L_1 X + L_2 (K - X) + L_3 Z with L_1 > 0 >= L_2, L_3. Sums over the tails of X, and of Z, are tabled once for
+all eps.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import gammaln, xlog1py, xlogy
 
-from accountants.shuffle.blanket import Crowd
+from accountants.shuffle.crowds import Crowd
 
 # Deviations and outcomes beside them that are summed over; the most entries of a table.
 _DEVIATIONS, _BESIDE, _MOST = 11.0, 12, 1 << 21
@@ -125,7 +127,7 @@ def delta(crowd: Crowd, n: float, epsilon: float) -> float:
 
 
 def _of_rows(table: _Table, slope: float, base: np.ndarray, fall: float) -> np.ndarray:
-    """E[(A - fall Z)_+ | K] with A = base + slope X, for every K: at once where A is above all of fall Z, else one by one."""
+    """E[(A - fall Z)_+ | K], A = base + slope X, for every K: at once where A is above all of fall Z, else X by X."""
     x, z, last = table.x, table.z, table.x.chance.shape[1] - 1
     lowest, highest = z.start, z.start + z.chance.shape[1] - 2
     some = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)

@@ -2,9 +2,9 @@
 
     E[S_+] = (1/pi) Re integral_0^inf exp(K(s)) / s^2 du,    s = c + i u,    K(s) = n log(1 - gamma + gamma E e^(s L)),
 
-c > 0 the saddle point of K(c) - 2 ln c; M = 0, which adds nothing to E[S_+], is taken off exp(K). Nodes in u = w sinh v, w the
-saddle's width. Where L has few values S is on a lattice, exp(K) comes back far out, and the integral is not told by
-nodes near the saddle: by about 1e-4 of delta at 100 reports, 1e-7 at 10,000 (``counts`` takes over there).
+c > 0 the saddle point of K(c) - 2 ln c; M = 0, which adds nothing to E[S_+], is taken off exp(K). Nodes in
+u = w sinh v, w the saddle's width. Where L has few values S is next to a lattice, exp(K) comes back far out, and nodes
+near the saddle miss that: about 1e-4 of delta at 100 reports, 1e-7 at 10,000 (``counts`` is exact there).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.shuffle.blanket import Crowd
+from accountants.shuffle.crowds import Crowd
 from dpkernels.numerics import like
 
 # Nodes, and the largest v: the integrand at 11 and at 200 widths.
@@ -34,11 +34,11 @@ def padded(crowd: Crowd) -> Crowd:
     """As many outcomes as one of a few sizes, the further ones of no mass; NumPy in float64."""
     count = len(crowd.mass)
     size = next((size for size in _SIZES if size >= count), count)
-    columns = (
-        np.pad(column, (0, size - count), constant_values=(0.0, fill))
+    mass, p, q = (
+        np.pad(column, (0, size - count), constant_values=fill)
         for column, fill in ((crowd.mass, 0.0), (crowd.p, 1.0), (crowd.q, 1.0))
     )
-    return Crowd(*columns, np.float64(crowd.gamma))
+    return Crowd(mass, p, q, np.float64(crowd.gamma))
 
 
 def _moments(crowd: Crowd, L: Any, c: Any) -> tuple[Any, Any, Any]:
@@ -109,7 +109,7 @@ def _integral(crowd: Crowd, L: Any, n: Any, c: Any, width: Any, size: tuple[int,
 
 
 def epsilon(crowd: Crowd, n: Any, delta: Any, level: Any) -> tuple[Any, Any]:
-    """(the least eps >= 0 at one delta, d log delta/d eps there), by Newton on log delta in log eps; implicit derivatives."""
+    """(the least eps >= 0 at one delta, d log delta/d eps there), by Newton in log eps; derivatives are implicit."""
     still, goal, top = jax.lax.stop_gradient(((crowd, n), jnp.log(delta), jnp.log(level)))
 
     def value_and_slope(x: Any) -> tuple[Any, Any]:

@@ -86,7 +86,7 @@ class Shuffled(Family):
 @realised.register
 def _(family: Shuffled, mechanism: Any) -> tuple[float, float]:
     """All reports together, by the upper end of the rigorous bracket of the integers."""
-    found = proven(mechanism, family.n).bracket(epsilon=float(family.epsilon))[1]
+    found = proven(mechanism, family.n).upper_bound(float(family.epsilon))
     refuse_above(family, "delta", found, float(family.delta))
     return float(family.epsilon), found
 

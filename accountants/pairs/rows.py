@@ -1,4 +1,4 @@
-"""The worst pairs of mechanisms given row by row, and of the Central Piecewise Mechanism.
+"""The worst pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
 
 Of a table the profile is the largest hockey stick over all neighbouring rows, in either direction; inputs between rows
 are mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps, and so
@@ -18,8 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs import pure
-from accountants.pairs.worst import Atoms, take_none, worst_pairs
-from dpkernels.exact.rows.optimal import ExactRows
+from accountants.pairs.worst import Atoms, Mixed, take_none, worst_pairs
+from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.rows.form import ExactRows
+from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
 from dpkernels.numerics import namespace
@@ -124,7 +128,7 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
 
 
 def of_dots(t: Any, f: Any) -> Atoms:
-    """The pair, its own mirror, whose profile at e^eps = t is f, and straight in e^eps between; see ``dominating_pair``."""
+    """The pair, its own mirror, whose profile is f at e^eps = t, and straight between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
     q = xp.maximum(xp.diff(slopes), 0.0)
@@ -160,3 +164,53 @@ def _largest(p: np.ndarray, cells: int, t: float) -> float:
         a, b = p[shift:], p[:-shift]
         best = max(best, *(np.maximum(x - t * y, 0.0).sum(axis=1).max() for x, y in ((a, b), (b, a))))
     return float(best)
+
+
+@worst_pairs.register
+def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The table and the table as many cells further on as neighbours can be apart, both ways.
+
+    Under the same rounding neighbours are any number of cells up to that apart; the weights are unimodal, so the
+    largest shift is the worst (``pairs.noise_pairs``), and a mixture over roundings is no worse.
+
+    Raises:
+        ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity
+            than the certificate's.
+    """
+    certificate = form.certificate
+    if not isinstance(certificate, NoiseCertificate):
+        raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
+    if sensitivity is not None and sensitivity > certificate.sensitivity:
+        raise ValueError(f"sensitivity: {sensitivity:g} is above the {certificate.sensitivity:g} certified")
+    if not certificate.table.is_unimodal:
+        raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
+    weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
+    none = np.zeros(certificate.shift)
+    near, far = np.concatenate([weights, none]), np.concatenate([none, weights])
+    even = bool((weights == weights[::-1]).all())
+    return (Atoms(near, far, certificate.shift),) if even else (Atoms(near, far), Atoms(far, near))
+
+
+@worst_pairs.register
+def _(form: ExactWindow, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
+    take_none(sensitivity)
+    table = form.table
+    if not all(_falls(weights) for weights in (table.window, table.base)):
+        high = 1 / (1 + np.exp(-form.certificate.realised_epsilon))
+        return (Atoms(np.array([high, 1 - high]), np.array([1 - high, high])),)
+    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
+    return (Atoms(first, last),)
+
+
+def _falls(weights: np.ndarray) -> bool:
+    outward = weights[len(weights) // 2 :]
+    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
+
+
+@worst_pairs.register
+def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The choice revealed; both parts at the two ends."""
+    take_none(sensitivity)
+    (first,), (second,) = worst_pairs(form.first), worst_pairs(form.second)
+    return (Mixed(float(form.certificate.weight), first, second),)
