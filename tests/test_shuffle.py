@@ -155,7 +155,7 @@ def _check(mechanism, n, delta):
     slack = {"counts": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(made._upper.ways)]
     assert low <= high * (1 + 1e-12)
     assert low <= value * (1 + slack)
-    assert value <= high * (1 + slack) + 1e-300
+    assert value <= high * (1 + slack) + 1e-12
     level = float(made.blanket.level)
     pairs = made.blanket.pairs
     distance = max(0.5 * np.abs(pair.first - pair.second).sum() for pair in pairs)
@@ -188,6 +188,22 @@ def test_epsilon_and_delta_are_inverse(n):
         assert made.delta(eps) == pytest.approx(delta, rel=1e-8) or (eps == 0 and made.delta(0.0) <= delta)
     assert np.all(np.diff(made.delta(np.linspace(0.0, 2.0, 9))) <= 0)
     assert made.delta(np.zeros((2, 3))).shape == (2, 3)
+
+
+@pytest.mark.parametrize("share", [0.9, 1 - 1e-6, 1 - 1e-9])
+def test_the_bracket_holds_next_to_the_pure_level(share):
+    """Where only the largest losses are positive, and barely: against the first report that is not hidden at all."""
+    rows = _rows(np.random.default_rng(11), 1.0, 6, 9)
+    made, n = shuffled(rows, 13), 13
+    eps = share * float(made.blanket.level)
+    low, high = made.bracket(epsilon=eps)
+    value = made.delta(eps)
+    assert low <= high
+    assert 0 < value <= high * (1 + 2e-4) + 1e-12  # The grid's own allowance for rounding.
+    # M = 1: one report of the blanket, that of the person, of any pair.
+    crowd = made._upper.crowds[0]
+    alone = (1 - crowd.gamma) ** (n - 1) * crowd.mass @ np.maximum(crowd.losses(eps), 0.0)
+    assert alone <= high * (1 + 1e-9)
 
 
 def test_the_bracket_of_epsilon_holds_both_values():

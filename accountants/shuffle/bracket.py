@@ -32,7 +32,8 @@ _NARROW = 1e-2
 # Points that one law may need on a grid.
 _CELLS = 1 << 20
 _DOTS = np.linspace(0.0, 1.0, 257)
-_BISECTIONS, _HIGHEST, _OVERFLOWS = 60, 600.0, 700.0
+# Of tilts, and of a tilt times the step: steeper ones are of no use on the grid.
+_BISECTIONS, _HIGHEST, _OVERFLOWS, _STEEPEST = 60, 600.0, 700.0, 1.0
 # The first steps of eps from the estimate, relative to log delta over its slope; how many there are at most.
 _CLOSER, _MOST_STEPS = 1e-7, 60
 
@@ -197,13 +198,15 @@ def _positive_part(total: Sum, side: int) -> float:
     weight = s * np.exp(-c * s)
     value = (weight * total.g[total.loss > 0]).sum()
     value += side * (total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c) + 1e-13 * value)
-    return math.exp(min(total.log_scale, _OVERFLOWS)) * max(value, 0.0)
+    if total.log_scale > _OVERFLOWS:  # Weights may be 0 by underflow.
+        return math.inf if side > 0 else 0.0
+    return math.exp(total.log_scale) * max(value, 0.0)
 
 
 def _bound(one: Law, n: int, side: int) -> float:
     """E[(L_1 + ... + L_M)_+] from above (side 1) or from below (-1)."""
-    if one.value.max() + side * one.slack <= 0:
-        return 0.0
+    if one.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
+        return max(n * (float(one.value.max()) + one.slack), 0.0) if side > 0 else 0.0
     parts = _parts(one, n)
     if len(parts) == 1 and parts[0][1] == 1:
         law = parts[0][0]
@@ -213,7 +216,9 @@ def _bound(one: Law, n: int, side: int) -> float:
     for points in _GRIDS:
         step = _SPAN * deviation / points
         try:
-            found = _positive_part(compose([place(law, step, count) for law, count in parts], step, c), side)
+            found = _positive_part(
+                compose([place(law, step, count) for law, count in parts], step, min(c, _STEEPEST / step)), side
+            )
         except (ValueError, MemoryError):  # The grid is too large.
             break
         done = 0 < best < math.inf and abs(found - best) <= _WIDTH / 4 * best

@@ -19,6 +19,7 @@ Examples:
   dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
   dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
   dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
+  dpkernels account piecewise --lower 0 --upper 120 --epsilon 4 --shuffle 100000 --plot shuffled.png
 """
 
 _MORE_TUNE = """\b
@@ -32,6 +33,7 @@ Objectives, of the worst input where it matters:
 \b
 Examples:
   dpkernels tune --epsilon 1 --lower 0 --upper 120
+  dpkernels tune --epsilon 0.1 --delta 1e-6 --shuffle 100000 --lower 0 --upper 120
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
 """
 
@@ -49,7 +51,18 @@ Examples:
     multiple=True,
     help="Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
 )
-@click.option("--plot", type=_OUTPUT, help="Also draw delta against epsilon into this .png.")
+@click.option(
+    "--shuffle",
+    type=int,
+    metavar="N",
+    multiple=True,
+    help="N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
+)
+@click.option(
+    "--plot",
+    type=_OUTPUT,
+    help="Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def account(
     mechanism: str,
@@ -57,6 +70,7 @@ def account(
     at_delta: tuple[float, ...],
     reports: tuple[int, ...],
     subsample: tuple[float, ...],
+    shuffle: tuple[int, ...],
     plot: Path | None,
     as_json: bool,
     **options: tuple[Any, ...],
@@ -66,6 +80,7 @@ def account(
     MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
     nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
     reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
+    With --shuffle: what a bounded mechanism's certified reports reveal once nobody knows who sent which.
     """
     with importing():
         from dpkernels.cli import account as accounting
@@ -75,12 +90,21 @@ def account(
 
         check_target(plot)
     several = single({"reports": reports, "subsample": subsample})
+    together = single({"shuffle": shuffle})
+    if together and several:
+        raise click.UsageError("--shuffle: has no use with --reports or --subsample; compose rounds in Python")
     found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
     if several:
         from dpkernels.cli.composed import Composed
 
         found = Composed.of(found, at_epsilon, at_delta, **several)
-    if plot is not None:
+    if together:
+        from dpkernels.cli import shuffled
+
+        found = shuffled.ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
+    if plot is not None and together:
+        shuffled.draw(plot, found)
+    elif plot is not None:
         from dpkernels.cli.profile_plot import draw
 
         found.guarantee.plot(plot) if several else draw(plot, found)
@@ -107,6 +131,13 @@ def account(
     "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
 )
 @click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
+@click.option(
+    "--shuffle",
+    type=int,
+    metavar="N",
+    multiple=True,
+    help="epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
+)
 @click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:

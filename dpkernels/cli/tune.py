@@ -20,6 +20,7 @@ from dpkernels.decimals import shortest
 _BOUNDED = ("epsilon", "lower", "upper")
 _PURE = ("epsilon", "sensitivity")
 _ADDITIVE = (*_PURE, "delta")
+_SHUFFLED = (*_BOUNDED, "delta", "shuffle")
 
 # What each objective needs, how it is made, and its unit; variance is the worst input's.
 OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective], str]] = {
@@ -103,17 +104,26 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     budget = _budget(given, needs)
     try:
         aim = make(*(given[name] for name in needs))
-        families = [one(**{name: given[name] for name in names}) for names in budget for one in _FAMILIES[names]]
+        families = [family for names in budget for family in _families(names, given)]
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    if "at" in needs and budget == [_BOUNDED] and not given["lower"] <= given["at"] <= given["upper"]:
+    if "at" in needs and "lower" in given and not given["lower"] <= given["at"] <= given["upper"]:
         raise click.UsageError(
             f"--at: {shortest(given['at'])} is not in [{shortest(given['lower'])}, {shortest(given['upper'])}]"
         )
     title = " ".join([objective, *(shortest(given[name]) for name in needs)])
-    groups = dict.fromkeys((*_BOUNDED, *_ADDITIVE))
+    groups = dict.fromkeys((*_SHUFFLED, *_ADDITIVE))
     asked = ", ".join(f"{name} {shortest(given[name])}" for name in groups if name in given)
     return Tuned(title, unit, asked, *_search(families, aim))
+
+
+def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
+    """The families that take these options; of shuffled reports the bounded ones, whose own epsilon does not count."""
+    if names != _SHUFFLED:
+        return [one(**{name: given[name] for name in names}) for one in _FAMILIES[names]]
+    inner = [one(epsilon=1.0, lower=given["lower"], upper=given["upper"]) for one in _FAMILIES[_BOUNDED]]
+    target = {"n": int(given["shuffle"]), "epsilon": given["epsilon"], "delta": given["delta"]}
+    return [tune.shuffled(one, **target) for one in inner]
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
@@ -122,8 +132,8 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
     Raises:
         click.UsageError: the options fit none, or one is missing or has no use.
     """
-    bounded = "lower" in given or "upper" in given
-    required = _BOUNDED if bounded else _PURE
+    bounded = "lower" in given or "upper" in given or "shuffle" in given
+    required = _SHUFFLED if "shuffle" in given else _BOUNDED if bounded else _PURE
     allowed = {*required, *needs, *(() if bounded else ("delta",))}
     if missing := [name for name in (*required, *needs) if name not in given]:
         either = "" if bounded or "sensitivity" in given else " (or --lower and --upper, for bounded mechanisms)"
@@ -131,7 +141,7 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
     if extra := [name for name in given if name not in allowed]:
         raise click.UsageError(f"{flag(extra[0])}: has no use here; this search takes {flags(sorted(allowed))}")
     if bounded:
-        return [_BOUNDED]
+        return [required]
     return [_PURE, _ADDITIVE] if "delta" in given else [_PURE]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
@@ -9,6 +10,7 @@ from accountants.tune.families.bounded import Composite, Piecewise, Plain
 from accountants.tune.families.merged import MergedLaplaces
 from accountants.tune.families.noise import PlainNoise
 from accountants.tune.families.recycled import Recycled
+from accountants.tune.families.shuffled import Shuffled
 from accountants.tune.families.staircase import Staircases
 from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
@@ -45,6 +47,12 @@ def _(family: Composite, mechanism: Any) -> str:
     condition = {} if family.condition == "pointwise" else {"condition": family.condition}
     shapes = f'"{window}"', _base(mechanism.base)
     return _call("composite", *shapes, **_bounded(family), width=float(mechanism.width), **condition)
+
+
+@python_line.register
+def _(family: Shuffled, mechanism: Any) -> str:
+    """Of one report."""
+    return python_line(replace(family.inner, epsilon=float(mechanism.epsilon)), mechanism)
 
 
 @singledispatch
