@@ -16,6 +16,8 @@ from dpkernels.roots import NotPrivateError
 
 # Steps of log eps0 to the safe side: the least, and what is stepped of log delta, which falls 2 times as fast or more.
 _FEWER, _STEP, _MOST_STEPS = 1e-9, 0.1, 100
+# The least step of log eps0 to where a constructor takes no more.
+_FEWEST = 1e-2
 
 
 def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n: int, **arguments: Any) -> Any:
@@ -58,9 +60,24 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
         raise ValueError(
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
-    high = min(high, max(math.log(epsilon), low) + math.log(2.0) + 0.5 * math.log(n))
-    t = high if excess(high) <= 0 else float(brentq(excess, low, high, xtol=1e-12))
+    t = _largest(excess, low, high)
     return until_private(lambda t: constructor(epsilon=math.exp(max(t, low)), **arguments), t, epsilon, delta, n)
+
+
+def _largest(excess: Callable[[float], float], low: float, high: float) -> float:
+    """The root, looked for from below in growing steps: mechanisms of the largest budgets may not exist."""
+    safe, step = low, 1.0
+    while safe < high:
+        unsafe = min(safe + step, high)
+        try:
+            if excess(unsafe) > 0:
+                return float(brentq(excess, safe, unsafe, xtol=1e-12))
+            safe = unsafe
+        except ValueError:
+            high, step = unsafe - 1e-6, step / 2
+            if step < _FEWEST:
+                break
+    return safe
 
 
 def until_private(made: Callable[[float], Any], t: float, epsilon: float, delta: float, n: int) -> Any:

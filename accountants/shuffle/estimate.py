@@ -12,7 +12,8 @@ from accountants.shuffle import bracket, counts, integral
 from accountants.shuffle.crowds import Crowd
 
 # Where fewer reports than this that tell the inputs apart are expected nodes further out are looked at as well.
-_FEW, _TOLD, _LOOKED_AT = 10_000, 1e-7, (1e-3, 1e-9)
+# Fewer than the least are not left to the integral.
+_FEW, _LEAST, _TOLD, _LOOKED_AT = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
 # Of log delta: a root. How many steps are taken to it before it is bisected for.
 _CLOSE, _SECANTS = 1e-11, 8
 
@@ -48,6 +49,8 @@ class Estimate:
     def _way(self, crowd: Crowd) -> str:
         if counts.applies(crowd, self.n):
             return "counts"
+        if self.n < _LEAST and float(self.n) == int(self.n):
+            return "grid"
         telling = self.n * crowd.gamma * float(crowd.mass[crowd.p != crowd.q].sum())
         if telling >= _FEW or float(self.n) != int(self.n):
             return "integral"

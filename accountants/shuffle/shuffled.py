@@ -29,11 +29,15 @@ from accountants.shuffle.estimate import Estimate
 from dpkernels import checks
 from dpkernels.numerics import namespace
 
+NEIGHBOURING = (
+    "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
+    "honest reports, that person's own among them: whoever colludes with the curator hides nobody"
+)
 _MOST = 1 << 50
 # Of so many pairs a lower bound is looked for.
 _LOWER = 2
 # The profile's dots of a pair: down to this delta, so many, and beyond; what is added to their values.
-_LAST, _DOTS, _RIGOROUS_DOTS, _BEYOND, _MARGIN = 1e-18, 320, 40, 16, 1e-7
+_LAST, _DOTS, _RIGOROUS_DOTS, _BEYOND, _MARGIN = 1e-18, 320, 40, 16, 2e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,10 +55,7 @@ class Shuffled:
     @property
     def neighbouring(self) -> str:
         """Which inputs are neighbours, whom is trusted, and who counts, in words."""
-        return (
-            "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts "
-            "the honest reports, that person's own among them: whoever colludes with the curator hides nobody"
-        )
+        return NEIGHBOURING
 
     def delta(self, epsilon: Any) -> Any:
         """The least delta at eps that the blanket proves, whatever the others' inputs.
@@ -131,7 +132,7 @@ class Shuffled:
         """One pair that is nowhere less telling, connecting dots of the profile: to compose with others.
 
         Args:
-            rigorous: whether the dots are the bracket's upper ends (some seconds), or estimates plus 1e-7 of them.
+            rigorous: whether the dots are the bracket's upper ends (some seconds), or estimates plus 2e-5 of them.
         """
         return Guarantee((Term(self._rigorous_pair if rigorous else self._pair, 1),))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,8 +120,7 @@ def draw(target: Path, account: ShuffledAccount) -> None:
     made = [accountants.shuffled(account.form, int(count)) for count in counts]
     level = float(account.made.blanket.level)
     clones = [
-        published.epsilon_of(lambda eps, c=count: published.published_clones(level, int(c), eps), delta, level)
-        for count in counts
+        published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
     ]
     figure = Figure(figsize=(8, 5.5), dpi=150)
     axes = figure.subplots()

@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 from accountants import tune
+from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from dpkernels.cli.mechanisms.options import flag, flags
 from dpkernels.cli.mechanisms.python_line import python_line
@@ -63,6 +64,7 @@ class Tuned:
         asked: budget and interval or sensitivity, in words.
         results: a result for every feasible family, with the line of Python that builds its mechanism.
         refused: families without a result, and why.
+        covers: what a budget of shuffled reports is of; empty for others.
     """
 
     objective: str
@@ -70,12 +72,14 @@ class Tuned:
     asked: str
     results: list[tuple[Result, str]]
     refused: list[tuple[str, str]]
+    covers: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
         return {
             "objective": self.objective,
             "unit": self.unit,
+            **({"covers": self.covers} if self.covers else {}),
             "results": [_form(result, line) for result, line in self.results],
             "refused": [{"family": name, "reason": reason} for name, reason in self.refused],
         }
@@ -85,7 +89,8 @@ class Tuned:
         heading = ["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]
         rows = [[one.family, f"{one.value:.6g}", _parameters(one), f"{one.delta:.4g}"] for one, _ in self.results]
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
-        return "\n".join([*aligned([heading, *rows]), *refused, "", f"best: {best.family}", line])
+        covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
+        return "\n".join([*aligned([heading, *rows]), *refused, *covers, "", f"best: {best.family}", line])
 
 
 def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
@@ -114,7 +119,7 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
     title = " ".join([objective, *(shortest(given[name]) for name in needs)])
     groups = dict.fromkeys((*_SHUFFLED, *_ADDITIVE))
     asked = ", ".join(f"{name} {shortest(given[name])}" for name in groups if name in given)
-    return Tuned(title, unit, asked, *_search(families, aim))
+    return Tuned(title, unit, asked, *_search(families, aim), NEIGHBOURING if "shuffle" in given else "")
 
 
 def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
@@ -122,8 +127,8 @@ def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family
     if names != _SHUFFLED:
         return [one(**{name: given[name] for name in names}) for one in _FAMILIES[names]]
     inner = [one(epsilon=1.0, lower=given["lower"], upper=given["upper"]) for one in _FAMILIES[_BOUNDED]]
-    target = {"n": int(given["shuffle"]), "epsilon": given["epsilon"], "delta": given["delta"]}
-    return [tune.shuffled(one, **target) for one in inner]
+    n, epsilon, delta = int(given["shuffle"]), given["epsilon"], given["delta"]
+    return [tune.shuffled(one, n=n, epsilon=epsilon, delta=delta) for one in inner]
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
