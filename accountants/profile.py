@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import placed as _placed  # noqa: F401 - registers the windowed pairs
 from accountants.pairs import pure
-from accountants.pairs import rows as _rows  # noqa: F401 - registers row by row mechanisms and exact forms
-from accountants.pairs.hockey_stick import as_float64, curve, largest_loss, profile
-from accountants.pairs.shifted import cap
+from accountants.pairs.hockey_stick import as_float64, curve, profile
+from accountants.pairs.noise_sticks import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
@@ -107,7 +105,7 @@ def _pure(mechanism: Any, sensitivity: Any) -> float:
 
 @jax.jit
 def _pure_level(pairs: tuple[Any, ...]) -> Any:
-    return jnp.stack([largest_loss(pair) for pair in pairs]).max()
+    return jnp.stack([pair.largest_loss() for pair in pairs]).max()
 
 
 def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:

@@ -37,10 +37,9 @@ from accountants.composition.terms import (
     part_of,
     with_mirror,
 )
-from accountants.pairs.checks import check_pair
-from accountants.pairs.densities import Densities
+from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, profile
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
+from accountants.pairs.worst import take_none, worst_pairs
 from accountants.profile import epsilon_of
 from dpkernels import checks
 from dpkernels.numerics import floating, namespace, plain
@@ -269,10 +268,10 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         TypeError: an unknown mechanism.
         ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is none of laws.
     """
-    if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
+    if isinstance(mechanism, Pair):
         take_none(sensitivity)
-        if not isinstance(mechanism, Densities) and namespace(*jax.tree.leaves(mechanism)) is np:
-            check_pair(mechanism)
+        if namespace(*jax.tree.leaves(mechanism)) is np:
+            mechanism.check()
         return Guarantee((Term(with_mirror(mechanism), 1),))
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 
