@@ -168,10 +168,10 @@ def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
         (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3,
     )
     short = xp.where(small, width, 1.0)
-    s = xp.expand_dims(short, -1) * like(GAUSS_LEGENDRE[0], short)
-    weight = (
-        xp.expand_dims(short, -1) * like(GAUSS_LEGENDRE[1], short) * xp.exp(-xp.expand_dims(xp.where(small, rate, 0.0), -1) * s)
-    )
+    nodes, weights = (like(part, short) for part in GAUSS_LEGENDRE)
+    short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)
+    s = short * nodes
+    weight = short * weights * xp.exp(-slow * s)
     series = (weight.sum(-1), (weight * s).sum(-1), (weight * s**2).sum(-1))
     zeroth, first, second = (xp.where(small, near, far) for near, far in zip(series, closed, strict=True))
     return zeroth, first, second
@@ -216,3 +216,10 @@ def root_or_zero(value: Any) -> Any:
     xp = namespace(value)
     positive = value > 0
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
+
+
+def log_or_never(probability: Any) -> Any:
+    """The log of what is above 0, and -inf of 0, with a finite gradient there."""
+    xp = namespace(probability)
+    possible = probability > 0
+    return xp.where(possible, xp.log(xp.where(possible, probability, 1.0)), -xp.inf)

@@ -17,7 +17,8 @@ from dpkernels.exact.combined import Certificate, read_certificate
 from dpkernels.exact.windows.certificate import certify_table
 from dpkernels.exact.windows.lattice import windowed_table
 from dpkernels.exact.windows.table import WindowTable, rational
-from dpkernels.mechanisms.windowed.heights import height_at, relative_height
+from dpkernels.mechanisms.windowed.heights import relative_height
+from dpkernels.mechanisms.windowed.mechanism import height_at
 
 PROMISED_COST = 1e-3
 every_case = pytest.mark.parametrize(("name", "epsilon"), LARGE)
@@ -185,13 +186,13 @@ def test_a_certificate_prints_what_it_covers(name):
 def test_a_height_above_the_private_one_is_refused(name, factor):
     made = mechanism(name, 0.5)
     with pytest.raises(CertificateError, match="height"):
-        dpk.certify(dataclasses.replace(made, height=made.height * factor))
+        dpk.certify(dataclasses.replace(made, relative_height=made.relative_height * factor))
 
 
 def test_a_gentler_mechanism_keeps_its_own_height():
     made = mechanism("gentle", 1.0)
     certificate = dpk.certify(made).certificate
-    ratio = 1 + made.height / made.level
+    ratio = 1 + made.relative_height
     assert float(certificate.ratio) == pytest.approx(ratio, rel=2e-3)
 
 

@@ -89,6 +89,9 @@ class Distribution(Noise):
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
 
+    def placed(self, z: Any, room: Any) -> Any:
+        return z
+
     @property
     def atoms(self) -> tuple[Any, Any]:
         return np.zeros(0), np.zeros(0)

@@ -74,12 +74,14 @@ class Staircase(Symmetric):
 
     def partial_moment(self, power: int, near: Any, far: Any) -> Any:
         """The rest of the first period, whole ones, and the start of the last; or a part of one; or all that follow."""
-        q, a, xp = self._ratio, self._peak, namespace(near, far, self.period)
+        a, xp = self._peak, namespace(near, far, self.period)
         endless = xp.isinf(far)
         (k, part), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
         same = k == last
         first = self._piece(power, k, part, xp.where(same, end, 1.0))
-        later = self._whole(power, k + 1, last) + xp.exp(-self.epsilon * (last - k)) * self._piece(power, last, 0.0, end)
+        later = self._whole(power, k + 1, last) + xp.exp(-self.epsilon * (last - k)) * self._piece(
+            power, last, 0.0, end
+        )
         within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
         return xp.where(endless, self._from(power, k, part), within)
 
