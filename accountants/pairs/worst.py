@@ -260,9 +260,9 @@ def falls(shape: Window | Base) -> bool:
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends: either probability is affine in the input."""
     take_none(sensitivity)
-    p = mechanism.probability_high(mechanism.upper)
+    p, q = mechanism.probability_high(mechanism.upper), mechanism.probability_low(mechanism.upper)
     xp = namespace(p)
-    return (Atoms(xp.stack([p, 1 - p]), xp.stack([1 - p, p])),)
+    return (Atoms(xp.stack([p, q]), xp.stack([q, p])),)
 
 
 @worst_pairs.register
