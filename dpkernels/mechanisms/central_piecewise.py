@@ -144,7 +144,7 @@ class CentralPiecewise(Parabolic):
         return 2 * self.scale * integral
 
     def atoms(self, x: Any) -> tuple[Any, Any]:
-        none = np.zeros((0, *np.shape(x)))
+        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 
 

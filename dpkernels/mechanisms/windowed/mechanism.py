@@ -254,7 +254,7 @@ class Windowed(Parabolic):
         return 2 * integral / self.scale
 
     def atoms(self, x: Any) -> tuple[Any, Any]:
-        none = np.zeros((0, *np.shape(x)))
+        none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 
     def h1_rate(self) -> Any:
