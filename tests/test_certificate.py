@@ -11,14 +11,14 @@ import pytest
 from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table, tables
 
 import dpkernels as dpk
+from dpkernels.decimals import rational
 from dpkernels.exact import kernels
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate, read_certificate
 from dpkernels.exact.windows.certificate import certify_table
 from dpkernels.exact.windows.lattice import windowed_table
-from dpkernels.exact.windows.table import WindowTable, rational
-from dpkernels.mechanisms.windowed.heights import relative_height
-from dpkernels.mechanisms.windowed.mechanism import height_at
+from dpkernels.exact.windows.table import WindowTable
+from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 
 PROMISED_COST = 1e-3
 every_case = pytest.mark.parametrize(("name", "epsilon"), LARGE)

@@ -7,20 +7,18 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from accountants.composition.characteristic import Part
 from accountants.composition.deposits import highest
-from accountants.composition.replacement import replaced_losses
-from accountants.pairs.densities import Densities
-from accountants.pairs.losses import Losses, losses
-from accountants.pairs.mirrors import asymmetry, mirror
-from accountants.pairs.worst import Atoms, Shifted
+from accountants.composition.replacement import check_replaceable, replaced_losses
+from accountants.pairs.base import Pair
+from accountants.pairs.losses import Losses
+from accountants.pairs.shifted import Shifted
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.pytrees import pytree
 
-# Pairs whose mirrors may have another profile, so that both are composed.
-_TWO_WAYS = (Atoms, Densities)
 # How datasets differ whose samples are reported on.
 ADJACENCIES = {
     "add_remove": "datasets of which one has one record more",
@@ -55,7 +53,7 @@ class Term:
         """
         if self.rate is not None:
             return self.adjacency == "add_remove"
-        return any(isinstance(pair, _TWO_WAYS) for pair in self.pairs)
+        return any(pair.has_two_ways for pair in self.pairs)
 
 
 def neighbouring(terms: tuple[Term, ...]) -> str:
@@ -75,16 +73,41 @@ def one_adjacency(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     return terms
 
 
+def check_terms(terms: Any) -> None:
+    """Refuse the terms of a form where ``guarantee`` could not have made them.
+
+    Raises:
+        ValueError: saying what is wrong.
+        TypeError: the same, of a type.
+    """
+    if not (isinstance(terms, tuple) and terms and all(isinstance(term, Term) for term in terms)):
+        raise ValueError("form: the terms of a guarantee are one or more")
+    for term in terms:
+        checks.whole("count", term.count, 1, 1 << 62)
+        checks.one_of("adjacency", term.adjacency, ADJACENCIES)
+        if term.rate is not None:
+            checks.within("rate", term.rate, np.nextafter(0.0, 1.0), 1.0)
+        if not (isinstance(term.pairs, tuple) and term.pairs):
+            raise ValueError("form: the pairs of a term are one or more")
+        for pair in term.pairs:
+            if not isinstance(pair, Pair):
+                raise ValueError(f"form: {type(pair).__name__} is no pair of laws")
+            pair.check()
+        if term.adjacency == "replace":
+            check_replaceable(term.pairs)
+    one_adjacency(terms)
+
+
 def with_mirror(pair: Any) -> tuple[Any, ...]:
     """A pair of the user's own, and its mirror where that has another profile and is no direction by itself."""
-    odd = checks.concrete(asymmetry(pair))
+    odd = checks.concrete(pair.asymmetry())
     symmetric = odd is not None and odd <= 1e-9
-    return (pair,) if symmetric or isinstance(pair, _TWO_WAYS) else (pair, mirror(pair))
+    return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
 
 
 def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The pairs, and the mirrors of those that may have another profile."""
-    return (*pairs, *(mirror(pair) for pair in pairs if isinstance(pair, _TWO_WAYS)))
+    return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 
 
 def part_of(term: Term, added: bool, panels: int = 0) -> Part:
@@ -108,7 +131,7 @@ def is_gaussian(term: Term) -> bool:
 
 def _nodes(pair: Any, term: Term, panels: int) -> Losses:
     if term.rate is None:
-        return losses(pair, panels)
+        return pair.losses(panels)
     if term.adjacency == "replace":
         return replaced_losses(pair, term.rate, panels)
-    return losses(pair, panels).sampled(term.rate)
+    return pair.losses(panels).sampled(term.rate)

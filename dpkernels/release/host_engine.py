@@ -7,7 +7,7 @@ from functools import lru_cache
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.exact.certify import ExactForm
+from dpkernels.exact.form import ExactForm
 from dpkernels.random import host
 from dpkernels.settings import own_settings
 

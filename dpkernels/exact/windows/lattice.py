@@ -16,8 +16,8 @@ from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.heights import relative_height
-from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed, height_at
+from dpkernels.mechanisms.windowed.heights import height_at, relative_height
+from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
 
 # A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
 # Its width then follows.

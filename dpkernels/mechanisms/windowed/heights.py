@@ -13,7 +13,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Window, critical_points, distances, height_at
+from dpkernels.mechanisms.windowed.mechanism import Window, critical_points, distances
 from dpkernels.numerics import maximum_on
 
 CONDITIONS = ("pointwise", "sup_inf")
@@ -52,6 +52,11 @@ def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float
         return (window.ceiling(near) - np.exp(epsilon) * window.floor(far)) / base.density(v)
 
     return maximum_on(steepness, critical_points(window, base, width))
+
+
+def height_at(relative: float, window: Window, base: Base, width: float) -> float:
+    """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
+    return relative / (relative * window.area * width + 2 * base.area)
 
 
 def variance_at(window: Window, base: Base, width: float, height: float, objective: str) -> float:

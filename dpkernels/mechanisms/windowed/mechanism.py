@@ -185,7 +185,7 @@ class Windowed(Parabolic):
     @property
     def height(self) -> Any:
         """k, the window's peak."""
-        return height_at(self.relative_height, self.window, self.base, self.width)
+        return self.relative_height / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
     def window_mass(self) -> Any:
@@ -277,11 +277,6 @@ class Windowed(Parabolic):
         near, far = distances(v, self.width)
         base = self.level * self.base.density(v)
         return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
-
-
-def height_at(relative: Any, window: Window, base: Base, width: Any) -> Any:
-    """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
-    return relative / (relative * window.area * width + 2 * base.area)
 
 
 def distances(v: Any, width: Any) -> tuple[Any, Any]:
