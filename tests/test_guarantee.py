@@ -280,3 +280,16 @@ def test_guarantees_of_a_pair_of_laws():
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
+
+
+def test_a_guarantee_whose_windows_are_kept_by_their_height_is_read():
+    """As it was written before windows were kept by how high they are over their base."""
+    made = guarantee(dpk.composite(epsilon=2.0, lower=0.0, upper=1.0, window="sine", base="quartic"))
+    form = made.to_dict()
+    (pair,) = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"]
+    windowed, m = pair["mechanism"], made.terms[0].pairs[0].mechanism
+    windowed["height"] = float(m.height)
+    del windowed["relative_height"]
+    again = Guarantee.from_dict(form)
+    assert again.terms[0].pairs[0].mechanism.relative_height == pytest.approx(m.relative_height, rel=1e-14)
+    assert again.epsilon(1e-6) == pytest.approx(made.epsilon(1e-6), rel=1e-12)

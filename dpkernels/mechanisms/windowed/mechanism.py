@@ -182,10 +182,15 @@ class Windowed(Parabolic):
         checks.within("width", self.width, 0.0, 2.0, open_ends=True)
         checks.positive("relative_height", self.relative_height)
 
+    @classmethod
+    def of_height(cls, *, window: Window, base: Base, width: Any, height: Any, **others: Any) -> Windowed:
+        """The mechanism by k itself, (1 - S1)/(2 b) being y."""
+        return cls(window, base, width, 2 * base.area * height / (1 - window.area * height * width), **others)
+
     @property
     def height(self) -> Any:
         """k, the window's peak."""
-        return self.relative_height / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
+        return self.relative_height * self.level
 
     @property
     def window_mass(self) -> Any:
@@ -274,8 +279,7 @@ class Windowed(Parabolic):
 
     def envelope(self, v: Any) -> tuple[Any, Any]:
         """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
-        near, far = distances(v, self.width)
-        base = self.level * self.base.density(v)
+        (near, far), base = distances(v, self.width), self.level * self.base.density(v)
         return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
 
 
