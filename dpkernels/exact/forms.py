@@ -74,7 +74,7 @@ class ExactForm(abc.ABC):
         def into(_: Array, x: Array, *words: Array) -> Array:
             return self.reports(x, *words)
 
-        return jax.jit(into, donate_argnums=0, keep_unused=True)
+        return jax.jit(into, donate_argnums=0, keep_unused=True, compiler_options={"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512})
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,8 @@ from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.forms import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words, certify
-from dpkernels.exact.kernels import AliasColumns, alias_columns
-from dpkernels.exact.namespace import namespace, take
+from dpkernels.exact.kernels import AliasColumns, alias_columns, alias_kernel
+from dpkernels.exact.namespace import take
 from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.row_certificate import RowCertificate, certify_rows
 from dpkernels.exact.row_lattice import row_table
@@ -64,23 +64,11 @@ class ExactRows(ExactForm):
 def row_kernel(table: RowTable) -> RowKernel:
     """The sampler of a row table: (random word of ``table.bits`` bits, row) -> place, both of one shape."""
     rows = row_columns(table)
-    word = rows[0].threshold.dtype.type
-    log_columns = np.int32(rows[0].log_columns)
-    shift = word(table.bits - int(log_columns))
-    mask = word((1 << int(shift)) - 1)
-    thresholds = np.concatenate([columns.threshold for columns in rows])
+    columns = alias_kernel(rows)
     # Padding columns have no weight of their own, so their place is never read.
-    places = np.zeros(1 << int(log_columns), np.int32)
+    places = np.zeros(1 << rows[0].log_columns, np.int32)
     places[: len(table.places)] = table.places
-    others = np.concatenate([places[columns.alias] for columns in rows])
-
-    def sampled(r: Array, row: Array) -> Array:
-        column = (r >> shift).astype(np.int32)
-        at = (row << log_columns) + column
-        own = (r & mask) < take(thresholds, at)
-        return namespace(r).where(own, take(places, column), take(others, at))
-
-    return sampled
+    return lambda r, row: take(places, columns(r, row))
 
 
 def row_columns(table: RowTable) -> list[AliasColumns]:
