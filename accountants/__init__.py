@@ -8,13 +8,13 @@ a number.
 """
 
 from accountants import calibrate, recycling, tune
-from accountants.comparison import compare
-from accountants.density_pairs import densities
-from accountants.guarantee import Guarantee, guarantee
-from accountants.histograms import known_domain_top_k, unknown_domain_top_k
+from accountants.composition.comparison import compare
+from accountants.composition.guarantee import Guarantee, guarantee
+from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
+from accountants.pairs.densities import densities
+from accountants.pairs.tables import randomised_response, weights
 from accountants.profile import delta, epsilon
 from accountants.subsampling import amplified, on_sample
-from accountants.user_pairs import randomised_response, weights
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
 

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants import placed as _placed  # noqa: F401 - registers the windowed pairs
-from accountants import pure
-from accountants import row_pairs as _row_pairs  # noqa: F401 - registers row by row mechanisms
-from accountants.hockey_stick import as_float64, curve, largest_loss, profile
-from accountants.noise_sticks import cap
-from accountants.pairs import take_none, worst_pairs
+from accountants.pairs import placed as _placed  # noqa: F401 - registers the windowed pairs
+from accountants.pairs import pure
+from accountants.pairs import row_pairs as _row_pairs  # noqa: F401 - registers row by row mechanisms
+from accountants.pairs.hockey_stick import as_float64, curve, largest_loss, profile
+from accountants.pairs.shifted import cap
+from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import floating, namespace

@@ -36,8 +36,8 @@ import jax
 import numpy as np
 
 from accountants import calibrate
-from accountants.hockey_stick import additive_profile
-from accountants.published_recycling import (
+from accountants.pairs.hockey_stick import additive_profile
+from accountants.published import (
     PublishedChoice,
     published_baseline_rate,
     published_budget,

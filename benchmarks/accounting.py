@@ -29,9 +29,9 @@ from scipy.optimize import brentq
 
 import dpkernels as dpk
 from accountants import calibrate
-from accountants.guarantee import Guarantee, Term, guarantee
-from accountants.pairs import Atoms
-from accountants.pure_composition import pure_epsilon
+from accountants.closed_forms.pure import pure_epsilon
+from accountants.composition.guarantee import Guarantee, Term, guarantee
+from accountants.pairs.worst import Atoms
 from benchmarks.recycling import markdown
 from benchmarks.sampling import _processor
 from dpkernels.distributions.gaussian import Gaussian

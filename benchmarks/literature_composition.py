@@ -16,11 +16,11 @@ import numpy as np
 
 import dpkernels as dpk
 from accountants import Guarantee, calibrate, guarantee, recycling
-from accountants.concentrated import best_epsilon, gaussian_rho
-from accountants.hockey_stick import additive_profile
-from accountants.pure_composition import pure_epsilon
+from accountants.closed_forms.concentrated import best_epsilon, gaussian_rho
+from accountants.closed_forms.pure import pure_epsilon
+from accountants.pairs.hockey_stick import additive_profile
 from accountants.subsampling import on_sample
-from accountants.tune.published_recycling import published_recycling
+from accountants.tune.published.recycling import published_recycling
 
 REPORTS, EPSILON, DELTA, THETA = 1000, 0.1, 1e-5, 3.0
 # The sampled columns' rate is not printed. At this one the sampled Gaussian has the largest acceptance for 300 records.

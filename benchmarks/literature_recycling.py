@@ -16,10 +16,10 @@ from scipy.special import erf, ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
-from accountants.hockey_stick import additive_profile
+from accountants.pairs.hockey_stick import additive_profile
 from accountants.subsampling import on_sample
-from accountants.tune.published import enumerated
-from accountants.tune.published_recycling import published_recycling
+from accountants.tune.published.composite import enumerated
+from accountants.tune.published.recycling import published_recycling
 
 DELTA = 1e-5
 

@@ -20,8 +20,8 @@ import numpy as np
 
 import dpkernels as dpk
 from benchmarks.recycling import markdown
-from dpkernels.mechanisms.optimal_grid import Grid, grid, outputs_for
-from dpkernels.mechanisms.optimal_program import least_variance
+from dpkernels.mechanisms.optimal.grid import Grid, grid, outputs_for
+from dpkernels.mechanisms.optimal.program import least_variance
 
 PAIRS = (
     *((0.5, 1), (1, 1), (3, 1), (6, 1), (8, 1), (10, 1), (12, 1)),

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Constant": "mechanisms.bases",
-    "Quartic": "mechanisms.bases",
-    "Sine": "mechanisms.windowed",
-    "Triangle": "mechanisms.windowed",
-    "Uniform": "mechanisms.windowed",
-    "Windowed": "mechanisms.windowed",
+    "Constant": "mechanisms.windowed.bases",
+    "Quartic": "mechanisms.windowed.bases",
+    "Sine": "mechanisms.windowed.mechanism",
+    "Triangle": "mechanisms.windowed.mechanism",
+    "Uniform": "mechanisms.windowed.mechanism",
+    "Windowed": "mechanisms.windowed.mechanism",
     "Additive": "mechanisms.additive",
     "AdditiveVector": "mechanisms.additive_vector",
     "on_vectors": "mechanisms.additive_vector",
@@ -43,12 +43,12 @@ _HOMES = {
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
-    "base_from": "mechanisms.tabulated",
-    "window_from": "mechanisms.tabulated",
+    "base_from": "mechanisms.windowed.tabulated",
+    "window_from": "mechanisms.windowed.tabulated",
     "CentralPiecewise": "mechanisms.central_piecewise",
     "central_piecewise": "mechanisms.central_piecewise",
-    "Optimal": "mechanisms.optimal",
-    "optimal": "mechanisms.optimal_search",
+    "Optimal": "mechanisms.optimal.mechanism",
+    "optimal": "mechanisms.optimal.search",
     "MECHANISMS": "mechanisms.named",
     "composite": "mechanisms.named",
     "duchi": "mechanisms.named",
@@ -59,11 +59,11 @@ _HOMES = {
     "piecewise_wang2019": "mechanisms.named",
     "CertificateError": "exact.certificate",
     "Certificate": "exact.combined",
-    "RowCertificate": "exact.row_certificate",
-    "certify": "exact.forms",
-    "perturb": "perturbation",
-    "perturb_traced": "traced",
-    "estimate_mean": "estimate",
+    "RowCertificate": "exact.rows.certificate",
+    "certify": "exact.certify",
+    "perturb": "release.perturb",
+    "perturb_traced": "release.traced",
+    "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
     "simulation_key": "random.keys",
@@ -78,13 +78,11 @@ if TYPE_CHECKING:
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
-    from dpkernels.estimate import estimate_mean
     from dpkernels.exact.certificate import Certificate, CertificateError
-    from dpkernels.exact.forms import certify
-    from dpkernels.exact.row_certificate import RowCertificate
+    from dpkernels.exact.certify import certify
+    from dpkernels.exact.rows.certificate import RowCertificate
     from dpkernels.mechanisms.additive import Additive
     from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors
-    from dpkernels.mechanisms.bases import Constant, Quartic
     from dpkernels.mechanisms.central_piecewise import CentralPiecewise, central_piecewise
     from dpkernels.mechanisms.multivariate import Multivariate
     from dpkernels.mechanisms.named import (
@@ -109,14 +107,16 @@ if TYPE_CHECKING:
         truncated_gaussian,
         truncated_laplace,
     )
-    from dpkernels.mechanisms.optimal import Optimal
-    from dpkernels.mechanisms.optimal_search import optimal
-    from dpkernels.mechanisms.tabulated import base_from, window_from
+    from dpkernels.mechanisms.optimal.mechanism import Optimal
+    from dpkernels.mechanisms.optimal.search import optimal
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-    from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Windowed
-    from dpkernels.perturbation import perturb
+    from dpkernels.mechanisms.windowed.bases import Constant, Quartic
+    from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Windowed
+    from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
     from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
-    from dpkernels.traced import perturb_traced
+    from dpkernels.release.estimate import estimate_mean
+    from dpkernels.release.perturb import perturb
+    from dpkernels.release.traced import perturb_traced
 
 
 def __getattr__(name: str) -> Any:

@@ -28,10 +28,10 @@ from scipy.special import ndtr, ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee
-from accountants.adaptive import adaptive_bracket, ordering_table
-from accountants.bounded_range import mixed_delta, mixed_epsilon
-from accountants.concentrated import best_epsilon, gaussian_rho, setwise_epsilon
-from accountants.pure_composition import pure_epsilon
+from accountants.closed_forms.adaptive import adaptive_bracket, ordering_table
+from accountants.closed_forms.bounded_range import mixed_delta, mixed_epsilon
+from accountants.closed_forms.concentrated import best_epsilon, gaussian_rho, setwise_epsilon
+from accountants.closed_forms.pure import pure_epsilon
 
 pd.options.display.float_format = "{:.4g}".format
 

@@ -10,7 +10,7 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.mechanisms.tabulated import TabulatedBase, TabulatedWindow
+from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 
 SKEW = {"lower": -3.0, "upper": 17.0}
 UNIT = {"lower": 0.0, "upper": 1.0}

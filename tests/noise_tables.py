@@ -16,12 +16,12 @@ import numpy as np
 from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
-from accountants.hockey_stick import additive_profile
-from dpkernels.exact.forms import ExactNoise
+from accountants.pairs.hockey_stick import additive_profile
+from dpkernels.exact.certify import ExactNoise
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.noise_certificate import NoiseCertificate
-from dpkernels.exact.noise_lattice import noise_tables
-from dpkernels.exact.noise_table import NoiseTable
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.lattice import noise_tables
+from dpkernels.exact.noise.table import NoiseTable
 
 LATTICES = {
     "discrete-laplace": dpk.DiscreteLaplace(2.5, 0.5),

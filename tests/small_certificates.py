@@ -14,11 +14,11 @@ from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.lattice import two_point_table, windowed_table
-from dpkernels.exact.noise_certificate import certify_noise
-from dpkernels.exact.noise_lattice import noise_tables
-from dpkernels.exact.noise_vectors import VectorClaim, certify_vector
-from dpkernels.exact.window_certificate import certify_table
+from dpkernels.exact.noise.certificate import certify_noise
+from dpkernels.exact.noise.lattice import noise_tables
+from dpkernels.exact.noise.vectors import VectorClaim, certify_vector
+from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.lattice import two_point_table, windowed_table
 
 # Forms and a release of format 2 that were written before certificates named their kind.
 FORMER = json.loads((Path(__file__).parent / "certificates_without_kind.json").read_text())

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from accountants.adaptive import adaptive_bracket, adaptive_delta, ordering_table
-from accountants.bounded_range import mixed_delta
-from accountants.pure_composition import pure_delta
+from accountants.closed_forms.adaptive import adaptive_bracket, adaptive_delta, ordering_table
+from accountants.closed_forms.bounded_range import mixed_delta
+from accountants.closed_forms.pure import pure_delta
 
 # From the project's reference values, computed apart from this library: eps0 = 1, eps = 0.25.
 REFERENCE = {"DP,BR,BR": 0.427211575, "BR,DP,BR": 0.4226402507, "BR,BR,DP": 0.4226402507}

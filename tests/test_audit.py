@@ -11,10 +11,10 @@ from exact_registry import exact, mechanism
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.forms import ExactWindow
-from dpkernels.exact.lattice import windowed_table
-from dpkernels.exact.window_certificate import certify_table
-from dpkernels.perturbation import column_key
+from dpkernels.exact.certify import ExactWindow
+from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.lattice import windowed_table
+from dpkernels.release.perturb import column_key
 
 SAMPLES = 4_000_000
 BINS = 200

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from accountants import concentrated as cdp
-from accountants import pure_composition
-from accountants.bounded_range import bounded_range_renyi, mixed_delta, mixed_epsilon
-from accountants.pure_composition import pure_delta, pure_epsilon, pure_mix_delta
+from accountants.closed_forms import concentrated as cdp
+from accountants.closed_forms import pure as pure_composition
+from accountants.closed_forms.bounded_range import bounded_range_renyi, mixed_delta, mixed_epsilon
+from accountants.closed_forms.pure import pure_delta, pure_epsilon, pure_mix_delta
 
 # From the project's reference values, computed apart from this library: three mechanisms of eps0 = 1 at eps = 0.5, by
 # the number of bounded-range ones; fifty of eps0 = 0.1 at delta = 1e-6.

@@ -13,15 +13,16 @@ from noise_registry import LAWS, scale
 from scipy.special import ndtr
 
 import dpkernels as dpk
-from accountants import bracket, guarantee
-from accountants.characteristic import ConvergenceError
-from accountants.guarantee import Guarantee, Term
-from accountants.loss_bounds import Masses, above, below
-from accountants.loss_cells import Cells, cells_on_grid
-from accountants.loss_distribution import Sum, compose
-from accountants.pairs import Shifted, worst_pairs
-from accountants.pure_composition import pure_delta
-from accountants.runs import spectrum
+from accountants import guarantee
+from accountants.closed_forms.pure import pure_delta
+from accountants.composition import bracket
+from accountants.composition.characteristic import ConvergenceError
+from accountants.composition.guarantee import Guarantee, Term
+from accountants.composition.loss_bounds import Masses, above, below
+from accountants.composition.loss_cells import Cells, cells_on_grid
+from accountants.composition.loss_distribution import Sum, compose
+from accountants.pairs.runs import spectrum
+from accountants.pairs.worst import Shifted, worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

@@ -15,7 +15,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate
 from accountants.calibrate import scale as scale_module
-from accountants.hockey_stick import additive_profile
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels import roots
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -14,10 +14,10 @@ import dpkernels as dpk
 from dpkernels.exact import kernels
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate, read_certificate
-from dpkernels.exact.lattice import windowed_table
-from dpkernels.exact.tables import WindowTable, rational
-from dpkernels.exact.window_certificate import certify_table
-from dpkernels.mechanisms.heights import height_at, relative_height
+from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.lattice import windowed_table
+from dpkernels.exact.windows.table import WindowTable, rational
+from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 
 PROMISED_COST = 1e-3
 every_case = pytest.mark.parametrize(("name", "epsilon"), LARGE)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from dpkernels import device_engine
 from dpkernels.random import chacha, chacha_gpu, host
+from dpkernels.release import device_engine
 
 SECRET = bytes(range(7, 39))
 ZERO = bytes(32)

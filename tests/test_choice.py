@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from dpkernels.exact import choice
-from dpkernels.exact.tables import rational
+from dpkernels.exact.windows.table import rational
 from dpkernels.random import host
 
 FALSE_ALARM = 1e-6

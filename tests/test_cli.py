@@ -21,7 +21,7 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.cli import main
-from dpkernels.perturbation import column_key
+from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(32))
 AGE = ["--lower", "0", "--upper", "120", "--epsilon", "1"]
@@ -60,9 +60,9 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.arrays.MOST_ROWS", 64)
-    monkeypatch.setattr("dpkernels.cli.columnar.PIECE_ROWS", 64)
-    monkeypatch.setattr("dpkernels.cli.delimited.BLOCK_BYTES", 1000)
+    monkeypatch.setattr("dpkernels.cli.files.arrays.MOST_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.files.columnar.PIECE_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.files.delimited.BLOCK_BYTES", 1000)
 
 
 def ages(count: int = 1000, dtype: Any = np.float64) -> np.ndarray:

@@ -28,8 +28,8 @@ from test_cli import (
 
 import dpkernels as dpk
 from accountants import calibrate
-from dpkernels.cli import options
-from dpkernels.perturbation import column_key
+from dpkernels.cli.mechanisms import options
+from dpkernels.release.perturb import column_key
 
 run = pytest.fixture(command, name="run")
 
@@ -124,8 +124,8 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
 
 
 def test_every_additive_mechanism_is_here() -> None:
-    from dpkernels.cli.choose import CENTRAL, CHOICES
-    from dpkernels.cli.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms.choose import CENTRAL, CHOICES
+    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
     named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | set(CENTRAL)
     assert named | set(CHOICES) == set(RECIPES)
@@ -216,7 +216,7 @@ def test_an_array_counts_every_value_of_a_row(run: Run) -> None:
 
 
 def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
-    from dpkernels.cli.choose import spread
+    from dpkernels.cli.mechanisms.choose import spread
 
     names = ["laplace", "piecewise", "gaussian"]
     assert spread(names, {"epsilon": [1.0], "sensitivity": [2.0, 3.0], "lower": [0.0], "delta": [0.1]}) == [
@@ -236,15 +236,15 @@ def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
     ],
 )
 def test_options_that_no_columns_match(given: dict[str, Any], words: str) -> None:
-    from dpkernels.cli.choose import spread
+    from dpkernels.cli.mechanisms.choose import spread
 
     with pytest.raises(click.UsageError, match="^" + words):
         spread(["laplace", "piecewise", "laplace"], given)
 
 
 def test_the_table_is_what_the_constructors_take() -> None:
-    from dpkernels.cli.choose import MAKERS
-    from dpkernels.cli.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms.choose import MAKERS
+    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
     assert list(RECIPES) == list(MAKERS)
     for name, make in MAKERS.items():
@@ -254,13 +254,13 @@ def test_the_table_is_what_the_constructors_take() -> None:
 
 
 def test_every_option_is_some_mechanisms() -> None:
-    from dpkernels.cli.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
     assert {name for one in RECIPES.values() for name in one.options} == set(options.OPTIONS)
 
 
 def test_mechanisms_are_listed_with_their_options(run: Run) -> None:
-    from dpkernels.cli.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
     lines = {line.split()[0]: line for line in run("mechanisms").out.splitlines() if line}
     assert set(RECIPES) < set(lines)

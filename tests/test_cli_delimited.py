@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from dpkernels.cli import delimited, perturb
-from dpkernels.cli.handling import Handling
-from dpkernels.cli.layout import Layout
+from dpkernels.cli import perturb
+from dpkernels.cli.files import delimited
+from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.files.layout import Layout
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.

@@ -16,9 +16,10 @@ import pytest
 from test_cli import AGE, COLUMN, COMMAND, GOOD_CSV, Run, ages, assert_nothing_but, assert_refused, command, read, write
 
 import dpkernels as dpk
-from dpkernels.cli import columnar, footers, handling, main, records
-from dpkernels.perturbation import column_key
+from dpkernels.cli import main
+from dpkernels.cli.files import columnar, footers, handling, records
 from dpkernels.random import host
+from dpkernels.release.perturb import column_key
 
 run = pytest.fixture(command, name="run")
 known_secret = pytest.fixture(lambda monkeypatch: monkeypatch.setattr("os.urandom", bytes), name="known_secret")
@@ -73,7 +74,7 @@ def test_records_are_counted_by_a_second_parser(run: Run, monkeypatch: pytest.Mo
         return records.Grid(grid.first[:1], grid.ends[-1:])
 
     monkeypatch.setattr(records.Grid, "of", classmethod(one_less))
-    monkeypatch.setattr("dpkernels.cli.delimited.DelimitedFile._names", lambda file, region: ["id", "age", "o"])
+    monkeypatch.setattr("dpkernels.cli.files.delimited.DelimitedFile._names", lambda file, region: ["id", "age", "o"])
     assert_refused(run("perturb", "in.csv", "out.csv", *COLUMN, *AGE), 1, "second parser")
 
 
@@ -128,7 +129,7 @@ def numbers(path: Path) -> np.ndarray:
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 @pytest.mark.parametrize("block", [40, 1 << 20])
 def test_missing_values(run: Run, suffix: str, block: int, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.delimited.BLOCK_BYTES", block)
+    monkeypatch.setattr("dpkernels.cli.files.delimited.BLOCK_BYTES", block)
     source, column = with_missing(Path(f"in{suffix}")), COLUMN if suffix != ".npy" else []
     missing = np.arange(40) % 3 == 0
     assert_refused(run("perturb", source, f"out{suffix}", *column, *AGE), 1, "row 0", "is missing", "--missing")
@@ -419,7 +420,7 @@ def test_rows_of_several_values_cannot_be_dropped(run: Run) -> None:
 
 
 def test_a_block_of_blank_lines_is_no_error(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpkernels.cli import delimited
+    from dpkernels.cli.files import delimited
 
     monkeypatch.setattr(delimited, "BLOCK_BYTES", 16)
     Path("in.csv").write_text("id,age\n1,23\n" + "\n" * 100 + "2,35\n")

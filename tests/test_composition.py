@@ -13,9 +13,9 @@ from scipy.special import ndtr
 import accountants
 import dpkernels as dpk
 from accountants import guarantee
-from accountants.guarantee import Guarantee, Term
-from accountants.pairs import Atoms
-from accountants.pure_composition import pure_delta
+from accountants.closed_forms.pure import pure_delta
+from accountants.composition.guarantee import Guarantee, Term
+from accountants.pairs.worst import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

@@ -6,8 +6,8 @@ import mpmath
 import numpy as np
 import pytest
 
-from accountants import concentrated as cdp
-from accountants.hockey_stick import additive_profile
+from accountants.closed_forms import concentrated as cdp
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels.distributions.gaussian import Gaussian
 
 SETWISE = {0: 3.967, 25: 3.095, 50: 1.921}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 import dpkernels as dpk
-from dpkernels.perturbation import column_key
+from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(9, 41))
 KEY = dpk.key_from_bytes(SECRET)

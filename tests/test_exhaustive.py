@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
 
-from dpkernels import piecewise, vectors
-from dpkernels.exact.forms import COORDINATE_STREAM, ExactMixture, ExactWindow
+from dpkernels import piecewise
+from dpkernels.exact.certify import COORDINATE_STREAM, ExactMixture, ExactWindow
 from dpkernels.exact.kernels import alias_columns, code_kernel
-from dpkernels.exact.tables import rational
-from dpkernels.exact.window_certificate import certify_table
+from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.table import rational
 from dpkernels.random import host
+from dpkernels.release import vectors
 
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
 SLICE = 1 << 24

@@ -31,9 +31,9 @@ from dpkernels.cli.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import _KINDS, Certificate, CertificateError, log_upper_bound
 from dpkernels.exact.combined import CERTIFICATES, MultivariateCertificate, read_certificate
-from dpkernels.exact.lattice import two_point_table, windowed_table
-from dpkernels.exact.row_certificate import certify_rows
-from dpkernels.exact.window_certificate import certify_table
+from dpkernels.exact.rows.certificate import certify_rows
+from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.lattice import two_point_table, windowed_table
 from dpkernels.untrusted import parse_json
 
 PHASES = (Phase.generate,)

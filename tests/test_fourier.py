@@ -12,11 +12,12 @@ from helpers import UNIT
 from scipy.special import gammaln
 
 import dpkernels as dpk
-from accountants import characteristic, fourier, guarantee, weights
-from accountants.characteristic import ConvergenceError
-from accountants.deposits import POINTS, deposited, highest
-from accountants.hockey_stick import as_float64
-from accountants.losses import Losses
+from accountants import guarantee, weights
+from accountants.composition import characteristic, fourier
+from accountants.composition.characteristic import ConvergenceError
+from accountants.composition.deposits import POINTS, deposited, highest
+from accountants.pairs.hockey_stick import as_float64
+from accountants.pairs.losses import Losses
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace

@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants import histograms
-from accountants.concentrated import best_epsilon, setwise_epsilon
-from accountants.histogram_noise import (
+from accountants.closed_forms.concentrated import best_epsilon, setwise_epsilon
+from accountants.closed_forms.pure import pure_delta
+from accountants.histograms import release as histograms
+from accountants.histograms.noise import (
     gaussian_crossing,
     gaussian_histogram_rho,
     histogram_noise,
     laplace_histogram_delta,
 )
-from accountants.histograms import known_domain_top_k, most_likely, unknown_domain_top_k
-from accountants.hockey_stick import additive_profile
-from accountants.pure_composition import pure_delta
-from accountants.top_k import known_domain_guarantee, unknown_domain_guarantee
+from accountants.histograms.release import known_domain_top_k, most_likely, unknown_domain_top_k
+from accountants.histograms.top_k import known_domain_guarantee, unknown_domain_guarantee
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named

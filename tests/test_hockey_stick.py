@@ -12,7 +12,7 @@ import pytest
 from helpers import piece_integrals
 from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
 
-from accountants.hockey_stick import additive_profile, shift_profile
+from accountants.pairs.hockey_stick import additive_profile, shift_profile
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace

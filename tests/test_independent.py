@@ -19,7 +19,7 @@ from noise_tables import CLAIMS
 from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
-from dpkernels.exact.forms import ExactMixture, ExactNoise, ExactWindow
+from dpkernels.exact.certify import ExactMixture, ExactNoise, ExactWindow
 from dpkernels.exact.kernels import code_kernel
 
 RNG = np.random.default_rng(11)

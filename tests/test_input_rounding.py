@@ -19,8 +19,8 @@ import pytest
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.rounding import fraction_bits, positions
-from dpkernels.exact.row_certificate import certify_rows
-from dpkernels.validation import Bounds
+from dpkernels.exact.rows.certificate import certify_rows
+from dpkernels.release.inputs import Bounds
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))
 EPSILON = 1.0

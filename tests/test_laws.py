@@ -23,7 +23,7 @@ from helpers import (
 )
 
 import dpkernels as dpk
-from dpkernels.mechanisms.bases import Constant
+from dpkernels.mechanisms.windowed.bases import Constant
 
 TOLERANCE = 1e-10
 

@@ -631,7 +631,7 @@ def test_the_charge_comes_before_the_data(run: Run, monkeypatch: pytest.MonkeyPa
         counts.append(len(Ledger("people.ledger").statement().entries))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dpkernels.cli.arrays.ArrayFile.pieces", fail)
+    monkeypatch.setattr("dpkernels.cli.files.arrays.ArrayFile.pieces", fail)
     done = run("perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "2")
     assert_refused(done, 1, "interrupted (charge 1 of epsilon 1, delta 0 stays in people.ledger")
     assert counts == [1]

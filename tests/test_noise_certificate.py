@@ -24,12 +24,12 @@ from noise_tables import (
 )
 
 import dpkernels as dpk
-from accountants.hockey_stick import additive_profile
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
-from dpkernels.exact.noise_certificate import NoiseCertificate, certify_noise
-from dpkernels.exact.noise_lattice import BITS, noise_tables
-from dpkernels.exact.noise_table import NoiseTable, excess, hockey_stick
+from dpkernels.exact.noise.certificate import NoiseCertificate, certify_noise
+from dpkernels.exact.noise.lattice import BITS, noise_tables
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
 
 RNG = np.random.default_rng(11)
 every_claim = pytest.mark.parametrize("name", CLAIMS)
@@ -182,7 +182,7 @@ def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypa
         tried.append(table)
         return certify_noise(table, *claim)
 
-    monkeypatch.setattr("dpkernels.exact.noise_lattice.certify_noise", counted)
+    monkeypatch.setattr("dpkernels.exact.noise.lattice.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
         dpk.certify(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))

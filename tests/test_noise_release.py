@@ -20,12 +20,12 @@ from noise_tables import claim, exact, form_of, positions, slow_position, slow_s
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels import release
-from dpkernels.exact.noise_lattice import noise_tables
-from dpkernels.perturbation import column_key
+from dpkernels.exact.noise.lattice import noise_tables
 from dpkernels.random import host
-from dpkernels.release import DeviceRelease, HostRelease, in_chunks
-from dpkernels.validation import Bounds
+from dpkernels.release import engines as release
+from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
+from dpkernels.release.inputs import Bounds
+from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(9, 41))
 KEY = dpk.key_from_bytes(SECRET)

@@ -28,8 +28,8 @@ from noise_tables import (
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.kernels import noise_kernel
-from dpkernels.exact.noise_lattice import grid, lattice_grid, noise_tables
-from dpkernels.exact.noise_table import NoiseTable, cells_apart
+from dpkernels.exact.noise.lattice import grid, lattice_grid, noise_tables
+from dpkernels.exact.noise.table import NoiseTable, cells_apart
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)

@@ -16,9 +16,9 @@ from noise_tables import plain_table
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import read_certificate
-from dpkernels.exact.noise_lattice import density_tables, noise_tables
-from dpkernels.exact.noise_vectors import VectorClaim, VectorNoiseCertificate, certify_vector
-from dpkernels.exact.normal import BITS, FAR, cell_masses, ndtr_bounds, root_up
+from dpkernels.exact.noise.lattice import density_tables, noise_tables
+from dpkernels.exact.noise.normal import BITS, FAR, cell_masses, ndtr_bounds, root_up
+from dpkernels.exact.noise.vectors import VectorClaim, VectorNoiseCertificate, certify_vector
 from dpkernels.mechanisms.additive_vector import growth
 
 RNG = np.random.default_rng(13)

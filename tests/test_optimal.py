@@ -20,13 +20,14 @@ from scipy.optimize import linprog
 
 import accountants
 import dpkernels as dpk
-from accountants import terms
-from accountants.pairs import worst_pairs
-from dpkernels.mechanisms import optimal_cache, optimal_search
+from accountants.composition import terms
+from accountants.pairs.worst import worst_pairs
 from dpkernels.mechanisms.base import sampler
-from dpkernels.mechanisms.optimal import largest_ratio
-from dpkernels.mechanisms.optimal_grid import Grid, covers, expected_inputs, grid, outputs_for, row_weights
-from dpkernels.mechanisms.optimal_program import ProgramError, least_variance
+from dpkernels.mechanisms.optimal import cache as optimal_cache
+from dpkernels.mechanisms.optimal import search as optimal_search
+from dpkernels.mechanisms.optimal.grid import Grid, covers, expected_inputs, grid, outputs_for, row_weights
+from dpkernels.mechanisms.optimal.mechanism import largest_ratio
+from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 
 SMALL = {"points": 9, "outputs": 41}
 

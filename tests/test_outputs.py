@@ -18,8 +18,9 @@ import pytest
 from test_cli import AGE, COMMAND, GOOD_CSV, Result, Run, ages, assert_nothing_but, assert_refused, command, write
 
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.cli import interrupts, output, summary
-from dpkernels.cli.output import Output, own_sidecar, sidecar_path
+from dpkernels.cli import interrupts, summary
+from dpkernels.cli.files import output
+from dpkernels.cli.files.output import Output, own_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, staged, sweep
 
 run = pytest.fixture(command, name="run")

@@ -15,9 +15,9 @@ from noise_registry import LAWS, scale
 
 import accountants
 import dpkernels as dpk
-from accountants import hockey_stick, placed, pure
-from accountants.hockey_stick import profile, shift_profile
-from accountants.pairs import Atoms, Mixed, Placed, Shifted, falls, is_even, worst_pairs
+from accountants.pairs import hockey_stick, placed, pure
+from accountants.pairs.hockey_stick import profile, shift_profile
+from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, falls, is_even, worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

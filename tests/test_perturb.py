@@ -14,11 +14,13 @@ from exact_registry import EVERY, exact, mechanism, slow_sampler, tables
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels import perturbation, release, vectors
-from dpkernels.exact.tables import rational
+from dpkernels.exact.windows.table import rational
 from dpkernels.random import host
-from dpkernels.release import DeviceRelease, HostRelease, in_chunks
-from dpkernels.validation import Bounds
+from dpkernels.release import engines as release
+from dpkernels.release import perturb as perturbation
+from dpkernels.release import vectors
+from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
+from dpkernels.release.inputs import Bounds
 
 SECRET = bytes(range(5, 37))
 KEY = dpk.key_from_bytes(SECRET)

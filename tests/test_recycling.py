@@ -12,7 +12,7 @@ from noise_registry import LAWS, REFERENCE, over, scale
 from scipy.stats import norm
 
 from accountants import calibrate, recycling
-from accountants.hockey_stick import additive_profile
+from accountants.pairs.hockey_stick import additive_profile
 from benchmarks import recycling as tables
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

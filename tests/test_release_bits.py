@@ -14,12 +14,13 @@ import pytest
 from exact_registry import EVERY, exact
 
 import dpkernels as dpk
-from dpkernels import host_engine, release
-from dpkernels.host_engine import HostRelease
 from dpkernels.random import host
-from dpkernels.release import exact_engine, in_chunks
+from dpkernels.release import engines as release
+from dpkernels.release import host_engine
+from dpkernels.release.engines import exact_engine, in_chunks
+from dpkernels.release.host_engine import HostRelease
+from dpkernels.release.inputs import Bounds
 from dpkernels.settings import own_settings
-from dpkernels.validation import Bounds
 
 SECRET = bytes(range(5, 37))
 SPAN = {"epsilon": 1.0, "lower": 0.1, "upper": 120.3}

@@ -11,7 +11,7 @@ from exact_registry import SMALL, exact, small_table
 
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.tables import WindowTable, rational
+from dpkernels.exact.windows.table import WindowTable, rational
 
 RNG = np.random.default_rng(1)
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import dpkernels as dpk
-from dpkernels.validation import Bounds
+from dpkernels.release.inputs import Bounds
 
 KEY = dpk.key_from_bytes(bytes(range(9, 41)))
 SPAN = {"epsilon": 1.0, "lower": -1.0, "upper": 2.0}

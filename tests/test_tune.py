@@ -18,12 +18,14 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling, tune
 from accountants.calibrate.scale import certain_shift, rescaled
-from accountants.hockey_stick import as_float64
-from accountants.tune import domains, errors, excess, published, published_recycling, search
-from accountants.tune.bounded import Piecewise
-from accountants.tune.published_piecewise import published_eta, published_piecewise
-from accountants.tune.recycled_shape import RecycledShape
-from accountants.tune.truncated import TruncatedLaplace
+from accountants.pairs.hockey_stick import as_float64
+from accountants.tune import domains, errors, excess, search
+from accountants.tune.families.bounded import Piecewise
+from accountants.tune.families.recycled_shape import RecycledShape
+from accountants.tune.families.truncated import TruncatedLaplace
+from accountants.tune.published import composite as published
+from accountants.tune.published import recycling as published_recycling
+from accountants.tune.published.piecewise import published_eta, published_piecewise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.pytrees import pytree

@@ -13,9 +13,9 @@ from scipy import stats
 
 import accountants
 from accountants import densities, guarantee, randomised_response, weights
-from accountants.mirrors import mirror
-from accountants.pairs import Atoms, Mixed
-from accountants.pure_composition import pure_delta
+from accountants.closed_forms.pure import pure_delta
+from accountants.pairs.mirrors import mirror
+from accountants.pairs.worst import Atoms, Mixed
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive

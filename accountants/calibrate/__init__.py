@@ -17,7 +17,6 @@ Where no choice meets the target they give NaN, and other arguments an error tha
 from accountants.calibrate.bounded import bounded
 from accountants.calibrate.composed import composed, composed_budget, composed_scale
 from accountants.calibrate.discrete import discrete_gaussian, discrete_laplace
-from accountants.calibrate.known_domain import KnownDomain, known_domain
 from accountants.calibrate.recycled import best_recycled_scale, budget_recycled, recycled_scale, recycling_rate
 from accountants.calibrate.scale import (
     certain_shift,
@@ -32,6 +31,7 @@ from accountants.calibrate.scale import (
 )
 from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
 from accountants.calibrate.widening import widening
+from accountants.histograms.calibration import KnownDomain, known_domain
 
 __all__ = [
     "KnownDomain",

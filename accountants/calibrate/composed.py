@@ -16,7 +16,7 @@ import numpy as np
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
 from accountants.calibrate.scale import check_target, rescaled
 from accountants.calibrate.widening import widening
-from accountants.guarantee import Guarantee, guarantee
+from accountants.composition.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from accountants.bracket import Bracket
-from accountants.characteristic import ConvergenceError
-from accountants.guarantee import Guarantee
+from accountants.composition.bracket import Bracket
+from accountants.composition.characteristic import ConvergenceError
+from accountants.composition.guarantee import Guarantee
 from dpkernels.numerics import namespace, ndtri
 
 _STEPS = 40

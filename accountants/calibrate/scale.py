@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.hockey_stick import additive_profile
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian

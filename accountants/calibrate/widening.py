@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants import characteristic
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
 from accountants.calibrate.scale import check_target
-from accountants.guarantee import Guarantee
-from accountants.pairs import Mixed, Shifted, shifted
+from accountants.composition import characteristic
+from accountants.composition.guarantee import Guarantee
+from accountants.pairs.worst import Mixed, Shifted, shifted
 from dpkernels import checks
 from dpkernels.numerics import namespace
 from dpkernels.roots import alike

@@ -8,12 +8,16 @@ derivatives, so that every point of a search is private and nothing is penalised
 the best of some points, in one compiled loop, which ends where no step promises anything or the best gains nothing.
 """
 
-from accountants.tune.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle
 from accountants.tune.certified import NotPrivateError
-from accountants.tune.composed import composed
+from accountants.tune.families.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle
+from accountants.tune.families.composed import composed
+from accountants.tune.families.merged import merged_laplace
+from accountants.tune.families.noise import gaussian, laplace
+from accountants.tune.families.recycled import budget_recycled
+from accountants.tune.families.sampled import sampled_recycled
+from accountants.tune.families.staircase import staircase
+from accountants.tune.families.truncated import truncated_gaussian, truncated_laplace
 from accountants.tune.family import Family
-from accountants.tune.merged import merged_laplace
-from accountants.tune.noise import gaussian, laplace
 from accountants.tune.objectives import (
     Objective,
     absolute_error,
@@ -24,11 +28,7 @@ from accountants.tune.objectives import (
     variance_at,
     worst_variance,
 )
-from accountants.tune.recycled import budget_recycled
 from accountants.tune.result import Many, Result
-from accountants.tune.sampled import sampled_recycled
-from accountants.tune.staircase import staircase
-from accountants.tune.truncated import truncated_gaussian, truncated_laplace
 from accountants.tune.tuning import best, compare, many
 
 __all__ = [

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from accountants.hockey_stick import curve
-from accountants.pairs import shifted
+from accountants.pairs.hockey_stick import curve
+from accountants.pairs.worst import shifted
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -1,4 +1,4 @@
-"""How high a window may be at a budget, traceable: ``dpkernels.mechanisms.heights`` for a search that moves it."""
+"""How high a window may be at a budget, traceable: ``mechanisms.windowed.heights`` for a search that moves it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.mechanisms.bases import Base
-from dpkernels.mechanisms.heights import height_at
-from dpkernels.mechanisms.windowed import Window, Windowed, distances
+from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.mechanisms.windowed.heights import height_at
+from dpkernels.mechanisms.windowed.mechanism import Window, Windowed, distances
 
 _POINTS, _ZOOMS = 9, 10
 _SIDE = 1e-12  # Off a kink to one side of it, as ``windowed.critical_points`` has it.

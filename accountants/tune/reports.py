@@ -17,13 +17,13 @@ import numpy as np
 from accountants import calibrate
 from accountants.calibrate.composed import with_own_claim
 from accountants.calibrate.outward import least_private, log_mu
-from accountants.guarantee import Guarantee, Term
-from accountants.hockey_stick import as_float64
-from accountants.pairs import worst_pairs
-from accountants.tune.bounded import Composite, Piecewise, Plain
+from accountants.composition.guarantee import Guarantee, Term
+from accountants.pairs.hockey_stick import as_float64
+from accountants.pairs.worst import worst_pairs
 from accountants.tune.domains import Domain, Positive
-from accountants.tune.noise import PlainNoise
-from accountants.tune.recycled import KERNELS, Recycled, scale_symbol, width_of
+from accountants.tune.families.bounded import Composite, Piecewise, Plain
+from accountants.tune.families.noise import PlainNoise
+from accountants.tune.families.recycled import KERNELS, Recycled, scale_symbol, width_of
 from dpkernels import checks
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive

@@ -10,15 +10,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.hockey_stick import as_float64
-from accountants.tune import domains, published
-from accountants.tune import published_recycling as _published_recycling  # noqa: F401 - registers its searches
+from accountants.pairs.hockey_stick import as_float64
+from accountants.tune import domains
 from accountants.tune.certified import realised
-from accountants.tune.composed import Composed
+from accountants.tune.families.composed import Composed
+from accountants.tune.families.recycled import Recycled
+from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, as_objective
-from accountants.tune.recycled import Recycled
-from accountants.tune.recycled_shape import RecycledShape
+from accountants.tune.published import composite as published
+from accountants.tune.published import recycling as _published_recycling  # noqa: F401 - registers its searches
 from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks

@@ -13,13 +13,13 @@ import numpy as np
 
 import accountants
 from dpkernels import checks
-from dpkernels.cli.choose import ADDITIVE, mechanism
-from dpkernels.cli.guarantees import guarantee
-from dpkernels.cli.sidecar import law_of, parameters
+from dpkernels.cli.files.sidecar import law_of, parameters
+from dpkernels.cli.mechanisms.choose import ADDITIVE, mechanism
+from dpkernels.cli.mechanisms.guarantees import guarantee
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.forms import certify
+from dpkernels.exact.certify import certify
 from dpkernels.mechanisms.base import Mechanism
 
 COVERS = (

@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 import dpkernels as package
+from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.layout import DASH, layout
-from dpkernels.cli.options import Numbers, file_options, mechanism_options, single
+from dpkernels.cli.mechanisms.options import Numbers, file_options, mechanism_options, single
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STREAM = click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
@@ -153,7 +153,7 @@ def perturb(
     """
     with importing():
         from dpkernels.cli import summary
-        from dpkernels.cli.handling import Handling
+        from dpkernels.cli.files.handling import Handling
         from dpkernels.cli.perturb import check_file, perturb_file, plan
 
     charged = single({"ledger": ledger, "budget": budget})
@@ -326,7 +326,7 @@ def ledger(file: Path, as_json: bool) -> None:
 @dpkernels.command()
 def mechanisms() -> None:
     """Every mechanism and its options."""
-    from dpkernels.cli.mechanism_table import listing
+    from dpkernels.cli.mechanisms.mechanism_table import listing
 
     click.echo("\n".join(listing()))
 

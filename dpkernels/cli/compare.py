@@ -6,13 +6,13 @@ from typing import Any
 
 import click
 
-from dpkernels.cli.choose import CENTRAL, mechanism
+from dpkernels.cli.mechanisms.choose import CENTRAL, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.named_additive import staircase
-from dpkernels.mechanisms.optimal_grid import covers
-from dpkernels.mechanisms.optimal_search import is_solved
+from dpkernels.mechanisms.optimal.grid import covers
+from dpkernels.mechanisms.optimal.search import is_solved
 
 LAPLACE, STAIRCASE = "laplace (unbounded)", "staircase (unbounded)"
 

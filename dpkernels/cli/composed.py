@@ -11,10 +11,10 @@ import click
 import numpy as np
 
 import accountants
-from accountants.characteristic import ConvergenceError
+from accountants.composition.characteristic import ConvergenceError
 from dpkernels import checks
 from dpkernels.cli.account import Account
-from dpkernels.cli.sidecar import parameters
+from dpkernels.cli.files.sidecar import parameters
 from dpkernels.cli.text import aligned
 
 COVERS = (

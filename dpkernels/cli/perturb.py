@@ -14,21 +14,21 @@ from typing import Any
 import click
 import numpy as np
 
-from dpkernels.cli import sidecar
-from dpkernels.cli.choose import check_count, exact_form, spread
-from dpkernels.cli.files import Numbers, Source, ahead, open_source
-from dpkernels.cli.handling import Handling, complete, permutation
+from dpkernels.cli.files import sidecar
+from dpkernels.cli.files.formats import Numbers, Source, ahead, open_source
+from dpkernels.cli.files.handling import Handling, complete, permutation
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
+from dpkernels.cli.files.output import Output, check_target, sidecar_path
+from dpkernels.cli.files.sidecar import Column, Release, Written, exact_total
+from dpkernels.cli.files.streams import StandardOutput
+from dpkernels.cli.files.values import check_values, label, numbers_and, some_rows
 from dpkernels.cli.interrupts import stop_if_asked
-from dpkernels.cli.layout import DASH, STANDARD_INPUT, Layout
 from dpkernels.cli.ledger import Purse, Receipt
-from dpkernels.cli.output import Output, check_target, sidecar_path
-from dpkernels.cli.sidecar import Column, Release, Written, exact_total
-from dpkernels.cli.streams import StandardOutput
+from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.text import listed, shown
-from dpkernels.cli.values import check_values, label, numbers_and, some_rows
 from dpkernels.random import host
-from dpkernels.release import Engine, exact_engine, in_chunks
-from dpkernels.validation import Bounds, report_type
+from dpkernels.release.engines import Engine, exact_engine, in_chunks
+from dpkernels.release.inputs import Bounds, report_type
 
 _LONG_BYTES = 1 << 26
 

@@ -13,11 +13,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator
 from scipy.interpolate import PchipInterpolator
 
 from dpkernels.checks import EPSILON_RANGE
-from dpkernels.cli.choose import CENTRAL, mechanism
 from dpkernels.cli.compare import laplace_variance
+from dpkernels.cli.mechanisms.choose import CENTRAL, mechanism
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.optimal_grid import covers
+from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.staging import staged
 
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dpkernels.exact.combined import MixtureCertificate
-from dpkernels.exact.noise_certificate import NoiseCertificate
-from dpkernels.exact.row_certificate import RowCertificate
-from dpkernels.exact.window_certificate import WindowCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.windows.certificate import WindowCertificate
 
 # A number so far from a report, in steps, is as near to the next one.
 ANY = 0.5

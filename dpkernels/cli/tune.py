@@ -12,8 +12,8 @@ import click
 
 from accountants import tune
 from accountants.tune import Family, Objective, Result
-from dpkernels.cli.options import flag, flags
-from dpkernels.cli.python_line import python_line
+from dpkernels.cli.mechanisms.options import flag, flags
+from dpkernels.cli.mechanisms.python_line import python_line
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 

@@ -19,15 +19,15 @@ import click
 import numpy as np
 
 from dpkernels.budgets.amounts import printed
-from dpkernels.cli.choose import exact_form
-from dpkernels.cli.files import Source, open_source
-from dpkernels.cli.guarantees import Guarantee, guarantee, of_a_row
-from dpkernels.cli.handling import MOST_DECIMALS, Handling
-from dpkernels.cli.layout import Layout, known_format
-from dpkernels.cli.mechanism_table import RECIPES
-from dpkernels.cli.output import digest, own_sidecar
+from dpkernels.cli.files.formats import Source, open_source
+from dpkernels.cli.files.handling import MOST_DECIMALS, Handling
+from dpkernels.cli.files.layout import Layout, known_format
+from dpkernels.cli.files.output import digest, own_sidecar
+from dpkernels.cli.files.sidecar import FORMAT, exact_total, parameters, title, total, versions
+from dpkernels.cli.mechanisms.choose import exact_form
+from dpkernels.cli.mechanisms.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 from dpkernels.cli.reports import ANY, blur, can_report
-from dpkernels.cli.sidecar import FORMAT, exact_total, parameters, title, total, versions
 from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError

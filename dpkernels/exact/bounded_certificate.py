@@ -17,8 +17,8 @@ from dpkernels.exact.certificate import (
     line,
     log_upper_bound,
 )
-from dpkernels.exact.row_tables import RowTable
-from dpkernels.exact.tables import WindowTable
+from dpkernels.exact.rows.table import RowTable
+from dpkernels.exact.windows.table import WindowTable
 
 
 class BoundedCertificate(Certificate):

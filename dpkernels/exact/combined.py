@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
-from dpkernels.exact.noise_certificate import NoiseCertificate
-from dpkernels.exact.noise_vectors import VectorNoiseCertificate
-from dpkernels.exact.row_certificate import RowCertificate
-from dpkernels.exact.window_certificate import COVERS, WindowCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.windows.certificate import COVERS, WindowCertificate
 from dpkernels.untrusted import integer
 
 VECTOR_COVERS = (

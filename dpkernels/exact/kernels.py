@@ -14,8 +14,8 @@ from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.namespace import namespace, take
-from dpkernels.exact.noise_table import NoiseTable
-from dpkernels.exact.tables import WindowTable
+from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.windows.table import WindowTable
 
 CodeKernel = Callable[[Array, Array], Array]
 NoiseKernel = Callable[[Array], Array]

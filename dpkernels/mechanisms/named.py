@@ -11,15 +11,15 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.mechanisms import heights
 from dpkernels.mechanisms.base import Bounded
-from dpkernels.mechanisms.bases import Base, Constant
 from dpkernels.mechanisms.multivariate import Multivariate
-from dpkernels.mechanisms.optimal import Optimal
-from dpkernels.mechanisms.optimal_search import optimal
-from dpkernels.mechanisms.tabulated import base_from, window_from
+from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.optimal.search import optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed import Sine, Triangle, Uniform, Window, Windowed
+from dpkernels.mechanisms.windowed import heights
+from dpkernels.mechanisms.windowed.bases import Base, Constant
+from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
+from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
 
 WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
 BASES = ("constant", "quartic")

@@ -1,0 +1,302 @@
+"""Guarantees as values: what a sequence of mechanisms reveals together.
+
+    guarantee(mechanism).subsample(rate).repeat(n).compose(other)
+
+Neighbouring is that of the mechanisms: additive noise, datasets whose true values differ by at most the sensitivity in
+every report, and so bounded mechanisms with one; others, any two inputs. With ``subsample``, every report is on a
+Poisson sample of its own, and neighbouring is adding or removing one record, or replacing one by another, whichever is
+asked for. Covered: the reports of float laws in exact arithmetic, or exactly the integer tables of exact forms;
+mechanisms fixed in advance (for budgets chosen as one goes see ``filters``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.composition import characteristic, fourier, serial
+from accountants.composition.bracket import Bracket
+from accountants.composition.characteristic import ConvergenceError, Parts
+from accountants.composition.replacement import check_replaceable
+from accountants.composition.terms import (
+    ADJACENCIES,
+    Term,
+    both_ways,
+    neighbouring,
+    one_adjacency,
+    part_of,
+    with_mirror,
+)
+from accountants.pairs import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
+from accountants.pairs.densities import Densities
+from accountants.pairs.hockey_stick import as_float64, profile
+from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
+from accountants.profile import epsilon_of, solved
+from dpkernels import checks
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Guarantee:
+    """What reports reveal together; made by ``guarantee``, immutable, a pytree.
+
+    Attributes:
+        terms: what is composed.
+    """
+
+    terms: tuple[Term, ...]
+
+    def repeat(self, count: Any) -> Guarantee:
+        """The same ``count`` times.
+
+        Args:
+            count: a positive whole number; or a JAX one, which need not be whole, so that values have a derivative in
+                it: that of the power of the law's transform. It says something where the sum of losses is smooth;
+                reports with few different losses jump from count to count.
+
+        Raises:
+            TypeError: count is not a whole number.
+            ValueError: it is not positive.
+        """
+        n = count if isinstance(count, jax.Array) else checks.whole("count", count, 1, 1 << 40)
+        checks.positive("count", n)
+        return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
+
+    def compose(self, *others: Guarantee) -> Guarantee:
+        """This and the others.
+
+        Raises:
+            ValueError: samples with added and removed records, and samples with replaced ones.
+        """
+        return Guarantee(one_adjacency(sum((other.terms for other in others), self.terms)))
+
+    def subsample(self, rate: Any, adjacency: str = "add_remove") -> Guarantee:
+        """Every report on a Poisson sample of its own, of this rate.
+
+        Neighbouring is by records of the datasets, and the sensitivity of noise is the most that one record, if it is
+        in the sample, adds to the true value or takes from it.
+
+        Args:
+            rate: in (0, 1].
+            adjacency: "add_remove": one record added or removed; the two worst inputs are those of the dataset with
+                the record and of the one without it. "replace": one record replaced by another, so that the true
+                value may change by twice the sensitivity; see ``replacement``.
+
+        Raises:
+            ValueError: the rate is not in (0, 1], or reports are on samples already; replaced records and asymmetric
+                noise, tables or densities.
+        """
+        checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
+        checks.one_of("adjacency", adjacency, ADJACENCIES)
+        if any(term.rate is not None for term in self.terms):
+            raise ValueError("rate: these reports are on samples already")
+        if adjacency == "replace":
+            for term in self.terms:
+                check_replaceable(term.pairs)
+        return Guarantee(tuple(dataclasses.replace(term, rate=rate, adjacency=adjacency) for term in self.terms))
+
+    @property
+    def neighbouring(self) -> str:
+        """Which inputs are neighbours, in words."""
+        return neighbouring(self.terms)
+
+    def delta(self, epsilon: Any) -> Any:
+        """The least delta at eps.
+
+        By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
+        profile: precise to about 1e-9 relatively, and 1e-6 where few reports meet a delta that only their largest
+        losses do, or two pairs are the worst (asymmetric noise).
+
+        Args:
+            epsilon: eps >= 0, any shape.
+
+        Returns:
+            A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, the count, the rate
+            and every parameter of the mechanism. Use 64 bits: tails of sums are lost in 32.
+
+        Raises:
+            ValueError: epsilon out of range.
+        """
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        return self._read("delta", epsilon, profile)
+
+    def epsilon(self, delta: Any) -> Any:
+        """The least eps >= 0 at delta; as ``delta``; inf where no eps will do.
+
+        Derivatives are implicit. JAX values are inf too where floats do not tell which eps.
+
+        Raises:
+            ValueError: delta is not in (0, 1).
+            ConvergenceError: floats do not tell which eps, as at deltas next to the least float.
+        """
+        checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+        found = self._read("epsilon", delta, _exact_epsilon)
+        if namespace(found) is np and np.any(np.isinf(found) & (self._certain < delta)):
+            raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
+        return found
+
+    def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
+        """The value, by one of the ways there are."""
+        if self._is_single:
+            return _plain(exact(both_ways(self.terms[0].pairs), at))
+        return self._composed(what, at)
+
+    def _composed(self, what: str, at: Any) -> Any:
+        if namespace(at, *jax.tree.leaves(self)) is jnp:
+            return _values(self, floating(jnp.asarray(at)), what)
+        with jax.enable_x64(True):
+            return _plain(np.array(_values(as_float64(self), np.asarray(at, np.float64), what)))
+
+    @property
+    def _certain(self) -> float:
+        """The probability that some loss is infinite."""
+        with jax.enable_x64(True):
+            return max(float(characteristic.certain(parts)) for parts in as_float64(self).directions())
+
+    @property
+    def _is_single(self) -> bool:
+        (term, *others) = self.terms
+        return not others and term.rate is None and not isinstance(term.count, jax.Array) and term.count == 1
+
+    def directions(self, panels: int = 0) -> tuple[Parts, ...]:
+        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
+        return tuple(tuple(part_of(term, added, panels) for term in self.terms) for added in self.ways)
+
+    @property
+    def ways(self) -> tuple[bool, ...]:
+        """Whether the neighbour has one record more: both, but where a pair and its mirror have one profile."""
+        return (False, True) if any(term.has_directions for term in self.terms) else (False,)
+
+    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
+        """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
+
+        Raises:
+            ValueError: not exactly one of the two, or out of range.
+        """
+        if (epsilon is None) == (delta is None):
+            raise ValueError("epsilon, delta: exactly one of them must be given")
+        made = Bracket(self)
+        return (
+            made.delta(checks.number("epsilon", epsilon))
+            if delta is None
+            else made.epsilon(checks.number("delta", delta))
+        )
+
+    def renyi(self, order: Any) -> Any:
+        """The Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
+        checks.within("order", order, np.nextafter(1.0, 2.0), np.inf)
+        return self._composed("renyi", order)
+
+    def trade_off(self, alpha: Any) -> Any:
+        """The least type II error of a test of level alpha: max over eps of the two lines each (eps, delta) gives."""
+        checks.within("alpha", alpha, 0.0, 1.0)
+        # Fewer lines give a lower curve, which is the safe side; beyond this eps they are all but flat.
+        eps = np.linspace(0.0, min(self.epsilon(1e-9), 50.0), 129)
+        delta = np.asarray(self.delta(eps))
+        a = np.asarray(alpha, float)[..., None]
+        lines = np.maximum(1 - delta - np.exp(eps) * a, np.exp(-eps) * (1 - delta - a))
+        return np.maximum(lines.max(-1), 0.0)[()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {"format": 1, "guarantee": serial.to_form(self)}
+
+    def to_json(self) -> str:
+        """``to_dict`` as text."""
+        return json.dumps(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> Guarantee:
+        """The guarantee of ``to_dict``.
+
+        Raises:
+            ValueError: it is none.
+        """
+        made = serial.from_form(form.get("guarantee") if form.get("format") == 1 else None)
+        if not isinstance(made, cls):
+            raise ValueError("form: is not a guarantee of format 1")
+        serial.check_terms(made.terms)
+        return made
+
+    @classmethod
+    def from_json(cls, text: str) -> Guarantee:
+        """The guarantee of ``to_json``."""
+        return cls.from_dict(json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Guarantee) and self.to_dict() == other.to_dict())
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
+        """Draw the privacy profile and the trade-off curve into a .png.
+
+        Args:
+            path: the file.
+            epsilon: the largest eps shown; by default where delta is 1e-9.
+        """
+        from accountants.composition.plots import draw_guarantee
+
+        draw_guarantee(self, Path(path), epsilon)
+
+
+def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
+    """What one report of a mechanism, or of its exact form, reveals.
+
+    Args:
+        mechanism: a mechanism of dpkernels, its exact form (then the integers are accounted), or a pair of laws of
+            ``accountants.pairs.worst``, such as those that ``weights``, ``randomised_response`` and ``densities`` make.
+        sensitivity: D of an additive mechanism, by default its claim's; others take none.
+
+    Raises:
+        TypeError: an unknown mechanism.
+        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is none of laws.
+    """
+    if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
+        take_none(sensitivity)
+        if not isinstance(mechanism, Densities) and namespace(*jax.tree.leaves(mechanism)) is np:
+            serial.check_pair(mechanism)
+        return Guarantee((Term(with_mirror(mechanism), 1),))
+    return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
+
+
+# How each is read, and the panels that its nodes are on.
+_READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
+    "delta": (fourier.delta_at, fourier.PANELS),
+    "epsilon": (fourier.epsilon_at, fourier.PANELS),
+    "renyi": (characteristic.renyi, 0),
+}
+
+
+@partial(jax.jit, static_argnames=("what",))
+def _values(made: Guarantee, at: Any, what: str) -> Any:
+    """The largest value over both directions, point by point."""
+    read, panels = _READINGS[what]
+    directions = jax.tree.map(lambda *ways: jnp.stack(jnp.broadcast_arrays(*ways)), *made.directions(panels))
+
+    def one(point: Any) -> Any:
+        return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
+
+    return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+
+
+def _exact_epsilon(pairs: tuple[Any, ...], delta: Any) -> Any:
+    if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
+        return solved(pairs, floating(jnp.asarray(delta)))
+    return epsilon_of(pairs, delta)
+
+
+def _plain(value: Any) -> Any:
+    return float(value) if namespace(value) is np and np.ndim(value) == 0 else value

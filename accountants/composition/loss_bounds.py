@@ -1,0 +1,110 @@
+"""Masses on a grid of the loss that bound a pair: one whose profile is nowhere below its own, one nowhere above.
+
+Above: connect the dots (Doroshenko 2022): an outcome of loss in [k h, (k+1) h] is split between both ends so that its
+masses under p and under q are kept, which raises the profile everywhere. Below: outcomes are
+gathered into groups around k h, which is a post-processing and lowers it, each of loss k h at least.
+What is left out of a pair's cells has an infinite loss above, and is nothing below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from accountants.composition.loss_cells import Cells
+
+# Relative error allowed for a mass: densities and quadrature are good to a few units of 2^-53.
+_MASS = 1e-12
+# By how much of its mass an outcome is moved up in its cell above, for rounding of its loss.
+_MOVED = 1e-9
+# By how much of a step the lower bound's grid is moved down, for rounding.
+_SLACK = 1e-6
+# Rounds in which the groups of the lower bound agree.
+_ROUNDS = 20
+_UNIT = 2.0**-53
+
+
+@dataclass(frozen=True)
+class Masses:
+    """Masses of p on losses offset + (first + j) h, and of infinite loss; one pair's bound, n times.
+
+    Attributes:
+        mass: p, not negative; with ``infinite`` it need not sum to 1.
+        first: k of mass[0].
+        offset: moves the whole grid.
+        infinite: mass of infinite loss.
+        count: n.
+    """
+
+    mass: np.ndarray
+    first: int
+    offset: float
+    infinite: float
+    count: int
+
+
+def above(cells: Cells, step: float, count: int) -> Masses:
+    """A pair whose profile is at least that of the cells."""
+    p = cells.p.sum(1)
+    # Rounding of a loss moves mass one way or the other: towards the larger loss.
+    up = np.minimum(cells.gain.sum(1) / -np.expm1(-step) + _MOVED * p, p)
+    mass = np.append(p - up, 0.0) + np.append(0.0, up)
+    infinite = cells.infinite * (1 + _MASS) + cells.beyond
+    return Masses(mass * (1 + _MASS), cells.first, cells.offset, infinite, count)
+
+
+def below(cells: Cells, step: float, count: int) -> Masses:
+    """A pair whose profile is at most that of the cells: groups around every grid point, of its loss at least.
+
+    Mass p of a half cell at k h that stays brings its gain p - e^(k h) q to the group at k; what joins the group at
+    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. Of every cell the upper half goes first.
+    Gains of the group at k are agreed with costs at any level between them: a cell moves up what the levels
+    of both of its groups allow. So groups are always valid, and nearly in balance after a few rounds; the mean of
+    e^(-l), which is what a composition's lower tail depends on first, is then kept.
+    """
+    gain, cost = cells.gain, np.maximum(cells.p * np.expm1(step) - cells.gain * np.exp(step), 0.0)
+    moved, most = np.zeros_like(cells.p), gain.sum(1)
+    for _ in range(_ROUNDS):
+        gains, costs = np.append(most - (moved * gain).sum(1), 0.0), np.append(0.0, (moved * cost).sum(1))
+        level = (gains + costs) / 2
+        level[0] = 0.0  # Nothing moves up there.
+        moved = np.minimum(_shares(gain, most - level[:-1]), _shares(cost, level[1:]))
+    p = cells.p * (1 - _MASS)
+    mass = np.append((p * (1 - moved)).sum(1), 0.0) + np.append(0.0, (p * moved).sum(1))
+    # Losses are known to a few units of the loss over the step: an offset far above that is far below a step.
+    return Masses(mass, cells.first, cells.offset - _SLACK * step, cells.infinite * (1 - _MASS), count)
+
+
+def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
+    """Which shares of the upper and the lower half the budget pays for, the upper one first."""
+    left = np.stack([budget - price[:, 1], budget], 1)
+    return np.clip(left / np.maximum(price, 1e-300), 0.0, 1.0)
+
+
+def highest(several: Sequence[Masses], step: float) -> Masses:
+    """A pair whose profile is at least that of every one, all on one grid: the maximum there, and chords in e^eps.
+
+    A profile's slope in x = e^eps is minus Q(loss > eps), so masses under q are differences of slopes.
+    """
+    first = min(part.first for part in several)
+    last = max(part.first + len(part.mass) for part in several)
+    loss = several[0].offset + np.arange(first - 1, last + 1) * step
+    profiles = [_profile(part, part.first - first + 1, loss) for part in several]
+    delta, infinite = np.max(profiles, axis=0), max(part.infinite for part in several)
+    delta[-1] = infinite
+    x = np.exp(loss)
+    slopes = np.maximum(-np.diff(delta) / np.diff(x), 0.0)
+    q = np.maximum(slopes[:-1] - slopes[1:], 0.0)
+    mass = np.append(q * x[1:-1], slopes[-1] * x[-1])
+    mass = mass * (1 + _MASS) + _UNIT * delta[0] * 8
+    return Masses(mass, first, several[0].offset, infinite, several[0].count)
+
+
+def _profile(part: Masses, start: int, loss: np.ndarray) -> np.ndarray:
+    """delta at losses of the grid, of masses from number ``start`` on."""
+    p = np.zeros(len(loss))
+    p[start : start + len(part.mass)] = part.mass
+    beyond_p, beyond_q = (np.append(np.cumsum(mass[::-1])[::-1][1:], 0.0) for mass in (p, p * np.exp(-loss)))
+    return part.infinite + np.maximum(beyond_p - np.exp(loss) * beyond_q, 0.0)

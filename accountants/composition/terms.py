@@ -1,0 +1,114 @@
+"""What guarantees are made of: so many reports of one mechanism, on all the data or on samples of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+
+from accountants.composition.characteristic import Part
+from accountants.composition.deposits import highest
+from accountants.composition.replacement import replaced_losses
+from accountants.pairs.densities import Densities
+from accountants.pairs.losses import Losses, losses
+from accountants.pairs.mirrors import asymmetry, mirror
+from accountants.pairs.worst import Atoms, Shifted
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.pytrees import pytree
+
+# Pairs whose mirrors may have another profile, so that both are composed.
+_TWO_WAYS = (Atoms, Densities)
+# How datasets differ whose samples are reported on.
+ADJACENCIES = {
+    "add_remove": "datasets of which one has one record more",
+    "replace": "datasets of as many records that differ in one",
+}
+_ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
+
+
+@partial(pytree, static=("adjacency",))
+@dataclass(frozen=True)
+class Term:
+    """n independent reports of one mechanism, each on a Poisson sample of rate r.
+
+    Attributes:
+        pairs: the mechanism's worst pairs; its profile is the maximum over them.
+        count: n.
+        rate: r, or None for all the data.
+        adjacency: which datasets are neighbours, of reports on samples: one of ``ADJACENCIES``.
+    """
+
+    pairs: tuple[Any, ...]
+    count: Any
+    rate: Any = None
+    adjacency: str = "add_remove"
+
+    @property
+    def has_directions(self) -> bool:
+        """Whether the pairs (p, q) and (q, p) may have two profiles.
+
+        Noise and windows on all the data have one, and so have replaced records; added and removed ones are two, and
+        tables and densities of the user's own may be.
+        """
+        if self.rate is not None:
+            return self.adjacency == "add_remove"
+        return any(isinstance(pair, _TWO_WAYS) for pair in self.pairs)
+
+
+def neighbouring(terms: tuple[Term, ...]) -> str:
+    """Which inputs are neighbours, in words."""
+    sampled = {term.adjacency for term in terms if term.rate is not None}
+    return ADJACENCIES[sampled.pop()] if sampled else _ON_ALL_DATA
+
+
+def one_adjacency(terms: tuple[Term, ...]) -> tuple[Term, ...]:
+    """The terms.
+
+    Raises:
+        ValueError: neighbours of their samples are not the same.
+    """
+    if len({term.adjacency for term in terms if term.rate is not None}) > 1:
+        raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
+    return terms
+
+
+def with_mirror(pair: Any) -> tuple[Any, ...]:
+    """A pair of the user's own, and its mirror where that has another profile and is no direction by itself."""
+    odd = checks.concrete(asymmetry(pair))
+    symmetric = odd is not None and odd <= 1e-9
+    return (pair,) if symmetric or isinstance(pair, _TWO_WAYS) else (pair, mirror(pair))
+
+
+def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The pairs, and the mirrors of those that may have another profile."""
+    return (*pairs, *(mirror(pair) for pair in pairs if isinstance(pair, _TWO_WAYS)))
+
+
+def part_of(term: Term, added: bool, panels: int = 0) -> Part:
+    """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
+
+    Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
+    """
+    if is_gaussian(term):
+        (pair,) = term.pairs
+        return Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count)
+    several = [_nodes(pair, term, panels) for pair in term.pairs]
+    nodes = highest([one.mirrored() for one in several] if added else several)
+    return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)
+
+
+def is_gaussian(term: Term) -> bool:
+    """Whether it is Gaussian noise on all the data, of which any number of reports is one."""
+    (pair, *others) = term.pairs
+    return not others and term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
+
+
+def _nodes(pair: Any, term: Term, panels: int) -> Losses:
+    if term.rate is None:
+        return losses(pair, panels)
+    if term.adjacency == "replace":
+        return replaced_losses(pair, term.rate, panels)
+    return losses(pair, panels).sampled(term.rate)

@@ -1,0 +1,228 @@
+"""Top-k of a histogram (Cesar & Rogers 2021, section 6.2), released: known and unknown domain.
+
+Discovery is sampled exactly (``dpkernels.exact.choice``), counts are released by ``perturb``. The guarantee that comes
+with a release is that of the laws of noise; what is sampled is integer tables near them. Of Laplace noise the claim
+that ``perturb`` certifies is what is charged, so tables are covered; of Gaussian noise, truncated or not, what a table
+differs from its law is not. Timing and other side channels are not covered either.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from accountants.histograms.noise import MOST_COUNTS
+from accountants.histograms.top_k import Guarantee, known_domain_guarantee, unknown_domain_guarantee
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.exact.certify import certify
+from dpkernels.exact.choice import exponential_top_k
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.named_additive import truncated_gaussian, truncation_bound
+from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key
+from dpkernels.release.perturb import perturb
+
+
+@dataclass(frozen=True)
+class KnownTopK:
+    """Top-k of a known domain.
+
+    Attributes:
+        items: indices of the found counts, in the order of discovery.
+        counts: their released counts, not increasing and not negative.
+        noisy: the same before both were imposed.
+        guarantee: what all of it costs.
+    """
+
+    items: np.ndarray
+    counts: np.ndarray
+    noisy: np.ndarray
+    guarantee: Guarantee
+
+
+@dataclass(frozen=True)
+class UnknownTopK:
+    """Top-k of an unknown domain.
+
+    Attributes:
+        items: the released items, by falling noisy count, ties by their repr.
+        counts: their noisy counts, all above the threshold.
+        threshold: above what counts were released.
+        guarantee: what all of it costs.
+    """
+
+    items: tuple[Any, ...]
+    counts: np.ndarray
+    threshold: float
+    guarantee: Guarantee
+
+
+def known_domain_top_k(
+    counts: Any,
+    k: int,
+    *,
+    noise: Additive,
+    discovery_epsilon: float,
+    delta: float,
+    key: Array | None = None,
+    exact: bool = True,
+) -> KnownTopK:
+    """k items by the exponential mechanism, noise on their counts, then the counts most likely in that order.
+
+    Neighbouring: add or remove one person, who changes every count by 0 or 1, all in the same direction. It does not
+    cover replacing a person (counts move both ways: twice the budget of discovery), nor persons counted twice.
+
+    Args:
+        counts: non-negative integers over a domain fixed beforehand, 1-D.
+        k: how many items.
+        noise: on a count of sensitivity 1: Laplace or Gaussian, with the claim that ``perturb`` needs.
+        discovery_epsilon: eps of each pick: probability proportional to e^(eps count) among the items left.
+        delta: where the guarantee is read.
+        key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
+        exact: release (True), or simulate the counts' noise by float kernels (False).
+
+    Raises:
+        TypeError: counts are not integers, or noise of a law that has no known charge.
+        ValueError: an argument out of range.
+    """
+    scores = _counts(counts)
+    charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise.noise, noise))
+    key = _key(key, exact)
+    items = exponential_top_k(scores, discovery_epsilon, k, _secret(key, exact))
+    noisy = np.asarray(perturb(scores[items].astype(np.float64), noise, key=key, exact=exact))
+    return KnownTopK(items, most_likely(noisy), noisy, charged)
+
+
+def most_likely(noisy: Any) -> np.ndarray:
+    """The non-increasing, non-negative counts nearest to noisy ones in squares: isotonic regression, cut at 0.
+
+    For Gaussian noise they are the maximum likelihood under that order; for other noise a projection, which is no
+    farther from the true counts where these are in that order.
+    """
+    from scipy.optimize import isotonic_regression
+
+    return np.maximum(isotonic_regression(noisy, increasing=False).x, 0.0)
+
+
+def unknown_domain_top_k(
+    counts: Mapping[Any, int],
+    k: int | None = None,
+    *,
+    sigma: float,
+    truncation_delta: float,
+    l0_sensitivity: int,
+    linf_sensitivity: float = 1.0,
+    delta: float,
+    key: Array | None = None,
+    exact: bool = True,
+) -> UnknownTopK:
+    """The items whose count plus truncated Gaussian noise on [-T, T] is above Dinf + T, at most the top k of them.
+
+    What one person alone brings in has a count of at most Dinf, and can never appear. Neighbouring: add, remove or
+    replace one person, who changes at most D0 counts by at most Dinf each. The order of the mapping has no influence.
+
+    Args:
+        counts: a non-negative integer for every item that occurs; zeros are as good as absent.
+        k: the most items to release; by default all.
+        sigma: s of the noise before truncation.
+        truncation_delta: the delta of one count in eq. 10, which sets T.
+        l0_sensitivity: D0.
+        linf_sensitivity: Dinf.
+        delta: where the guarantee is read; more than D0 truncation_delta.
+        key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
+        exact: release (True), or simulate by float kernels (False).
+
+    Raises:
+        TypeError: counts are not integers.
+        ValueError: an argument out of range.
+    """
+    k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
+    charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)
+    mechanism = _truncated(sigma, truncation_delta, linf_sensitivity)
+    if exact:
+        sampler = certify(mechanism)
+        largest = _largest_noise(sampler.certificate)
+    else:
+        sampler, largest = mechanism, Fraction(truncation_bound(sigma, truncation_delta, linf_sensitivity))
+    # Rounding to floats keeps order, so no report of a count of at most Dinf is above this.
+    threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
+    reports = _reports(counts, sampler, _key(key, exact), exact)
+    above = sorted(((-y, repr(item), item) for item, y in reports if y > threshold), key=lambda entry: entry[:2])[:k]
+    items = tuple(item for _, _, item in above)
+    return UnknownTopK(items, np.array([-negative for negative, _, _ in above]), threshold, charged)
+
+
+def _reports(counts: Mapping[Any, int], sampler: Any, key: Array, exact: bool) -> list[tuple[Any, float]]:
+    items = list(counts)
+    values = _counts(list(counts.values())) if items else np.zeros(0, np.int64)
+    positive = np.flatnonzero(values)
+    if not len(positive):
+        return []
+    noisy = np.asarray(perturb(values[positive].astype(np.float64), sampler, key=key, exact=exact))
+    return [(items[at], report) for at, report in zip(positive, noisy.tolist(), strict=True)]
+
+
+def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:
+    """The noise on a count, with its largest finite loss (T - D/2) D/s^2 as the budget of its claim."""
+    T = truncation_bound(sigma, truncation_delta, sensitivity)
+    least, most = checks.EPSILON_RANGE
+    loss = max((T - sensitivity / 2) * sensitivity / sigma**2, least)
+    if loss > most:
+        raise ValueError(f"sigma: {sigma:g} is too small; a count's loss is up to {loss:.3g}, and {most:g} is the most")
+    return truncated_gaussian(sigma=sigma, delta=truncation_delta, sensitivity=sensitivity, epsilon=loss)
+
+
+def _largest_noise(certificate: Any) -> Fraction:
+    """The most that a released report is above its count: the table's last value, and less than a cell of rounding."""
+    return certificate.highest + certificate.table.cell
+
+
+@singledispatch
+def _charge(law: Any, noise: Additive) -> dict[str, Any]:
+    """What ``known_domain_guarantee`` takes for a count's noise."""
+    raise TypeError(f"noise: {type(law).__name__} noise on counts has no known charge; take Laplace or Gaussian noise")
+
+
+@_charge.register
+def _(law: Gaussian, noise: Additive) -> dict[str, Any]:
+    return {"sigma": float(law.sigma)}
+
+
+@_charge.register
+def _(law: Laplace, noise: Additive) -> dict[str, Any]:
+    if noise.sensitivity is None or noise.epsilon is None or noise.delta is None:
+        return {"scale": float(law.scale)}
+    if noise.sensitivity < 1:
+        raise ValueError(f"noise: its claim is for sensitivity {noise.sensitivity:g}, and a count changes by up to 1")
+    return {"scale": 1 / float(noise.epsilon), "leak": float(noise.delta)}
+
+
+def _counts(counts: Any) -> np.ndarray:
+    array = checks.integers("counts", counts)
+    if array.min() < 0 or array.max() >= 1 << 53:
+        raise ValueError(f"counts: {array.min()} to {array.max()} is not within 0..2^53")
+    return array.astype(np.int64)
+
+
+def _key(key: Array | None, exact: bool) -> Array:
+    if key is None:
+        return os_key() if exact else simulation_key(int.from_bytes(os.urandom(4), "little"))
+    check_key(key)
+    return key
+
+
+def _secret(key: Array, exact: bool) -> bytes:
+    """The 32 bytes for discovery; for a simulation they are as guessable as its key."""
+    if exact:
+        return release_key_bytes(key)
+    return np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (8,), "uint32")).tobytes()

@@ -1,0 +1,162 @@
+"""A density between knots, cut into panels on which 16-point Gauss-Legendre is exact to 1e-12."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.pairs.losses import log_ratio
+from accountants.pairs.runs import monotone
+from dpkernels.numerics import gauss_legendre
+
+LogDensity = Callable[[np.ndarray], Any]
+
+SIZE = 16
+NODES, _WEIGHTS = gauss_legendre(SIZE)
+# Panels of a piece at first, how often one is halved, the error of one allowed, and what needs no digits.
+_FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
+# By how much a log density may change on a panel, that its digits be good all over it, down to what mass.
+_RANGE, _LITTLE = 4.0, 1e-20
+_MOST = 1 << 12
+_SAMPLES = 65
+# Relative changes of the loss that are taken for none, since rounding turns them.
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An interval as the image of 0 < t < 1: affine, and of a half line  y = end -/+ scale s/(1 - s), s = 1 - t or t.
+
+    Attributes:
+        left: its lower end; may be -inf.
+        right: its upper end; may be inf, one of both is finite.
+        scale: a length.
+    """
+
+    left: float
+    right: float
+    scale: float
+
+    def at(self, t: np.ndarray) -> np.ndarray:
+        """y."""
+        if np.isinf(self.right):
+            return self.left + self.scale * t / (1 - t)
+        if np.isinf(self.left):
+            return self.right - self.scale * (1 - t) / t
+        return self.left + (self.right - self.left) * t
+
+    def log_rate(self, t: np.ndarray) -> np.ndarray:
+        """log dy/dt."""
+        if np.isinf(self.right):
+            return np.log(self.scale) - 2 * np.log1p(-t)
+        if np.isinf(self.left):
+            return np.log(self.scale) - 2 * np.log(t)
+        return np.log(self.right - self.left) + 0 * t
+
+
+def pieces_of(knots: Sequence[float]) -> list[Piece]:
+    """The intervals between knots.
+
+    Raises:
+        ValueError: fewer than two knots, or knots that do not increase.
+    """
+    ends = np.asarray(knots, np.float64)
+    if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
+        raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
+    finite = ends[np.isfinite(ends)]
+    if not len(finite):
+        ends, finite = np.array([-np.inf, 0.0, np.inf]), np.zeros(1)
+    scale = float(np.ptp(finite)) or max(1.0, float(abs(finite[0])))
+    return [Piece(left, right, scale) for left, right in pairwise(ends.tolist())]
+
+
+def log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> list[np.ndarray]:
+    """Both log densities, in t."""
+    y = piece.at(t)
+    return [_checked(name, log_density, y) + piece.log_rate(t) for name, log_density in logs.items()]
+
+
+def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
+    with jax.enable_x64(True):
+        values = np.asarray(log_density(y), np.float64)
+    if values.shape != y.shape:
+        raise TypeError(f"{name}: gives shape {values.shape} at points of shape {y.shape}")
+    bad = np.isnan(values) | (values == np.inf)
+    if bad.any():
+        raise ValueError(f"{name}: is {values[bad][0]} at {y[bad][0]:.17g}; a log density is a number or -inf")
+    return values
+
+
+def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
+    """Ends of panels in t; those of no mass that counts at either end of the piece are left out."""
+    ends = np.linspace(0, 1, _FIRST + 1)
+    todo, done = np.stack([ends[:-1], ends[1:]], 1), []
+    for _ in range(_HALVINGS):
+        middle = todo.mean(1)
+        halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
+        whole, parts = _integrals(piece, logs, todo), _integrals(piece, logs, halves).reshape(3, -1, 2).sum(2)
+        fine = ((np.abs(whole - parts) <= _PRECISE * parts) | (parts <= _TINY)).all(0)
+        fine &= ~(_is_steep(piece, logs, todo) & (parts[:2] > _LITTLE)).any(0)
+        done.append(np.column_stack([todo, parts[:2].max(0)])[fine])
+        todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
+        if not len(todo):
+            return _without_ends(np.concatenate(done))
+        if len(todo) > _MOST:
+            break
+    names = " and ".join(logs)
+    raise ValueError(
+        f"{names}: not smooth near {piece.at(todo[0, 0]):.12g}; put a knot where a density jumps, bends or ends"
+    )
+
+
+def _integrals(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
+    """Of p, q and sqrt(p q) over panels."""
+    width = np.diff(panels, axis=1)
+    p, q = log_densities(piece, logs, panels[:, :1] + width * NODES)
+    return np.stack([(width * np.exp(values)) @ _WEIGHTS for values in (p, q, (p + q) / 2)])
+
+
+def _is_steep(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
+    """Whether p and q change much on panels."""
+    values = np.stack(log_densities(piece, logs, panels[:, :1] + np.diff(panels, axis=1) * NODES))
+    finite = np.isfinite(values)
+    top = np.where(finite, values, -np.inf).max(-1)
+    return top - np.where(finite, values, np.inf).min(-1) > _RANGE
+
+
+def _without_ends(panels: np.ndarray) -> tuple[float, ...]:
+    panels = panels[np.argsort(panels[:, 0])]
+    some = np.flatnonzero(panels[:, 2] > _TINY)
+    kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
+    return (*kept[:, 0].tolist(), float(kept[-1, 1]))
+
+
+def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
+    """The panels cut where the loss turns."""
+
+    def loss(t: np.ndarray) -> np.ndarray:
+        return log_ratio(*log_densities(piece, logs, t))
+
+    starts = []
+    for left, right in pairwise(ends):
+        x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
+        level = loss(x)
+        turns = np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max())
+        starts += [start for start, _ in monotone(loss, x, left, right)] if turns else [left]
+    return (*starts, ends[-1])
+
+
+def nodes_on(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
+    """(mass of p, mass of q, loss, width) at a panel's nodes, as of ``Losses``."""
+    p, q = log_densities(piece, logs, start + (end - start) * NODES)
+    loss = log_ratio(p, q)
+    finite = loss[np.isfinite(loss)]
+    flat = not len(finite) or np.ptp(finite) <= 1e-13 * (1 + np.abs(finite).max())
+    weight = (end - start) * _WEIGHTS
+    width = np.abs(np.gradient(np.where(np.isfinite(loss), loss, 0.0)))
+    return weight * np.exp(p), weight * np.exp(q), loss, np.zeros(loss.shape) if flat else width

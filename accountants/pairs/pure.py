@@ -1,0 +1,70 @@
+"""The realised pure-DP level of a mechanism."""
+
+from __future__ import annotations
+
+import math
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from dpkernels.exact.certify import ExactForm, ExactMultivariate, ExactNoise
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
+from dpkernels.numerics import maximum_on
+
+
+@singledispatch
+def epsilon(mechanism: Any) -> float:
+    """The smallest eps for which the mechanism is eps-DP.
+
+    Neighbouring: any two inputs of its interval, or those within the sensitivity of one that has it.
+
+    Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
+    with every kink, refined at the best. Mixtures: an upper bound, that of the choice revealed. Exact forms: from the
+    integers; inf for tables of noise, which end. Covers one report of a float mechanism in exact arithmetic;
+    floating-point sampling is not covered.
+
+    Raises:
+        TypeError: an unknown mechanism.
+    """
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known privacy level")
+
+
+@epsilon.register
+def _(mechanism: Windowed) -> float:
+
+    def loss(v: np.ndarray) -> np.ndarray:
+        high, low = mechanism.envelope(v)
+        return np.log(high / low)
+
+    return maximum_on(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
+
+
+@epsilon.register
+def _(mechanism: TwoPoint) -> float:
+    p = float(mechanism.probability_high(mechanism.upper))
+    return math.log(p / (1 - p))
+
+
+@epsilon.register
+def _(mechanism: Mixture) -> float:
+    return max(epsilon(mechanism.first), epsilon(mechanism.second))
+
+
+@epsilon.register
+def _(mechanism: Multivariate) -> float:
+    return mechanism.sampled * epsilon(mechanism.coordinate)
+
+
+@epsilon.register(ExactForm)
+@epsilon.register(ExactMultivariate)
+def _(mechanism: Any) -> float:
+    return float(mechanism.certificate.realised_epsilon)
+
+
+@epsilon.register
+def _(mechanism: ExactNoise) -> float:
+    """A report beyond the shifted table's end is impossible for the other input; the claim is of (eps, delta)."""
+    return math.inf

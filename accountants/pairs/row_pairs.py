@@ -1,0 +1,161 @@
+"""The worst pairs of mechanisms given row by row, and of the Central Piecewise Mechanism.
+
+Of a table the profile is the largest hockey stick over all neighbouring rows, in either direction; inputs between rows
+are mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps, and so
+is its interpolation between dots of e^eps, which is never below it and is itself the profile of one pair, the one that
+composes: a mechanism's rows may be chosen anew in every report.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.pairs import pure
+from accountants.pairs.worst import Atoms, take_none, worst_pairs
+from dpkernels.exact.rows.optimal import ExactRows
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
+from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
+from dpkernels.numerics import namespace
+
+# Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.
+_DOTS, _LARGE = 256, 1 << 22
+# Losses closer together than this share a dot.
+_SAME = 1e-5
+# Dots are left out where the profile is this near to the straight line without them, which is never below.
+_STRAIGHT = 1e-13
+
+
+@pure.epsilon.register
+def _(mechanism: Optimal) -> float:
+    """The largest log ratio of neighbouring rows."""
+    return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
+
+
+@pure.epsilon.register
+def _(mechanism: CentralPiecewise) -> float:
+    """Its eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
+    return float(mechanism.epsilon)
+
+
+@worst_pairs.register
+def _(mechanism: Optimal, sensitivity: Any = None) -> tuple[Any, ...]:
+    """One pair of which the profile is the table's, at eps 0, its own eps and the dots between; above it, if barely.
+
+    Neighbours are those of the mechanism, of its own sensitivity.
+    """
+    take_none(sensitivity)
+    if namespace(mechanism.probabilities) is jnp:
+        return (_traced(mechanism),)
+    return (_of_mechanism(mechanism),)
+
+
+def _traced(mechanism: Optimal) -> Atoms:
+    """The same of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    p, cells = mechanism.probabilities, mechanism.cells
+    ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
+    t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
+
+    def largest(at: Any) -> Any:
+        pairs = [pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:]))]
+        return jnp.stack([jnp.maximum(x - at * y, 0.0).sum(1).max() for x, y in pairs]).max()
+
+    f = jnp.append(jax.lax.map(largest, t[:-1]), 0.0)
+    return replace(_of_dots(t, f), near=mechanism.sensitivity is not None)
+
+
+@lru_cache(maxsize=32)
+def _of_mechanism(mechanism: Optimal) -> Atoms:
+    near = mechanism.sensitivity is not None
+    return replace(dominating_pair(np.asarray(mechanism.probabilities, float), mechanism.cells), near=near)
+
+
+@worst_pairs.register
+def _(form: ExactRows, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The same of the integers that a release samples."""
+    take_none(sensitivity)
+    return (_of_form(form),)
+
+
+@lru_cache(maxsize=32)
+def _of_form(form: ExactRows) -> Atoms:
+    table, near = form.table, form.certificate.sensitivity is not None
+    return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
+
+
+@worst_pairs.register
+def _(mechanism: CentralPiecewise, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The density and itself a sensitivity further on: it falls from its middle, so the largest shift is the worst.
+
+    Masses between neighbouring ends of steps, on the scale v of the mechanism; the input is anywhere.
+    """
+    take_none(sensitivity)
+    xp = namespace(*jax.tree.leaves(mechanism))
+    r, (windows, base), far = mechanism.half_widths, mechanism.masses, mechanism.reach
+    d = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
+    lowest, highest = d / 2 - far, d / 2 + far
+    knots = xp.concatenate([-r, r, d - r, d + r, xp.stack([lowest, highest])])
+    ends = xp.sort(xp.clip(knots, lowest, highest))
+    middles, widths = (ends[1:] + ends[:-1]) / 2, xp.diff(ends)
+
+    def masses(at: Any) -> Any:
+        inside = xp.abs(middles[:, None] - at) < r
+        return widths * ((inside * (windows / (2 * r))).sum(-1) + base / (2 * far))
+
+    return (Atoms(masses(0.0), masses(d), near=True),)
+
+
+def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
+    """A pair, its own mirror, whose profile is the largest hockey stick of rows at most ``cells`` apart, or above.
+
+    With f the interpolated profile in t = e^eps, the loss ln t_i has the mass q_i = f'(t_i+) - f'(t_i-) under q and
+    t_i q_i under p, the loss -ln t_i the reverse, and loss 0 the rest.
+    """
+    t = np.exp(_dots(p, cells))
+    f = np.append([_largest(p, cells, at) for at in t[:-1]], 0.0)
+    kept = _corners(t, f)
+    return _of_dots(t[kept], f[kept])
+
+
+def _of_dots(t: Any, f: Any) -> Atoms:
+    xp = namespace(t, f)
+    slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
+    q = xp.maximum(xp.diff(slopes), 0.0)
+    high = t[1:] * q
+    rest = xp.maximum(1 - q.sum() - high.sum(), 0.0)[None]
+    return Atoms(xp.concatenate([q[::-1], rest, high]), xp.concatenate([high[::-1], rest, q]))
+
+
+def _dots(p: np.ndarray, cells: int) -> np.ndarray:
+    """Values of eps from 0 to the largest loss: evenly spaced ones, and the losses of the rows furthest apart."""
+    level = math.log(largest_ratio(p, cells))
+    count = _DOTS if p.size * cells < _LARGE else _DOTS // 4
+    losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()
+    losses = np.unique(np.round(losses[losses < level], 9))
+    dots = np.unique(np.concatenate([np.linspace(0, level, count), losses]))
+    apart = np.flatnonzero(np.diff(dots, prepend=-1.0) > max(_SAME, 1e-3 * level if len(losses) > 4 * count else 0.0))
+    dots = dots[apart]
+    return np.append(dots[dots < level - _SAME], level)
+
+
+def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
+    """The fewest dots, or nearly, between which a convex f is straight to rounding; the first and the last are."""
+    kept = np.array([0, len(t) - 1])
+    while (above := np.interp(t, t[kept], f[kept]) - f).max() > _STRAIGHT:
+        kept = np.sort(np.append(kept, above.argmax()))
+    return kept
+
+
+def _largest(p: np.ndarray, cells: int, t: float) -> float:
+    """max over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
+    best = 0.0
+    for shift in range(1, cells + 1):
+        a, b = p[shift:], p[:-shift]
+        best = max(best, *(np.maximum(x - t * y, 0.0).sum(axis=1).max() for x, y in ((a, b), (b, a))))
+    return float(best)

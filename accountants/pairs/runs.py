@@ -1,0 +1,266 @@
+"""A pair of laws as atoms of the loss and runs on which it is monotone: what a loss distribution is discretised from.
+
+NumPy in float64. On a run the densities are smooth and the loss can be inverted, so that cells can end where the loss
+is on a grid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from itertools import pairwise
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.pairs.losses import REACH, losses, shifted_pieces, whole
+from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
+from dpkernels.numerics import gauss_legendre
+
+Function = Callable[[np.ndarray], np.ndarray]
+
+_NODES, _WEIGHTS = gauss_legendre(4)
+_SAMPLES, _BISECTIONS = 257, 60
+# At a knot itself a density may jump: how far from it, of a run's length, it is looked at.
+_INSET = 1e-12
+# Knots no further apart, relative to the farthest, are one but for rounding.
+_ROUNDING = 64 * 2.0**-52
+# Mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
+UNSEEN = 2e-72
+# Losses up to it are rounding errors.
+_NO_LOSS = 64 * 2.0**-52
+
+
+@dataclass(frozen=True)
+class Run:
+    """An interval on which the loss is monotone and continuous.
+
+    Attributes:
+        left: its lower end.
+        right: its upper end.
+        p: density of one law.
+        q: density of the other.
+        loss: log p/q.
+        inverse: from losses between those at the ends to points.
+    """
+
+    left: float
+    right: float
+    p: Function
+    q: Function
+    loss: Function
+    inverse: Function
+
+
+@dataclass(frozen=True)
+class Spectrum:
+    """All of a pair: atoms (masses under p and q, and losses, which may be infinite) and runs.
+
+    Attributes:
+        p: masses of atoms.
+        q: under the other law.
+        loss: their losses.
+        runs: all else.
+        unseen: at most so much mass of p, and of q, is in none of these: Gaussian tails beyond their reach.
+    """
+
+    p: np.ndarray
+    q: np.ndarray
+    loss: np.ndarray
+    runs: tuple[Run, ...]
+    unseen: float = 0.0
+
+    def mirrored(self) -> Spectrum:
+        """The pair (q, p)."""
+        runs = tuple(
+            Run(run.left, run.right, run.q, run.p, _after(np.negative, run.loss), _after(run.inverse, np.negative))
+            for run in self.runs
+        )
+        return Spectrum(self.q, self.p, -self.loss, runs, self.unseen)
+
+    def sampled(self, rate: float) -> Spectrum:
+        """The pair (r p + (1 - r) q, q), of loss log(1 + r (e^l - 1))."""
+
+        def there(loss: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                near = np.log1p(rate * np.expm1(loss))
+                return np.where(loss > 30, loss + np.log(rate) + np.log1p((1 - rate) / rate * np.exp(-loss)), near)
+
+        def back(loss: np.ndarray) -> np.ndarray:
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                return np.where(loss > 30, loss - np.log(rate), np.log1p(np.maximum(np.expm1(loss) / rate, -1.0)))
+
+        runs = tuple(
+            Run(run.left, run.right, _mix(run, rate), run.q, _after(there, run.loss), _after(run.inverse, back))
+            for run in self.runs
+        )
+        return Spectrum(rate * self.p + (1 - rate) * self.q, self.q, there(self.loss), runs, self.unseen)
+
+    def both_ways(self) -> Spectrum:
+        """The pair whose profile is the larger of this pair's and its mirror's, where that is this one's at eps >= 0.
+
+        It has the positive losses, their mirror images, and otherwise no loss. A run's losses are of one sign.
+        """
+        some = self.loss > _NO_LOSS
+        runs = tuple(run for run in self.runs if run.loss(np.array((run.left + run.right) / 2)) > 0)
+        there = Spectrum(self.p[some], self.q[some], self.loss[some], runs, self.unseen)
+        rest = np.maximum([1 - sum(there.p) - sum(there.q) - sum(map(_mass_of, runs))], 0.0)
+        return joined([there, there.mirrored(), Spectrum(rest, rest, 0 * rest, ())])
+
+
+def _mass_of(run: Run) -> float:
+    return _mass(run.p, run.left, run.right) + _mass(run.q, run.left, run.right)
+
+
+def _after(outer: Any, inner: Any) -> Function:
+    return lambda x: outer(inner(x))
+
+
+def _mix(run: Run, rate: float) -> Function:
+    return lambda x: rate * run.p(x) + (1 - rate) * run.q(x)
+
+
+def joined(parts: Sequence[Spectrum]) -> Spectrum:
+    """All outcomes of several."""
+    p, q, loss = (np.concatenate([getattr(part, name) for part in parts]) for name in ("p", "q", "loss"))
+    return Spectrum(p, q, loss, sum((part.runs for part in parts), ()), sum(part.unseen for part in parts))
+
+
+@singledispatch
+def spectrum(pair: Any) -> Spectrum:
+    """The atoms and runs of a pair with concrete parameters.
+
+    Raises:
+        TypeError: a pair of an unknown type.
+    """
+    raise TypeError(f"pair: {type(pair).__name__} has no known loss distribution")
+
+
+@spectrum.register
+def _(pair: Atoms) -> Spectrum:
+    with jax.enable_x64(True):
+        nodes = jax.tree.map(np.asarray, losses(pair))
+    return Spectrum(nodes.p, nodes.q, nodes.loss, ())
+
+
+@spectrum.register
+def _(pair: Mixed) -> Spectrum:
+    w = float(pair.weight)
+    return joined([_scaled(spectrum(pair.first), w), _scaled(spectrum(pair.second), 1 - w)])
+
+
+def _scaled(whole: Spectrum, weight: float) -> Spectrum:
+    def times(density: Function) -> Function:
+        return lambda x: weight * density(x)
+
+    runs = tuple(Run(r.left, r.right, times(r.p), times(r.q), r.loss, r.inverse) for r in whole.runs)
+    return Spectrum(weight * whole.p, weight * whole.q, whole.loss, runs, weight * whole.unseen)
+
+
+@spectrum.register
+def _(pair: Shifted) -> Spectrum:
+    with jax.enable_x64(True):
+        single, pieces, bend = jax.tree.map(np.asarray, shifted_pieces(pair))
+    keep = (single.p > 0) | (single.q > 0)
+    reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
+    D = float(pair.shift)
+    low, high = min(0.0, D) - reach, max(0.0, D) + reach
+    runs = []
+    for j in np.flatnonzero((pieces.slope != 0) & (pieces.width > 0)):
+        left, right = float(np.clip(pieces.left[j], low, high)), float(np.clip(pieces.right[j], low, high))
+        if right > left:
+            at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
+            runs.append(_affine(left, right, at, log_p, rise, loss, slope, float(bend)))
+    return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(runs), UNSEEN if bend > 0 else 0.0)
+
+
+_AFFINE = ("at", "log_p", "rise", "loss", "slope")
+
+
+def _affine(
+    left: float, right: float, at: float, log_p: float, rise: float, loss: float, slope: float, bend: float
+) -> Run:
+    """A piece of a shifted pair: log p a polynomial of degree 2 at most, the loss affine."""
+
+    def log_density(x: np.ndarray) -> np.ndarray:
+        return log_p + rise * (x - at) - bend * (x - at) ** 2 / 2
+
+    def level(x: np.ndarray) -> np.ndarray:
+        return loss + slope * (x - at)
+
+    return Run(
+        left,
+        right,
+        lambda x: np.exp(log_density(x)),
+        lambda x: np.exp(log_density(x) - level(x)),
+        level,
+        lambda value: at + (value - loss) / slope,
+    )
+
+
+@spectrum.register
+def _(pair: Placed) -> Spectrum:
+    """Pieces between the knots of both densities, cut again where the loss turns."""
+    p, q, ends = whole(jax.tree.map(float, pair))
+    return between_knots(p, q, lambda x: np.log(p(x)) - np.log(q(x)), ends)
+
+
+def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray) -> Spectrum:
+    """The spectrum of two densities that are smooth between knots, which increase."""
+    atoms: list[tuple[Any, Any, Any]] = []
+    runs: list[Run] = []
+    rounding = _ROUNDING * float(np.abs(ends).max())
+    for left, right in pairwise(ends.tolist()):
+        if right - left <= rounding:
+            continue
+        inset = _INSET * (right - left)
+        x = np.linspace(left + inset, right - inset, _SAMPLES)
+        level = loss(x)
+        if np.isinf(level).all() or np.ptp(level) <= 1e-13 * (1 + np.abs(level).max()):
+            atoms.append((_mass(p, left, right), _mass(q, left, right), level[_SAMPLES // 2]))
+        else:
+            runs.extend(_numeric(p, q, loss, *span) for span in monotone(loss, x, left, right))
+    p_mass, q_mass, level = np.array(atoms).reshape(-1, 3).T
+    return Spectrum(p_mass, q_mass, level, tuple(runs))
+
+
+def _mass(density: Function, left: float, right: float) -> float:
+    points = np.linspace(left, right, _SAMPLES)
+    width = np.diff(points)[:, None]
+    return float((width * _WEIGHTS * density(points[:-1, None] + width * _NODES)).sum())
+
+
+def monotone(loss: Function, x: np.ndarray, left: float, right: float) -> list[tuple[float, float]]:
+    """The spans between turns of the loss, each found by golden section in its bracket."""
+    from scipy.optimize import minimize_scalar
+
+    rising = np.diff(loss(x)) > 0
+    cuts = [left]
+    for j in np.flatnonzero(rising[1:] != rising[:-1]) + 1:
+        sign = -1.0 if rising[j - 1] else 1.0
+        found = minimize_scalar(
+            lambda v, sign=sign: float(sign * loss(np.array(v))),
+            bounds=(x[j - 1], x[j + 1]),
+            method="bounded",
+            options={"xatol": 1e-12 * (right - left)},
+        )
+        cuts.append(float(found.x))
+    return list(zip(cuts, [*cuts[1:], right], strict=True))
+
+
+def _numeric(p: Function, q: Function, loss: Function, left: float, right: float) -> Run:
+    """A run whose loss is inverted by bisection."""
+    inset = _INSET * (right - left)
+    rises = loss(np.array(right - inset)) > loss(np.array(left + inset))
+
+    def inverse(level: np.ndarray) -> np.ndarray:
+        low, high = np.full(level.shape, left + inset), np.full(level.shape, right - inset)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) / 2
+            before = (loss(middle) < level) == rises
+            low, high = np.where(before, middle, low), np.where(before, high, middle)
+        return (low + high) / 2
+
+    return Run(left, right, p, q, loss, inverse)

@@ -1,0 +1,244 @@
+"""Families of bounded mechanisms: a window on a base, and those with nothing to tune."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from accountants.tune import height
+from accountants.tune.domains import Above, Domain, Inside, LogBetween
+from accountants.tune.family import Family
+from dpkernels import checks
+from dpkernels.mechanisms import named
+from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.heights import CONDITIONS
+from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.tabulated import base_from
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+# Narrower windows and flatter edges are no optimum for eps up to 20.
+_WIDTHS = (0.0, 2.0)
+_LOWEST_EDGE = 1e-6
+
+
+@partial(pytree, static=("condition",))
+@dataclass(frozen=True)
+class Composite(Family):
+    """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``.
+
+    Attributes:
+        window: the window.
+        base: the base; None for the quartic one, whose edge is then free.
+        epsilon: the budget.
+        lower: smallest valid input.
+        upper: largest valid input.
+        condition: "pointwise" or "sup_inf".
+    """
+
+    window: Window
+    base: Base | None
+    epsilon: Any
+    lower: Any
+    upper: Any
+    condition: str
+
+    @property
+    def name(self) -> str:
+        base = Quartic if self.base is None else type(self.base)
+        return f"{type(self.window).__name__} on {base.__name__}".lower()
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        width: dict[str, Domain] = {"m": Inside(*_WIDTHS)}
+        return width if self.base is not None else {**width, "r": LogBetween(self._lowest_edge, 1.0)}
+
+    @property
+    def _lowest_edge(self) -> Any:
+        """Under sup_inf an edge of e^-eps leaves no height."""
+        if self.condition == "pointwise":
+            return _LOWEST_EDGE
+        return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0
+
+    def build(self, parameters: dict[str, Any]) -> Windowed:
+        base = Quartic(parameters["r"]) if self.base is None else self.base
+        interval = self.epsilon, self.lower, self.upper
+        return height.windowed(self.window, base, parameters["m"], interval, self.condition)
+
+    def release(self, parameters: dict[str, Any]) -> Windowed:
+        return named.composite(
+            self.window,
+            Quartic(parameters["r"]) if self.base is None else self.base,
+            epsilon=self.epsilon,
+            lower=self.lower,
+            upper=self.upper,
+            width=parameters["m"],
+            condition=self.condition,
+        )
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Windowed) -> dict[str, Any]:
+        found = {"m": mechanism.width, "k": mechanism.height, "y": mechanism.level}
+        return found if self.base is not None else {**found, "t": mechanism.level * mechanism.base.lowest}
+
+
+@partial(pytree, static=("window",))
+@dataclass(frozen=True)
+class Piecewise(Family):
+    """Piecewise transformations (Ma 2021) of type I (uniform window) and II (triangle), with eta = 2/m free.
+
+    Their height is the source's, y (e^eps - 1); for type I it is the tallest by the pointwise condition too.
+    """
+
+    window: str
+    epsilon: Any
+    lower: Any
+    upper: Any
+
+    @property
+    def name(self) -> str:
+        return "piecewise" if self.window == "uniform" else "piecewise-triangle"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {"eta": Above(1.0, span=(-1.5, 4.0))}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0
+
+    def build(self, parameters: dict[str, Any]) -> Windowed:
+        interval = self.epsilon, self.lower, self.upper
+        return height.windowed(named.WINDOWS[self.window], Constant(), 2 / parameters["eta"], interval, "sup_inf")
+
+    def release(self, parameters: dict[str, Any]) -> Windowed:
+        make = named.piecewise if self.window == "uniform" else named.piecewise_triangle
+        return make(epsilon=self.epsilon, lower=self.lower, upper=self.upper, eta=parameters["eta"])
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Windowed) -> dict[str, Any]:
+        return {"eta": 2 / mechanism.width}
+
+
+@partial(pytree, static=("kind",))
+@dataclass(frozen=True)
+class Plain(Family):
+    """A bounded mechanism that its budget determines."""
+
+    kind: str
+    epsilon: Any
+    lower: Any
+    upper: Any
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0
+
+    def build(self, parameters: dict[str, Any]) -> Any:
+        return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)
+
+    def release(self, parameters: dict[str, Any]) -> Any:
+        return self.build(parameters)
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {}
+
+
+def composite(
+    window: Any = "uniform",
+    base: Any = "constant",
+    *,
+    epsilon: Any,
+    lower: Any,
+    upper: Any,
+    condition: str = "pointwise",
+) -> Composite:
+    """A window on a base with free width m, and edge t for the quartic base (Zhang 2024).
+
+    Args:
+        window: "uniform", "sine", "triangle", a ``Window``, a function on [0, 1] or a table.
+        base: "constant", "quartic", a ``Base``, a function on [-1, 1] or a table.
+        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours.
+        lower: smallest valid input.
+        upper: largest valid input.
+        condition: "pointwise" (exact) or "sup_inf" (sufficient, the source's).
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    checks.one_of("condition", condition, CONDITIONS)
+    return Composite(named.window_of(window), _base(base), epsilon, lower, upper, condition)
+
+
+def _base(base: Any) -> Base | None:
+    if isinstance(base, str):
+        checks.one_of("base", base, named.BASES)
+        return Constant() if base == "constant" else None
+    return base if isinstance(base, Base) else base_from(base)
+
+
+def piecewise(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
+    """Type-I piecewise transformations (Ma 2021) with free eta.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    return Piecewise("uniform", epsilon, lower, upper)
+
+
+def piecewise_triangle(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
+    """Type-II piecewise transformations (Ma 2021) with free eta.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    return Piecewise("triangle", epsilon, lower, upper)
+
+
+def duchi(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+    """Duchi's two-point mechanism: nothing is free.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    return Plain("duchi", epsilon, lower, upper)
+
+
+def hybrid(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+    """Wang 2019's hybrid mechanism: nothing is free.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    return Plain("hybrid", epsilon, lower, upper)
+
+
+def optimal(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+    """The linear program's mechanism of least worst-case variance: nothing is free.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    _check(epsilon, lower, upper)
+    return Plain("optimal", epsilon, lower, upper)
+
+
+def _check(epsilon: Any, lower: Any, upper: Any) -> None:
+    checks.epsilon(epsilon)
+    checks.interval(lower, upper)

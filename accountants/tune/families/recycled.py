@@ -1,0 +1,158 @@
+"""Budget recycling at a tolerated error: the kernel's scale is free, q solved from the exact profile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants import calibrate
+from accountants.calibrate.scale import certain_shift, rescaled
+from accountants.tune.domains import Domain, LogBetween, Positive
+from accountants.tune.excess import least_weight
+from accountants.tune.families.noise import check_budget
+from accountants.tune.family import Family
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
+# Deltas next to 1e-12 are known to some percent only, in floats.
+_MOST_WIDENING = 1e-2
+# ln of the widest scale where a search starts, in units of the least one that may do.
+SPAN = 7.5
+
+
+@singledispatch
+def scale_symbol(kernel: Distribution) -> str:
+    """What the source calls the kernel's scale."""
+    return "scale"
+
+
+@scale_symbol.register
+def _(kernel: Gaussian) -> str:
+    return "sigma"
+
+
+@scale_symbol.register
+def _(kernel: Laplace) -> str:
+    return "b"
+
+
+def width_of(kernel: Distribution) -> Any:
+    """A quantile, by which the scales of two laws of one shape are told apart."""
+    return kernel.isf(0.1 * namespace(*jax.tree.leaves(kernel)).ones(()))
+
+
+@pytree
+@dataclass(frozen=True)
+class Recycled(Family):
+    """Budget-recycled noise; see ``budget_recycled``.
+
+    Attributes:
+        kernel: the law of a draw at unit scale.
+        epsilon: eps.
+        delta: delta.
+        sensitivity: D.
+        theta: tolerated error; None where it is free.
+    """
+
+    kernel: Distribution
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+    theta: Any = None
+
+    @property
+    def name(self) -> str:
+        return f"recycled {type(self.kernel).__name__.lower()}"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        least = self.sensitivity / certain_shift(self.kernel, self.epsilon, self.delta)
+        scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, SPAN))}
+        return scale if self.theta is not None else {**scale, "theta": self._thetas}
+
+    @property
+    def _thetas(self) -> Domain:
+        """Wide, yet closed: far out recycling does nothing, and steps went to infinity. Starts are at 0.1 to 2000 D."""
+        return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, self.delta
+
+    def build(self, parameters: dict[str, Any]) -> Additive:
+        kernel, theta = self.drawn(parameters)
+        u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
+        return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
+
+    def release(self, parameters: dict[str, Any]) -> Additive:
+        """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
+        kernel, theta = self.drawn(parameters)
+        target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
+        for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 11)):
+            wider = rescaled(kernel, 1 + nudge)
+            if not math.isnan(q := calibrate.recycling_rate(wider, theta, **target)):
+                return named.budget_recycled(wider, theta=theta, q=float(q), **target)
+        return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
+
+    def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
+        """The kernel, and theta."""
+        kernel = rescaled(self.kernel, parameters[scale_symbol(self.kernel)])
+        return kernel, parameters["theta"] if self.theta is None else self.theta
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return recycled_symbols(self.kernel, mechanism.noise)
+
+
+def recycled_symbols(unit: Distribution, noise: Any) -> dict[str, Any]:
+    """Of a recycled law whose kernel is one at unit scale, scaled."""
+    scale = width_of(noise.kernel) / width_of(unit)
+    return {scale_symbol(unit): scale, "theta": noise.high, "q": 1 - noise.outside}
+
+
+def budget_recycled(
+    kernel: str | Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 1.0, theta: Any = None
+) -> Recycled:
+    """Budget-recycled noise (Jiang 2024) under exact accounting.
+
+    At a tolerated error sigma (or b) is free, and q the largest for it. Without one theta/sigma and q are, and sigma is
+    the least for them; deltas below 1e-15, which floats do not resolve, give wider noise than there might be, or none.
+
+    Args:
+        kernel: "gaussian", "laplace", or any even law at unit scale.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D; neighbouring: true values differ by at most D.
+        theta: tolerated error; by default that of an ``acceptance`` objective, for other objectives it is free.
+
+    Raises:
+        ValueError: an argument out of range.
+        TypeError: a law that cannot be rescaled.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    if theta is not None:
+        checks.positive("theta", theta)
+    return Recycled(kernel_of(kernel), epsilon, delta, sensitivity, theta)
+
+
+def kernel_of(kernel: str | Distribution) -> Distribution:
+    """A law at unit scale, of its name or itself."""
+    if isinstance(kernel, str):
+        checks.one_of("kernel", kernel, KERNELS)
+        return KERNELS[kernel]
+    if not isinstance(kernel, Distribution):
+        raise TypeError(f"kernel: {kernel!r} is no law; 'gaussian', 'laplace' or a law at unit scale is needed")
+    rescaled(kernel, 1.0)
+    return kernel

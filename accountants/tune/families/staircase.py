@@ -1,0 +1,62 @@
+"""Staircase noise (Geng and Viswanath 2014), gamma free."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from accountants.tune.domains import Between, Domain
+from accountants.tune.families.noise import check_budget
+from accountants.tune.family import Family
+from dpkernels.distributions.staircase import Staircase
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.pytrees import pytree
+
+
+@pytree
+@dataclass(frozen=True)
+class Staircases(Family):
+    """Staircase noise with free gamma; see ``staircase``.
+
+    Attributes:
+        epsilon: eps.
+        sensitivity: D.
+    """
+
+    epsilon: Any
+    sensitivity: Any
+
+    @property
+    def name(self) -> str:
+        return "staircase"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {"gamma": Between(0.0, 1.0)}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0
+
+    def build(self, parameters: dict[str, Any]) -> Additive:
+        law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])
+        return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
+
+    def release(self, parameters: dict[str, Any]) -> Additive:
+        return named.staircase(epsilon=self.epsilon, sensitivity=self.sensitivity, gamma=parameters["gamma"])
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {"gamma": parameters["gamma"]}
+
+
+def staircase(*, epsilon: Any, sensitivity: Any = 1.0) -> Staircases:
+    """Staircase noise (Geng and Viswanath 2014), pure eps-DP, with the share gamma of the high steps free.
+
+    For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink.
+
+    Raises:
+        ValueError: an argument out of range.
+    """
+    check_budget(epsilon, 0.5, sensitivity)
+    return Staircases(epsilon, sensitivity)

@@ -1,0 +1,1 @@
+"""The sources' own searches, for comparison."""

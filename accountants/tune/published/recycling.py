@@ -1,0 +1,128 @@
+"""Jiang 2024's own searches of budget recycling, with and without a sample, for comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants import recycling
+from accountants.calibrate.scale import smallest_scale
+from accountants.tune.families.recycled import Recycled, scale_symbol
+from accountants.tune.families.sampled import SampledRecycled
+from accountants.tune.objectives import Objective
+from accountants.tune.published.composite import Enumerated, enumerated
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.roots import lowest, safe_root
+
+_RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
+
+
+@enumerated.register
+def _(family: Recycled, objective: Objective) -> Enumerated:
+    """Jiang 2024, Algorithm 2 with Algorithm 1 inside; see ``recycling.published_budget`` for what is wrong with them.
+
+    Raises:
+        ValueError: an objective other than an acceptance at the family's theta.
+    """
+    _check_acceptance(family, objective)
+    budget = family.epsilon, family.delta, family.sensitivity
+    best, count = published_recycling(family.kernel, family.theta, *budget)
+    made = Additive(best, family.sensitivity, family.epsilon, family.delta)
+    parameters = {scale_symbol(best.kernel): jax.tree.leaves(best.kernel)[0]}
+    return Enumerated("Jiang 2024", made, parameters, float(best.acceptance), count, [float(best.acceptance)])
+
+
+@enumerated.register
+def _(family: SampledRecycled, objective: Objective) -> Enumerated:
+    """Jiang 2024, Algorithm 4: a ternary search for the rate p of the largest acceptance, Algorithm 2 at every p.
+
+    The choice at a rate has the budget that ``accountants.subsampling.on_sample`` allows on the sample. What is wrong
+    with Algorithm 2 is wrong here. The acceptance that is compared is the true one of noise and error of sampling
+    together, by quadrature, where the source's is its eq. 13, which can claim several times as much.
+
+    Raises:
+        ValueError: an objective other than an acceptance at the family's theta.
+    """
+    _check_acceptance(family, objective)
+    found: list[tuple[float, float, Any]] = []
+    counts = []
+
+    def acceptance(p: float) -> float:
+        law, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
+        value = float(recycling.acceptance(law, family.theta, float(family.sampling_noise(p))))
+        found.append((value, p, law))
+        counts.append(count)
+        return value
+
+    acceptance(ternary(acceptance, _sparsest(family), 1.0, _RATE_WIDTH))
+    value, p, law = max(found, key=lambda one: one[0])
+    eps, delta, D = family.on_sample(p)
+    made = recycling.Subsampled(Additive(law, D, eps, delta), p, float(family.sampling_noise(p)), value)
+    rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
+    return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(counts), rounds)
+
+
+def ternary(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """The top of one hill on [low, high]: a third is dropped until the interval is at most that wide."""
+    while high - low > width:
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if function(first) < function(second):
+            low = first
+        else:
+            high = second
+    return (low + high) / 2
+
+
+def _sparsest(family: SampledRecycled) -> float:
+    """The least rate tried: delta/p is a probability, and eps on the sample at most what a mechanism may have."""
+    densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
+    return max(2 * float(family.delta), float(densest) * (1 + 1e-9))
+
+
+def _check_acceptance(family: Any, objective: Objective) -> None:
+    if objective.theta is None or objective.theta != family.theta:
+        raise ValueError(
+            f"objective: {objective.name}; the source's search is for the acceptance at the family's theta"
+        )
+
+
+def published_recycling(kernel: Any, theta: float, eps: float, delta: float, D: float) -> tuple[Reweighted, int]:
+    """(Algorithm 2's law, how often the published profile was computed)."""
+    count = 0
+
+    def excess(q: Any, kernel: Any) -> Any:
+        nonlocal count
+        count += 1
+        return recycling.published_profile(kernel, theta, q, D, eps) - delta
+
+    def law(share: float) -> Reweighted:
+        """Algorithm 1 at a kernel with this share of eps."""
+        drawn = _kernel(kernel, share * eps, delta, D)
+        return Reweighted(drawn, -theta, theta, 1 - safe_root(excess, drawn, 0.0, 1.0))
+
+    return law(lowest(lambda share, _: -float(law(share).acceptance), (), 0.01, 1.0, rtol=1e-7)), count
+
+
+@singledispatch
+def _kernel(shape: Any, epsilon: float, delta: float, sensitivity: float) -> Distribution:
+    """The kernel that the source takes for a share of the budget."""
+    raise ValueError(f"family: the source's search has Gaussian and Laplace kernels, not {type(shape).__name__}")
+
+
+@_kernel.register
+def _(shape: Gaussian, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
+    return Gaussian(smallest_scale(shape, epsilon, delta, sensitivity))
+
+
+@_kernel.register
+def _(shape: Laplace, epsilon: float, delta: float, sensitivity: float) -> Laplace:
+    return Laplace(sensitivity / epsilon)

@@ -1,0 +1,113 @@
+"""``.npy``: one array of any shape. Plain reads and writes, not memory maps: a map dies of a full disk by signal."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.lib import format as npy
+
+from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
+from dpkernels.cli.files.layout import Layout
+from dpkernels.release.inputs import report_type
+
+_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+class ArrayFile(Source):
+    """A ``.npy`` file; its values in the order of the file, which keeps Fortran arrays as they are."""
+
+    names = ()
+
+    def __init__(self, path: Path, form: Layout) -> None:
+        self.path = path
+        with path.open("rb") as file:
+            self.shape, self._fortran, self._dtype = _header(file, path)
+            self._offset = file.tell()
+        if self._dtype.kind not in "iuf":
+            raise ValueError(f"{path}: holds {self._dtype}; only integers and floats can be perturbed")
+        if self._dtype.itemsize > 8:
+            raise ValueError(f"{path}: holds {self._dtype}, which float64 rounds; make it float64 first")
+        self.droppable = len(self.shape) == 1
+        self._size = int(np.prod(self.shape, dtype=object))
+        missing = self._offset + self._size * self._dtype.itemsize - path.stat().st_size
+        if missing > 0:
+            raise ValueError(f"{path}: is truncated; {missing} bytes are missing")
+        self.values_per_row = int(np.prod(self.shape[1:], dtype=object))
+        self._done = 0
+
+    @property
+    def fraction(self) -> float:
+        return self._done / max(1, self._size)
+
+    def pieces(self, chosen: Sequence[str | None]) -> Generator[np.ndarray, None, None]:
+        with self.path.open("rb") as file:
+            file.seek(self._offset)
+            for start in range(0, self._size, MOST_ROWS):
+                count = min(MOST_ROWS, self._size - start)
+                piece = np.fromfile(file, self._dtype, count)
+                if len(piece) < count:
+                    raise ValueError(f"{self.path}: became shorter while it was read")
+                self._done = start + count
+                yield piece.astype(self._dtype.newbyteorder("="), copy=False)
+
+    def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
+        return Numbers.of(piece)
+
+    def replaced(self, piece: np.ndarray, reports: dict[str | None, Numbers]) -> np.ndarray:
+        values, missing = reports[None].values, reports[None].missing
+        return values if missing is None else np.where(missing, values.dtype.type(np.nan), values)
+
+    def kept(self, replaced: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return replaced[rows]
+
+    def reordered(self, pieces: Sequence[np.ndarray], order: np.ndarray) -> Iterator[np.ndarray]:
+        values = np.concatenate(pieces)
+        by_row = values.reshape(-1, len(order)).T if self._fortran else values.reshape(len(order), -1)
+        yield np.ascontiguousarray(by_row[order].T if self._fortran else by_row[order])
+
+    def size(self, replaced: np.ndarray) -> int:
+        return replaced.nbytes
+
+    def place(self, piece: np.ndarray, row: int, start: int) -> str:
+        if len(self.shape) < 2:
+            return f"row {row}"
+        index = np.unravel_index(row, self.shape, "F" if self._fortran else "C")
+        return f"value {tuple(int(at) for at in index)}"
+
+    def not_kept(self, output: Path) -> list[str]:
+        return [] if self._dtype.isnative else ["the byte order"]
+
+    @contextmanager
+    def sink(self, path: Path) -> Iterator[_ArraySink]:
+        dtype = report_type(self._dtype.newbyteorder("="))
+        header = {"descr": npy.dtype_to_descr(dtype), "fortran_order": self._fortran, "shape": self.shape}
+        with path.open("wb") as file:
+            npy.write_array_header_1_0(file, header)
+            sink = _ArraySink(file)
+            yield sink
+            if sink.values < self._size:  # only a vector has rows that may be dropped; a header has room for any number
+                file.seek(0)
+                npy.write_array_header_1_0(file, {**header, "shape": (sink.values,)})
+
+
+class _ArraySink:
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.values = 0
+
+    def write(self, piece: np.ndarray) -> None:
+        self.values += piece.size
+        self._file.write(piece.data.cast("B"))
+
+
+def _header(file: BinaryIO, path: Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    try:
+        return _HEADERS[npy.read_magic(file)](file)
+    except Exception as error:  # NumPy evaluates the header as Python: whatever that raises
+        size = os.fstat(file.fileno()).st_size
+        raise ValueError(f"{path}: {'is not a readable .npy file' if size else 'is empty'}") from error

@@ -1,0 +1,197 @@
+"""``.parquet``, row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from dpkernels.cli.files import buffers, footers
+from dpkernels.cli.files.formats import Numbers, Source
+from dpkernels.cli.files.layout import Layout
+
+PIECE_ROWS = 1 << 16
+_PIECE_BYTES = 1 << 24
+# Metadata that writers put into every file.
+_WRITERS = {b"ARROW:schema", b"pandas", b"PARQUET:field_id"}
+GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one row group, and whether they are its last."""
+
+    table: pa.Table
+    last: bool
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+class ParquetFile(Source):
+    """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept."""
+
+    def __init__(self, path: Path, form: Layout) -> None:
+        self.path = path
+        with self._opened() as file:
+            self._footer, self._schema = file.metadata, file.schema_arrow
+        self.names = self._schema.names
+        self._groups = [self._footer.row_group(at) for at in range(self._footer.num_row_groups)]
+        self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
+        self._chosen: Sequence[str | None] = ()
+        self._plain: list[str] = []  # columns whose dictionaries are not kept
+        self._done = 0
+
+    @property
+    def fraction(self) -> float:
+        return self._done / max(1, self._footer.num_rows)
+
+    def pieces(self, chosen: Sequence[str | None]) -> Generator[Part, None, None]:
+        self._chosen = chosen
+        # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
+        width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._footer.num_rows))
+        rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
+        with self._opened() as file:
+            for at, group in enumerate(self._groups):
+                left = group.num_rows
+                # Threads would each keep memory, and are no faster beside the work on the piece before.
+                for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
+                    left -= len(batch)
+                    self._done += len(batch)
+                    yield Part(pa.Table.from_batches([batch]), left == 0)
+
+    def numbers(self, piece: Part, name: str | None, start: int) -> Numbers:
+        column = piece.table.column(name)
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed")
+        if not column.null_count:
+            return Numbers.of(buffers.numbers(column.combine_chunks()))
+        return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
+
+    def replaced(self, piece: Part, reports: dict[str | None, Numbers]) -> Part:
+        table = piece.table
+        for name, report in reports.items():
+            at, missing = self.names.index(str(name)), report.missing
+            if missing is None:
+                column = buffers.array(report.values)
+            else:  # what was null is null, and what was no number is none
+                values = np.where(missing, report.values.dtype.type(np.nan), report.values)
+                column = buffers.array(values, _nulls(table.column(at)))
+            # Metadata of the column may be about its values.
+            field = table.schema.field(at).with_type(column.type).with_metadata(None)
+            table = table.set_column(at, field, column)
+        return replace(piece, table=table)
+
+    def kept(self, replaced: Part, rows: np.ndarray) -> Part:
+        return Part(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
+
+    def reordered(self, pieces: Sequence[Part], order: np.ndarray) -> Iterator[Part]:
+        table = pa.concat_tables([self._decoded(piece.table) for piece in pieces])
+        ends = [end for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True) if piece.last]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            for at in range(begin, end, PIECE_ROWS):
+                upto = min(at + PIECE_ROWS, end)
+                yield Part(table.take(buffers.array(order[at:upto])), upto == end)
+
+    def _decoded(self, table: pa.Table) -> pa.Table:
+        """A table without dictionaries: they hold what rows that are left out held, and in the order of the file."""
+        for at, field in enumerate(table.schema):
+            if pa.types.is_dictionary(field.type):
+                values = field.with_type(field.type.value_type)
+                table = table.set_column(at, values, table.column(at).cast(values.type))
+                self._plain = sorted({*self._plain, field.name})
+            elif _has_dictionary(field.type):
+                raise ValueError(
+                    f"column {field.name!r} has dictionaries inside {field.type}; they show rows and order"
+                )
+        return table
+
+    def size(self, replaced: Part) -> int:
+        return replaced.table.nbytes
+
+    def place(self, piece: Part, row: int, start: int) -> str:
+        return f"row {row}"
+
+    def not_kept(self, output: Path) -> list[str]:
+        chosen = {str(name) for name in self._chosen}
+        found = footers.differences(self._footer, pq.read_metadata(output), chosen)
+        found += [f"column {name!r}: its dictionary of values" for name in self._plain]
+        described = [name for name in sorted(chosen) if set(self._schema.field(name).metadata or ()) - _WRITERS]
+        return found + [f"column {name!r}: its metadata" for name in described]
+
+    @contextmanager
+    def sink(self, path: Path) -> Iterator[_ParquetSink]:
+        with pa.OSFile(str(path), "wb") as file:
+            sink = _ParquetSink(file, self._footer)
+            try:
+                yield sink
+                sink.close()
+            finally:
+                sink.forget()
+
+    @contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
+        with pa.OSFile(str(self.path)) as file, _named(self.path):
+            yield pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+
+
+class _ParquetSink:
+    """Gathers a row group, and writes it when it is whole, or too large to be held, in the way of another file."""
+
+    def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
+        self._file = file
+        self._like = like
+        self._writer: Any = None
+        self._held: list[pa.Table] = []
+
+    def write(self, piece: Part) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, piece.table.schema, **footers.options(self._like))
+        self._held.append(piece.table)
+        if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        group = pa.concat_tables(self._held)
+        self._held = []
+        if len(group):
+            self._writer.write_table(group, row_group_size=len(group))
+        # Else the allocator keeps what the pages took: 60 MiB.
+        pa.default_memory_pool().release_unused()
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def forget(self) -> None:
+        """Keep the writer's destructor from writing to a file that is closed by then."""
+        if self._writer is not None:
+            self._writer.is_open = False
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    """Whether a type or one inside it is a dictionary's."""
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _nulls(column: pa.ChunkedArray) -> np.ndarray:
+    return buffers.truths(pc.is_null(column).combine_chunks())
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Arrow's errors about a file's contents do not say which file."""
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: is not a readable Parquet file: {error}") from error

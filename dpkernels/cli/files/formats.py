@@ -1,0 +1,134 @@
+"""Files as streams of pieces: the one interface to every format."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dpkernels.cli.files.layout import FORMATS, Layout
+
+# Rows of a piece at most: large enough for speed, small enough for constant memory.
+MOST_ROWS = 1 << 20
+
+
+class Sink(Protocol):
+    """Where perturbed pieces go, in order."""
+
+    def write(self, piece: Any) -> None:
+        """Append a piece."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column of a piece.
+
+    Attributes:
+        values: the numbers; where they are missing, any.
+        missing: where they are; None for nowhere.
+        rounded: where the file has whole numbers that floats do not hold; None for nowhere.
+    """
+
+    values: np.ndarray
+    missing: np.ndarray | None = None
+    rounded: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
+        """Floats that are no number are missing, besides those that are said to be."""
+        if values.dtype.kind == "f" and values.size and np.isnan(values.min()):
+            missing = np.isnan(values) | (False if missing is None else missing)
+        return cls(values, missing if missing is not None and missing.any() else None)
+
+
+class Source(abc.ABC):
+    """A file that is read in pieces.
+
+    Attributes:
+        path: the file.
+        names: its columns; empty for an array.
+        values_per_row: how many values of one row each chosen column holds.
+        droppable: whether rows can be left out.
+        also_copied: what is copied besides columns, in words.
+    """
+
+    path: Path
+    names: Sequence[str]
+    values_per_row: int = 1
+    droppable: bool = True
+    also_copied: Sequence[str] = ()
+
+    @property
+    @abc.abstractmethod
+    def fraction(self) -> float:
+        """How much has been read, from 0 to 1."""
+
+    @abc.abstractmethod
+    def pieces(self, chosen: Sequence[str | None]) -> Generator[Any, None, None]:
+        """The file's pieces; ``len`` of one is its number of rows (of values, for an array).
+
+        Args:
+            chosen: the columns whose numbers will be asked for.
+        """
+
+    @abc.abstractmethod
+    def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
+        """A chosen column of a piece whose first row is ``start``.
+
+        Raises:
+            ValueError: not a column of numbers; names the first row that is not one.
+        """
+
+    @abc.abstractmethod
+    def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
+        """The piece with these columns replaced and all others as they are; missing values stay."""
+
+    @abc.abstractmethod
+    def kept(self, replaced: Any, rows: np.ndarray) -> Any:
+        """A replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
+
+    @abc.abstractmethod
+    def reordered(self, pieces: Sequence[Any], order: np.ndarray) -> Iterator[Any]:
+        """The rows of all replaced pieces in another order."""
+
+    @abc.abstractmethod
+    def size(self, replaced: Any) -> int:
+        """The bytes that holding a replaced piece takes."""
+
+    @abc.abstractmethod
+    def sink(self, path: Path) -> AbstractContextManager[Sink]:
+        """Writes replaced pieces to a new file of this format."""
+
+    @abc.abstractmethod
+    def place(self, piece: Any, row: int, start: int) -> str:
+        """How an error names a row of a piece whose first row is ``start``."""
+
+    @abc.abstractmethod
+    def not_kept(self, output: Path) -> list[str]:
+        """What of the input, besides the replaced columns, a finished output does not have."""
+
+
+def open_source(path: Path, form: Layout) -> Source:
+    """The file, its header read.
+
+    Raises:
+        ValueError: not a readable file of that format.
+    """
+    module, name = FORMATS[form.kind].split(".")
+    return getattr(import_module(f"dpkernels.cli.files.{module}"), name)(path, form)
+
+
+def ahead(pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
+    """The pieces, the next of which is read while one is worked on."""
+    with closing(pieces), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
+        following = reader.submit(next, pieces, None)
+        while (piece := following.result()) is not None:
+            following = reader.submit(next, pieces, None)
+            yield piece

@@ -1,0 +1,1 @@
+"""Mechanisms from options: which there are, what they take, and what their certificates say."""

@@ -1,0 +1,115 @@
+"""The options that describe a mechanism: their types and help. Which mechanism has which is ``choose``'s to say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpkernels.cli.files.layout import FORMATS
+
+
+class Numbers(click.ParamType):
+    """Numbers with commas between, such as 1,0.5."""
+
+    name = "numbers"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        try:
+            return value if isinstance(value, tuple) else tuple(float(part) for part in value.split(",") if value)
+        except ValueError:
+            self.fail(f"{value!r} is not numbers with commas between")
+
+
+# In the order in which help shows them.
+OPTIONS: dict[str, tuple[Any, str, str]] = {
+    "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
+    "delta": (float, "D", "Delta of each value, in (0, 1) (additive mechanisms)."),
+    "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive, central mechanisms)."),
+    "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
+    "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
+    "sigma": (float, "S", "Standard deviation of Gaussian noise; by default the least for epsilon and delta."),
+    "scale": (float, "B", "Scale of the Laplace kernel of recycled-laplace; by default the best."),
+    "theta": (float, "T", "Tolerated error of budget recycling: noise beyond it is redrawn with probability q."),
+    "q": (float, "Q", "Probability of a redraw, in [0, 1); by default the best for epsilon and delta."),
+    "bound": (float, "T", "Largest noise of truncated-gaussian; by default from delta."),
+    "noise_upper": (float, "B", "Largest noise of truncated-laplace; by default that of symmetric noise."),
+    "gamma": (float, "G", "Share of the high steps of staircase, in [0, 1]; by default of least error."),
+    "step": (float, "H", "Distance of the values of discrete noise, 1 by default; a short binary fraction."),
+    "rates": (Numbers(), "R,R,..", "Slopes of the log-density of merged-laplace, from 0 outwards."),
+    "breaks": (Numbers(), "C,..", "Where the slopes change; one fewer than rates."),
+}
+
+
+_FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
+    (
+        ("--missing",),
+        {
+            "type": click.Choice(["error", "keep", "drop"]),
+            "default": "error",
+            "help": "Empty, NA, NaN, null: refuse it (default), keep it (which values are missing is revealed), or "
+            "drop its row.",
+        },
+    ),
+    (
+        ("--round", "decimals"),
+        {"type": click.IntRange(0, 15), "metavar": "N", "help": "Round reports to N decimals."},
+    ),
+    (
+        ("--shuffle-rows",),
+        {"is_flag": True, "help": "Put the rows into a random order; holds them in memory, at most 1 GiB."},
+    ),
+    (
+        ("--format", "kind"),
+        {"type": click.Choice(list(FORMATS)), "help": "Of IN and OUT, instead of what their suffixes say."},
+    ),
+    (("--delimiter",), {"metavar": "C", "help": "What separates the cells of a csv or tsv."}),
+    (("--multiline",), {"is_flag": True, "help": "Allow line breaks in quoted cells of a csv or tsv."}),
+    (
+        ("--sidecar",),
+        {
+            "type": click.Path(dir_okay=False, path_type=Path),
+            "metavar": "FILE",
+            "help": "Where the certificates go if OUT is -.",
+        },
+    ),
+]
+
+
+def flag(name: str) -> str:
+    """The option as a user types it."""
+    return "--" + name.replace("_", "-")
+
+
+def flags(names: Iterable[str]) -> str:
+    """Options in a sentence: --a, --b and --c."""
+    *most, last = map(flag, names)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def mechanism_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command every option of a mechanism. All may repeat: click would drop all but the last in silence."""
+    for name, (kind, metavar, text) in reversed(OPTIONS.items()):
+        command = click.option(flag(name), name, type=kind, metavar=metavar, multiple=True, help=text)(command)
+    return command
+
+
+def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a command what is said of files and their rows besides noise."""
+    for names, settings in reversed(_FILE_OPTIONS):
+        command = click.option(*names, **settings)(command)
+    return command
+
+
+def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
+    """The options that were given, of a command that takes each once.
+
+    Raises:
+        click.UsageError: one was given twice.
+    """
+    for name, values in given.items():
+        if len(values) > 1:
+            raise click.UsageError(f"{flag(name)}: given {len(values)} times; give it once")
+    return {name: values[0] for name, values in given.items() if values}

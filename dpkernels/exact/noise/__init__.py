@@ -1,0 +1,1 @@
+"""Additive noise in integers: tables, certificates over every shift, and vectors."""

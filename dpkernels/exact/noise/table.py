@@ -1,0 +1,139 @@
+"""The output distribution of additive noise, as integers on a lattice.
+
+An input x is rounded to the position
+
+    floor((floor(x/g + 1/2) + r) / M),    g = 2^grain,    r uniform on 0..M-1,
+
+a stochastic rounding to multiples of the cell h = M g, in exact arithmetic: x/g is a float's exponent moved, the rest
+are integers. The report is h (position + code), with code ``first + j`` of probability weights[j] / 2^bits whatever
+x is. Under the same r, inputs at most D apart have positions at most ceil(ceil(D/g) / M) apart, so the privacy of the
+release is that of shifts of the table by up to so many cells.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from dpkernels.exact.reading import frozen_weights, integers
+from dpkernels.exact.windows.table import MOST_WEIGHTS, Table
+from dpkernels.untrusted import integer
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseTable(Table):
+    """Integer weights of additive noise.
+
+    Attributes:
+        weights: uint64, one a code.
+        first: the code of weights[0].
+        bits: log2 of the total.
+        grain: log2 of g, to which inputs are rounded first.
+        grains: M, grains in a cell.
+    """
+
+    weights: np.ndarray
+    first: int
+    bits: int
+    grain: int
+    grains: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", frozen_weights(self.weights))
+
+    @cached_property
+    def outcomes(self) -> list[int]:
+        """The weights as Python integers."""
+        return self.weights.tolist()
+
+    @property
+    def codes(self) -> int:
+        """How many values the noise has."""
+        return len(self.weights)
+
+    @property
+    def last(self) -> int:
+        """The code of the last weight."""
+        return self.first + self.codes - 1
+
+    @cached_property
+    def total(self) -> int:
+        """Sum of the weights."""
+        return sum(self.outcomes)
+
+    @property
+    def totals(self) -> list[int]:
+        return [self.total]
+
+    @property
+    def cell(self) -> Fraction:
+        """h, data units between neighbouring reports."""
+        return self.grains * Fraction(2) ** self.grain
+
+    def cells(self, sensitivity: Fraction) -> int:
+        """How many cells apart the positions of inputs D apart can be, at most."""
+        return cells_apart(sensitivity, self.grain, self.grains)
+
+    def _moment(self, power: int) -> Fraction:
+        return Fraction(sum(w * (self.first + j) ** power for j, w in enumerate(self.outcomes)), self.total)
+
+    @cached_property
+    def mean(self) -> Fraction:
+        """The exact mean of the noise, in data units."""
+        return self.cell * self._moment(1)
+
+    @cached_property
+    def variance(self) -> Fraction:
+        """The exact variance of the noise; rounding the input adds at most h^2/4."""
+        return self.cell**2 * self._moment(2) - self.mean**2
+
+    @cached_property
+    def is_unimodal(self) -> bool:
+        """Whether weights never fall and then rise."""
+        rises = self.weights[1:] > self.weights[:-1]
+        falls = self.weights[1:] < self.weights[:-1]
+        return not (falls.any() and rises[int(falls.argmax()) :].any())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "weights": self.outcomes,
+            "first": self.first,
+            "bits": self.bits,
+            "grain": self.grain,
+            "grains": self.grains,
+        }
+
+    @classmethod
+    def from_dict(cls, form: dict[str, Any]) -> NoiseTable:
+        numbers = (integer(name, form[name]) for name in ("first", "bits", "grain", "grains"))
+        return cls(frozen_weights(integers("weights", form["weights"], MOST_WEIGHTS)), *numbers)
+
+
+def cells_apart(distance: Fraction, grain: int, grains: int) -> int:
+    """ceil(ceil(distance / g) / M): the positions of inputs so far apart differ by at most so many cells."""
+    return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grain), grains))
+
+
+def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
+    """Sum over codes of max(0, w[j] - ratio w[j - shift]), w being 0 beyond its ends; shift may be negative."""
+    steps = [0] * abs(shift)
+    here, there = (weights + steps, steps + weights) if shift >= 0 else (steps + weights, weights + steps)
+    p, q = ratio.numerator, ratio.denominator
+    return Fraction(sum(d for a, b in zip(here, there, strict=True) if (d := q * a - p * b) > 0), q)
+
+
+def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
+    """delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
+
+    For unimodal weights the largest shift is the worst: a term of ``excess`` is 0 while the shifted weight is the
+    larger one, and grows with the shift after that. Beyond the table's length nothing changes.
+    """
+    shift = min(shift, table.codes)
+    shifts = [shift] if table.is_unimodal else range(1, shift + 1)
+    worst = max(excess(table.outcomes, sign * s, ratio) for s in shifts for sign in (1, -1))
+    return worst / table.total

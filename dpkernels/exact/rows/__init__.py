@@ -1,0 +1,1 @@
+"""Mechanisms given row by row in integers: their tables, certificates, and how they are made."""

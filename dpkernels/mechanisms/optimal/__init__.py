@@ -1,0 +1,1 @@
+"""Mechanisms of least worst-case variance, by linear programs."""

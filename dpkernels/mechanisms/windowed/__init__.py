@@ -1,0 +1,1 @@
+"""A window over a base, placed by the input: the piecewise and composite mechanisms."""

@@ -1,0 +1,293 @@
+"""Windowed mechanisms: a window that follows the input, on a base that does not.
+
+On the scaled output interval [-1, 1] the density at v, given the scaled input c, is
+
+    p(v | c) = y g(v) + k h((v - a(c)) / m),    a(c) = c / S1 - m / 2,
+
+with g a base (peak 1, even), h a window (peak 1, symmetric on [0, 1]), m the width, k the height, y the level
+that makes the total 1. Zhang 2024 calls the family composite mechanisms (A1..A3 on B1, B2); Ma 2021's piecewise
+types I and II and Wang 2019's Piecewise Mechanism are the uniform and the triangle window on the constant base.
+"""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.mechanisms.base import Parabolic
+from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.numerics import floating, namespace, root_or_zero
+from dpkernels.pytrees import pytree
+
+
+class Window(abc.ABC):
+    """A symmetric shape on [0, 1] with peak 1."""
+
+    @property
+    @abc.abstractmethod
+    def area(self) -> Any:
+        """Integral of the density over [0, 1] (the source's cA)."""
+
+    @property
+    @abc.abstractmethod
+    def spread(self) -> Any:
+        """Variance about the middle of the window normalised to area 1 (vA)."""
+
+    @property
+    @abc.abstractmethod
+    def kinks(self) -> np.ndarray:
+        """Distances from the middle, in [0, 1/2], where the density is not smooth."""
+
+    @abc.abstractmethod
+    def density(self, z: Any) -> Any:
+        """Height at z; 0 outside [0, 1]."""
+
+    @abc.abstractmethod
+    def cdf(self, z: Any) -> Any:
+        """Normalised mass of [0, z]."""
+
+    @abc.abstractmethod
+    def cdf_integral(self, z: Any) -> Any:
+        """Integral of ``cdf`` from 0 to z, for z in [0, 1]."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any) -> Any:
+        """The inverse of ``cdf``."""
+
+    @abc.abstractmethod
+    def ceiling(self, d: Any) -> Any:
+        """Supremum of the density at distances >= d from the middle."""
+
+    @abc.abstractmethod
+    def floor(self, d: Any) -> Any:
+        """Infimum of the density at distances <= d from the middle."""
+
+
+class _Unimodal(Window):
+    """A window that falls away from its middle, smooth in between."""
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.array([0.0, 0.5])
+
+    def ceiling(self, d: Any) -> Any:
+        return self.density(0.5 + d)
+
+    def floor(self, d: Any) -> Any:
+        return self.density(0.5 + d)
+
+
+@pytree
+@dataclass(frozen=True)
+class Uniform(_Unimodal):
+    """A1: h(z) = 1."""
+
+    area = 1.0
+    spread = 1 / 12
+
+    def density(self, z: Any) -> Any:
+        return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
+
+    def cdf(self, z: Any) -> Any:
+        return namespace(z).clip(z, 0.0, 1.0)
+
+    def cdf_integral(self, z: Any) -> Any:
+        return z**2 / 2
+
+    def icdf(self, u: Any) -> Any:
+        return u
+
+
+@pytree
+@dataclass(frozen=True)
+class Sine(_Unimodal):
+    """A2: h(z) = sin(pi z)."""
+
+    area = 2 / np.pi
+    spread = 1 / 4 - 2 / np.pi**2
+
+    def density(self, z: Any) -> Any:
+        xp = namespace(z)
+        return xp.where((z >= 0) & (z <= 1), xp.sin(np.pi * z), 0.0)
+
+    def cdf(self, z: Any) -> Any:
+        xp = namespace(z)
+        return xp.sin(np.pi / 2 * xp.clip(z, 0.0, 1.0)) ** 2
+
+    def cdf_integral(self, z: Any) -> Any:
+        return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
+
+    def icdf(self, u: Any) -> Any:
+        return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
+
+
+@pytree
+@dataclass(frozen=True)
+class Triangle(_Unimodal):
+    """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
+
+    area = 0.5
+    spread = 1 / 24
+
+    def density(self, z: Any) -> Any:
+        xp = namespace(z)
+        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
+
+    def cdf(self, z: Any) -> Any:
+        xp = namespace(z)
+        z = xp.clip(z, 0.0, 1.0)
+        return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
+
+    def cdf_integral(self, z: Any) -> Any:
+        return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
+
+    def icdf(self, u: Any) -> Any:
+        return namespace(u).where(u < 0.5, root_or_zero(u / 2), 1 - root_or_zero((1 - u) / 2))
+
+
+@pytree
+@dataclass(frozen=True)
+class Windowed(Parabolic):
+    """A window on a base; see the module's formula.
+
+    Attributes:
+        window: the window h.
+        base: the base g.
+        width: m in (0, 2), the window's width where the output interval is [-1, 1].
+        height: k in (0, 1/(area m)), the window's peak.
+        lower: smallest valid input.
+        upper: largest valid input.
+        epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
+
+    Raises:
+        ValueError: width, height, interval or epsilon out of range.
+    """
+
+    window: Window
+    base: Base
+    width: Any
+    height: Any
+    lower: Any
+    upper: Any
+    epsilon: Any
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.interval(self.lower, self.upper)
+        checks.within("width", self.width, 0.0, 2.0, open_ends=True)
+        height, width = checks.concrete(self.height), checks.concrete(self.width)
+        if height is not None and width is not None:
+            peak = float(np.min(1 / (self.window.area * width)))
+            checks.within("height", self.height, 0.0, peak, open_ends=True)
+
+    @property
+    def window_mass(self) -> Any:
+        """S1 = area k m, the probability of the window."""
+        return self.window.area * self.height * self.width
+
+    @property
+    def base_mass(self) -> Any:
+        """S2 = 1 - S1, the probability of the base."""
+        return 1 - self.window_mass
+
+    @property
+    def level(self) -> Any:
+        """y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
+        return self.base_mass / (2 * self.base.area)
+
+    @property
+    def scale(self) -> Any:
+        """C = 2 c_max / R: scaled units a data unit, with c_max = S1 (1 - m/2) the largest scaled input."""
+        return 2 * self.window_mass * (1 - self.width / 2) / (self.upper - self.lower)
+
+    @property
+    def output_interval(self) -> tuple[Any, Any]:
+        return self.middle - 1 / self.scale, self.middle + 1 / self.scale
+
+    def _scaled(self, value: Any) -> Any:
+        return (floating(value) - self.middle) * self.scale
+
+    def _window_start(self, x: Any) -> Any:
+        """a(c) = c / S1 - m / 2."""
+        return self._scaled(x) / self.window_mass - self.width / 2
+
+    def pdf(self, y: Any, x: Any) -> Any:
+        v = self._scaled(y)
+        window = self.height * self.window.density((v - self._window_start(x)) / self.width)
+        return (self.level * self.base.density(v) + window) * self.scale
+
+    def cdf(self, y: Any, x: Any) -> Any:
+        return self._cdf_scaled(self._scaled(y), x)
+
+    def _cdf_scaled(self, v: Any, x: Any) -> Any:
+        window = self.window.cdf((v - self._window_start(x)) / self.width)
+        return self.base_mass * self.base.cdf(v) + self.window_mass * window
+
+    def draw(self, u: Any, x: Any) -> Any:
+        """The exact mixture: u < S1 places the window's inverse cdf at a(c), the rest is the base's."""
+        S1, S2 = self.window_mass, self.base_mass
+        xp = namespace(u, S1)
+        in_window = self._window_start(x) + self.width * self.window.icdf(xp.minimum(u / S1, 1.0))
+        in_base = self.base.icdf(xp.maximum(u - S1, 0.0) / S2)
+        return self.middle + xp.where(u < S1, in_window, in_base) / self.scale
+
+    def variance(self, x: Any) -> Any:
+        """(S2 vB + S1 vA m^2 + c^2 (1/S1 - 1)) / C^2."""
+        S1, S2, c = self.window_mass, self.base_mass, self._scaled(x)
+        inside = S2 * self.base.spread + S1 * self.window.spread * self.width**2
+        return (inside + c**2 * (1 / S1 - 1)) / self.scale**2
+
+    def absolute_error(self, x: Any) -> Any:
+        """2/C times the integral of the cdf up to c, since the report is unbiased."""
+        c = self._scaled(x)
+        xp = namespace(c, self.width)
+        z = (c - self._window_start(x)) / self.width
+        below_window = self.window.cdf_integral(xp.clip(z, 0.0, 1.0)) + xp.maximum(z - 1, 0.0)
+        integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
+        return 2 * integral / self.scale
+
+    def atoms(self, x: Any) -> tuple[Any, Any]:
+        none = np.zeros((0, *np.shape(x)))
+        return none, none
+
+    def h1_rate(self) -> Any:
+        """S2 / S1, the odds of the base against the window (Zhang 2024)."""
+        return self.base_mass / self.window_mass
+
+    def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
+        """|F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions of the way from x to the far end of the output.
+
+        Zhang 2024, Definition 4.3: the areas from the input to two partition points on one side of it. The source's
+        printed column has 1/3 for every constant base: that is the ratio of the base's areas alone.
+        """
+        c = self._scaled(x)
+        far = namespace(c).where(c > 0, -1.0, 1.0)
+        at, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
+        return (first - at) / (second - at)
+
+    def envelope(self, v: Any) -> tuple[Any, Any]:
+        """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
+        near, far = distances(v, self.width)
+        base = self.level * self.base.density(v)
+        return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
+
+
+def distances(v: Any, width: Any) -> tuple[Any, Any]:
+    """Least and largest distance of v from the middle of the window over valid inputs, in widths.
+
+    The middle ranges over |middle| <= 1 - m/2.
+    """
+    xp, reach = namespace(v, width), 1 - width / 2
+    return xp.maximum(xp.abs(v) - reach, 0.0) / width, (xp.abs(v) + reach) / width
+
+
+def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
+    """A dense grid of v in [0, 1] with both sides of every point where an extreme over inputs may bend or jump."""
+    reach = 1 - width / 2
+    v = np.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
+    v = np.concatenate([v, v * (1 - 1e-12), v * (1 + 1e-12)])
+    return np.union1d(np.linspace(0, 1, 2049), v[(v > 0) & (v < 1)])

@@ -1,0 +1,220 @@
+"""A user's own window or base, as a table: linear between equally spaced knots, with closed-form integrals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+
+from dpkernels.decimals import shortest
+from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.mechanisms.windowed.mechanism import Window
+from dpkernels.numerics import floating, like, namespace, root_or_zero
+from dpkernels.pytrees import pytree
+
+_KNOTS = 1025
+
+
+@dataclass(frozen=True)
+class PiecewiseLinear:
+    """A density on [0, 1], linear between n + 1 equally spaced values; closed-form cdf, its integral and inverse.
+
+    Within segment i, at s in [0, 1] of it: f = f_i + (f_{i+1} - f_i) s, its integral a quadratic, and so on.
+    """
+
+    values: tuple[float, ...]
+
+    @cached_property
+    def heights(self) -> np.ndarray:
+        return np.asarray(self.values)
+
+    @cached_property
+    def area(self) -> float:
+        return float(np.mean((self.heights[:-1] + self.heights[1:]) / 2))
+
+    @cached_property
+    def _masses(self) -> np.ndarray:
+        """Cumulative normalised mass at the knots."""
+        f, n = self.heights, len(self.values) - 1
+        return np.concatenate([[0.0], np.cumsum((f[:-1] + f[1:]) / 2)]) / (n * self.area)
+
+    @cached_property
+    def _integrals(self) -> np.ndarray:
+        """Integral of the cdf at the knots."""
+        f, n = self.heights, len(self.values) - 1
+        pieces = self._masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * self.area)
+        return np.concatenate([[0.0], np.cumsum(pieces)])
+
+    @cached_property
+    def spread(self) -> float:
+        """Variance about 1/2 of the normalised density; Simpson's rule is exact for the cubic integrand."""
+        f = self.heights
+        knots = np.linspace(0, 1, len(f))
+        middles, f_mid = (knots[:-1] + knots[1:]) / 2, (f[:-1] + f[1:]) / 2
+        at_knots, at_middles = (knots - 0.5) ** 2 * f, (middles - 0.5) ** 2 * f_mid
+        return float(np.mean(at_knots[:-1] + 4 * at_middles + at_knots[1:]) / 6 / self.area)
+
+    def density(self, z: Any) -> Any:
+        _, s, low, high = self._segment(z)
+        return namespace(z).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
+
+    def cdf(self, z: Any) -> Any:
+        i, s, low, high = self._segment(z)
+        within = (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
+        return _take(self._masses, i, s) + within
+
+    def cdf_integral(self, z: Any) -> Any:
+        i, s, low, high = self._segment(z)
+        n = len(self.values) - 1
+        within = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
+        return _take(self._integrals, i, s) + _take(self._masses, i, s) * s / n + within
+
+    def icdf(self, u: Any) -> Any:
+        """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
+        u = floating(u)
+        xp, n = namespace(u), len(self.values) - 1
+        i = xp.clip(xp.searchsorted(like(self._masses, u), u, side="right") - 1, 0, n - 1)
+        low, high = _take(self.heights, i, u), _take(self.heights, i + 1, u)
+        rest = xp.maximum(u - _take(self._masses, i, u), 0.0) * n * self.area
+        root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
+        s = 2 * rest / xp.where(root > 0, root, 1.0)
+        return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
+
+    def _segment(self, z: Any) -> tuple[Any, Any, Any, Any]:
+        z = floating(z)
+        xp, n = namespace(z), len(self.values) - 1
+        position = xp.clip(z, 0.0, 1.0) * n
+        i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
+        return i, position - i.astype(z.dtype), _take(self.heights, i, z), _take(self.heights, i + 1, z)
+
+
+def _take(table: np.ndarray, i: Any, value: Any) -> Any:
+    return like(table, value)[i]
+
+
+@partial(pytree, static=("shape",))
+@dataclass(frozen=True)
+class TabulatedWindow(Window):
+    """A window of the user's own: a symmetric piecewise linear density on [0, 1] with peak 1."""
+
+    shape: PiecewiseLinear
+
+    @property
+    def area(self) -> Any:
+        return self.shape.area
+
+    @property
+    def spread(self) -> Any:
+        return self.shape.spread
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.linspace(0, 0.5, len(self.shape.values) // 2 + 1)
+
+    def density(self, z: Any) -> Any:
+        return self.shape.density(z)
+
+    def cdf(self, z: Any) -> Any:
+        return self.shape.cdf(z)
+
+    def cdf_integral(self, z: Any) -> Any:
+        return self.shape.cdf_integral(z)
+
+    def icdf(self, u: Any) -> Any:
+        return self.shape.icdf(u)
+
+    def ceiling(self, d: Any) -> Any:
+        """The suffix maximum at the knots; between them it is convex, so the chord bounds it from above."""
+        outward = self.shape.heights[len(self.shape.heights) // 2 :]
+        return self._at_distance(d, np.maximum.accumulate(outward[::-1])[::-1])
+
+    def floor(self, d: Any) -> Any:
+        """The prefix minimum at the knots; between them it is concave, so the chord bounds it from below."""
+        outward = self.shape.heights[len(self.shape.heights) // 2 :]
+        return self._at_distance(d, np.minimum.accumulate(outward))
+
+    @staticmethod
+    def _at_distance(d: Any, table: np.ndarray) -> Any:
+        d = floating(d)
+        return namespace(d).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
+
+
+@partial(pytree, static=("shape",))
+@dataclass(frozen=True)
+class TabulatedBase(Base):
+    """A base of the user's own: an even piecewise linear density on [-1, 1] with peak 1."""
+
+    shape: PiecewiseLinear
+
+    @property
+    def area(self) -> Any:
+        return self.shape.area
+
+    @property
+    def spread(self) -> Any:
+        return 4 * self.shape.spread
+
+    @property
+    def lowest(self) -> Any:
+        return float(self.shape.heights.min())
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.linspace(0, 1, len(self.shape.values) // 2 + 1)
+
+    def density(self, v: Any) -> Any:
+        return self.shape.density((v + 1) / 2)
+
+    def cdf(self, v: Any) -> Any:
+        return self.shape.cdf((v + 1) / 2)
+
+    def cdf_integral(self, v: Any) -> Any:
+        return 2 * self.shape.cdf_integral((v + 1) / 2)
+
+    def icdf(self, u: Any) -> Any:
+        return 2 * self.shape.icdf(u) - 1
+
+
+def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
+    """A window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
+
+    The table, linear between its knots and scaled to peak 1, *is* the window: everything is exact for it.
+
+    Raises:
+        ValueError: not symmetric about 1/2 to 1e-9, negative, not finite, or 0 everywhere.
+    """
+    return TabulatedWindow(PiecewiseLinear(_table("window", shape, np.linspace(0, 1, _KNOTS))))
+
+
+def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBase:
+    """A base from a function on [-1, 1], evaluated at 1,025 knots, or from an odd number of values there.
+
+    Raises:
+        ValueError: not even to 1e-9, not positive, or not finite.
+    """
+    base = TabulatedBase(PiecewiseLinear(_table("base", shape, np.linspace(-1, 1, _KNOTS))))
+    if base.lowest <= 0:
+        raise ValueError("base: is 0 somewhere; a base must be positive, or reports there would betray the input")
+    return base
+
+
+def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.ndarray) -> tuple[float, ...]:
+    """Evaluate, check and scale to peak 1 a user's even, nonnegative shape."""
+    values = np.asarray([shape(float(at)) for at in knots] if callable(shape) else shape, np.float64)
+    if values.ndim != 1 or len(values) < 3 or len(values) % 2 == 0:
+        raise ValueError(f"{name}: shape {values.shape}; a table needs an odd number of at least 3 values")
+    if not np.all(np.isfinite(values)) or np.any(values < 0):
+        worst = values[~(np.isfinite(values) & (values >= 0))][0]
+        raise ValueError(f"{name}: holds {worst}; values must be finite and not negative")
+    peak = values.max()
+    if peak <= 0:
+        raise ValueError(f"{name}: is 0 everywhere; it must be positive somewhere")
+    if np.max(np.abs(values - values[::-1])) > 1e-9 * peak:
+        at = int(np.argmax(np.abs(values - values[::-1])))
+        raise ValueError(
+            f"{name}: not symmetric, {shortest(values[at])} at knot {at} but {shortest(values[::-1][at])} opposite"
+        )
+    return tuple(((values + values[::-1]) / 2 / peak).tolist())

@@ -1,0 +1,89 @@
+"""Exact reports on accelerators, or on several CPU devices."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from dpkernels.exact.certify import ExactForm
+from dpkernels.random import chacha, host
+from dpkernels.random.chacha import BITS_STREAM
+from dpkernels.release.host_engine import BLOCK_VALUES, padded_length
+from dpkernels.settings import own_settings
+
+
+class DeviceRelease:
+    """Exact reports on accelerators, or on several CPU devices: ChaCha20 and kernel in one sharded computation.
+
+    Raises:
+        RuntimeError: a device makes other words than OpenSSL.
+    """
+
+    def __init__(self, form: ExactForm, key: bytes, devices: tuple[Any, ...]) -> None:
+        for device in devices:
+            if device.platform != "cpu":
+                check_words(device)
+        self.form = form
+        self.devices = devices
+        self._compute = sharded(form, devices)
+        self._key = key
+
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
+        with own_settings(x64=True):
+            out[:] = np.asarray(self.on_device(x, start))
+
+    def on_device(self, x: Any, start: int) -> Array:
+        """Reports that stay on the devices."""
+        skip = start % BLOCK_VALUES
+        spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
+        xp = np if isinstance(x, np.ndarray) else jnp
+        with own_settings(x64=True):
+            padded = xp.pad(x, (skip, spare), mode="edge") if skip or spare else x
+            split = NamedSharding(Mesh(np.array(self.devices), ("values",)), PartitionSpec("values"))
+            heads = [jax.device_put(head, split) for head in self._heads(start - skip, len(padded))]
+            return self._compute(jax.device_put(padded, split), *heads)[skip : skip + len(x)]
+
+    def _heads(self, start: int, count: int) -> list[np.ndarray]:
+        """For every stream a state's head a device, one after the other: counters are no work for a device."""
+        firsts = [start + at * (count // len(self.devices)) for at in range(len(self.devices))]
+        return [
+            np.concatenate([host.head(self._key, need.stream, first * need.bits // 512) for first in firsts])
+            for need in self.form.words
+        ]
+
+
+@lru_cache(maxsize=64)
+def sharded(form: ExactForm, devices: tuple[Any, ...]) -> Any:
+    """The jitted program (values, the head of every stream) -> reports, all split over the devices."""
+    split = PartitionSpec("values")
+
+    def local(x: Array, *heads: Array) -> Array:
+        words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, form.words, strict=True)]
+        return form.reports(x, *words)
+
+    mesh = Mesh(np.array(devices), ("values",))
+    specs = (split,) * (1 + len(form.words))
+    return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False))
+
+
+@lru_cache(maxsize=64)
+def check_words(device: Any) -> None:
+    """Refuse a device whose program for ChaCha20 does not make OpenSSL's words: its noise could be anything.
+
+    Raises:
+        RuntimeError: it does not.
+    """
+    key, first, expected = bytes(range(32)), (1 << 32) - 100, np.empty(1 << 14, "<u4")
+    host.fill(expected, key, BITS_STREAM, first)
+    with own_settings():
+        head = jax.device_put(host.head(key, BITS_STREAM, first), device)
+        words = np.asarray(jax.jit(lambda head: chacha.words_from(head, len(expected), 32))(head))
+    if not np.array_equal(words, expected):
+        raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL; nothing is released by it")

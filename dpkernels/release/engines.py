@@ -1,0 +1,144 @@
+"""The engines behind ``perturb``: chunks of a vector to reports, on the CPU by threads, on devices by sharding.
+
+Every engine is a function of (values, index of the first one), and value i of the vector gets the same random words
+whatever the engine, the chunks or the number of devices.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from functools import lru_cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax._src import xla_bridge  # There is no public way to ask whether JAX has run.
+
+from dpkernels.exact.certify import ExactForm
+from dpkernels.mechanisms.base import Mechanism, sample_from
+from dpkernels.release.device_engine import DeviceRelease
+from dpkernels.release.host_engine import CHUNK, HostRelease, aligned, padded_length
+from dpkernels.release.inputs import Bounds, report_type
+from dpkernels.settings import own_settings
+
+# Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
+Engine = Callable[[np.ndarray, int, np.ndarray], None]
+
+# One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
+_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_WORKERS = min(_CORES + 1, 9)
+_DEVICE_CHUNK = 1 << 24
+
+_had_run = _after_fork = False
+
+
+def _before_fork() -> None:
+    global _had_run  # Asked before: in the child, a lock that another thread held would never be free.
+    _had_run = _after_fork or xla_bridge.backends_are_initialized()
+
+
+def _note_fork() -> None:
+    global _after_fork
+    _after_fork = _had_run
+    _pool.cache_clear()  # A fork copies no threads.
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_note_fork)
+
+
+def check_process() -> None:
+    """Refuse to work where JAX would wait for ever for threads that a fork did not copy.
+
+    Raises:
+        RuntimeError: this process was forked from one in which JAX had run.
+    """
+    if _after_fork:
+        raise RuntimeError(
+            "this process was forked after JAX had run, and JAX's threads are not in it; start workers by "
+            "multiprocessing.get_context('spawn'), or fork before JAX runs"
+        )
+
+
+def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
+    """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
+
+    Raises:
+        RuntimeError: this process was forked from one in which JAX had run.
+    """
+    check_process()
+    devices = tuple(jax.local_devices())
+    if len(devices) == 1 and devices[0].platform == "cpu":
+        return HostRelease(form, key)
+    return DeviceRelease(form, key, devices)
+
+
+class Simulation:
+    """Float reports by a mechanism's own sampler: reproducible from a key, not for release."""
+
+    def __init__(self, mechanism: Mechanism, key: Array) -> None:
+        self.mechanism = mechanism
+        self.key = key
+
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
+        values = np.pad(x, (0, padded_length(len(x)) - len(x)), mode="edge")
+        with own_settings(x64=x.dtype == np.float64):
+            out[:] = np.asarray(sample_from(self.mechanism, self.key, start, jnp.asarray(values)))[: len(x)]
+
+
+def in_chunks(
+    engine: Engine,
+    bounds: Bounds,
+    x: np.ndarray,
+    *,
+    start: int = 0,
+    advance: Callable[[int], Any] | None = None,
+) -> np.ndarray:
+    """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
+
+    Args:
+        engine: the reports of a chunk, given the index of its first value.
+        bounds: checks a chunk before anything random happens to it.
+        x: the values, of any shape.
+        start: index of the first value in the whole release.
+        advance: told the length of every chunk done.
+    """
+    flat = x.reshape(-1)
+    out = aligned(x.size, report_type(x.dtype))
+    parallel = not isinstance(engine, DeviceRelease)
+    size = CHUNK if parallel else _DEVICE_CHUNK
+
+    def work(at: int) -> int:
+        chunk = bounds.check(flat[at : at + size], start + at)
+        engine(chunk, start + at, out[at : at + size])
+        return len(chunk)
+
+    with closing(_in_order(work, range(0, x.size, size), parallel)) as lengths:
+        for length in lengths:
+            if advance is not None:
+                advance(length)
+    return out.reshape(x.shape)
+
+
+def _in_order(work: Callable[[int], int], items: range, parallel: bool) -> Generator[int, None, None]:
+    if not parallel or len(items) == 1:
+        yield from map(work, items)
+        return
+    tasks = [_pool(_WORKERS).submit(work, item) for item in items]
+    try:
+        for task in tasks:
+            yield task.result()
+    finally:
+        # Nobody writes to the reports any more once this returns, whatever ended it.
+        wait([task for task in tasks if not task.cancel()])
+
+
+@lru_cache(maxsize=1)
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """The threads of all releases of this process; they outlive a call."""
+    return ThreadPoolExecutor(workers, thread_name_prefix="dpkernels")

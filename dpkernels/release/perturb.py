@@ -1,0 +1,236 @@
+"""``perturb``: arrays, columns and tables in, the same kind out."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache, singledispatch
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from dpkernels.decimals import shortest
+from dpkernels.exact.certify import ExactForm, ExactMultivariate, certify
+from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.mechanisms.base import Mechanism, sample_from
+from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.random import host
+from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
+from dpkernels.release import containers
+from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
+from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.vectors import release_vectors
+from dpkernels.settings import own_settings
+
+Advance = Callable[[int], Any]
+
+_LONG_WORK = 1 << 26
+_ROWS = 1 << 16
+
+
+def perturb(
+    x: Any,
+    mechanism: Any,
+    *,
+    key: Array | None = None,
+    exact: bool = True,
+    clip: bool = False,
+    progress: bool | None = None,
+) -> Any:
+    """Reports for every value of ``x``, each with noise of its own.
+
+    With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
+    of 256 bits from the operating system. Guarantee: bounded mechanisms, epsilon-DP of each report, any two inputs of
+    the interval being neighbours (local DP), or with a sensitivity those within it; additive ones, their claim of
+    (epsilon, delta) for inputs up to the sensitivity apart. Inputs are the floats that are perturbed. Not covered:
+    timing and other side channels, the generator's assumption, rows that concern one person several times. With
+    ``exact=False`` they come from float kernels: for simulation only.
+
+    The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
+
+    Args:
+        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these. The last
+            axis of x holds the coordinates if the mechanism is on vectors.
+        mechanism: a mechanism or its exact form; for a table a dict from column name to one, whose order decides
+            which column gets which noise of a key.
+        key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
+            key for other data.
+        exact: release (True) or simulate (False).
+        clip: clip inputs to the interval instead of refusing those outside.
+        progress: show a progress bar; by default for long work on a terminal.
+
+    Returns:
+        Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
+
+    Raises:
+        ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval: names
+            the first such row; so are, where the mechanism has a sensitivity, integers that the floats of its reports
+            would round. float32 that is too coarse for the mechanism.
+        TypeError: x is not numeric, or the key is not fit for the purpose.
+        CertificateError: the mechanism's exact form fails its certificate.
+        RuntimeError: this process was forked from one in which JAX had run.
+
+    Example:
+        >>> import numpy as np, dpkernels as dpk
+        >>> ages = np.array([23.0, 35.0, 61.0])
+        >>> dpk.perturb(ages, dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)).shape
+        (3,)
+    """
+    check_process()
+    containers.check_kind(x)
+    if containers.is_table(x):
+        return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress)
+    if isinstance(mechanism, Mapping):
+        raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    with own_settings():
+        return _perturb_column(x, mechanism, key, exact, clip, progress)
+
+
+def _perturb_column(x: Any, mechanism: Any, key: Array | None, exact: bool, clip: bool, progress: bool | None) -> Any:
+    array, rewrap = containers.unwrap(x)
+    if array.size == 0:
+        raise ValueError("x: is empty; there is nothing to perturb")
+    sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
+    if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
+        _check_vectors(vectors, array, clip)
+    secret = _release_secret(key) if exact else _simulation_key(key)
+    with _progress(array.size, progress) as advance, _placed(array.shape):
+        return rewrap(_reports(sampler, secret, array, clip, advance))
+
+
+def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
+    """Refuse vectors of another length, and values off a lattice known in advance."""
+    mechanism.check_shape(x.shape)
+    if mechanism.lattice is None:
+        return
+    if clip:
+        raise ValueError("clip: values on a lattice are not clipped; its ends may be off the lattice")
+    rows = np.asarray(x).reshape(-1, x.shape[-1])
+    for first in range(0, len(rows), _ROWS):
+        block = rows[first : first + _ROWS].astype(np.float64)
+        off = np.isfinite(block) & (np.fmod(np.where(np.isfinite(block), block, 0.0), float(mechanism.lattice)) != 0)
+        if off.any():
+            row, at = (int(index) for index in np.argwhere(off)[0])
+            value = block[row, at]
+            raise ValueError(
+                f"x: row {first + row}, value {at} is {shortest(value)}, no multiple of {shortest(mechanism.lattice)}"
+            )
+
+
+@contextmanager
+def _placed(shape: tuple[int, ...]) -> Iterator[None]:
+    """An error in an array of several axes names the value's index in it, not its position."""
+    try:
+        yield
+    except InputError as error:
+        if len(shape) < 2 or error.coordinate is not None:
+            raise
+        index = tuple(int(at) for at in np.unravel_index(error.row, shape))
+        raise error.named(f"value {index}") from None
+
+
+def _release_secret(key: Array | None) -> bytes:
+    return os.urandom(32) if key is None else release_key_bytes(key)
+
+
+def _simulation_key(key: Array | None) -> Array:
+    if key is None:
+        return simulation_key(int.from_bytes(os.urandom(4), "little"))
+    check_key(key)
+    return key
+
+
+@singledispatch
+def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance) -> Any:
+    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices."""
+    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact form")
+
+
+@_reports.register
+def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
+    bounds = _form_bounds(sampler, clip)
+    if isinstance(x, jax.Array):
+        devices = tuple(sorted(x.devices(), key=lambda device: device.id))
+        reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), 0)
+        advance(x.size)
+        return reports.reshape(x.shape)
+    return in_chunks(exact_engine(sampler, secret), bounds, x, advance=advance)
+
+
+@lru_cache(maxsize=256)
+def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
+    return Bounds.of(form, clip)
+
+
+@_reports.register
+def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
+    return release_vectors(sampler, secret, np.asarray(x), clip, advance)
+
+
+@_reports.register(Mechanism)
+@_reports.register(AdditiveVector)
+def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
+    if isinstance(x, jax.Array):
+        return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
+    return in_chunks(Simulation(mechanism, secret), bounds, x, advance=advance)
+
+
+@_reports.register
+def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+    check_shape(sampler, x.shape)
+    values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
+    with own_settings(x64=values.dtype == np.float64):
+        reports = np.asarray(sampler.sample(secret, values))
+    advance(x.size)
+    return reports
+
+
+def _perturb_table(
+    table: Any, mechanisms: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None
+) -> Any:
+    """Every named column with a key of its own; the other columns are left as they are."""
+    if not isinstance(mechanisms, Mapping) or not mechanisms:
+        raise TypeError("mechanism: a table needs a dict from column name to mechanism")
+    missing = [name for name in mechanisms if name not in containers.columns_of(table)]
+    if missing:
+        names = ", ".join(map(str, containers.columns_of(table)))
+        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {names}")
+    for name in mechanisms:
+        if (count := containers.columns_of(table).count(name)) > 1:
+            raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
+    secret = _release_secret(key) if exact else _simulation_key(key)
+    columns = {}
+    for number, (name, mechanism) in enumerate(mechanisms.items()):
+        own = column_key(secret, number) if isinstance(secret, bytes) else jax.random.fold_in(secret, number)
+        try:
+            columns[name] = perturb(table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress)
+        except (TypeError, ValueError) as error:
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"column {name!r}: {error}") from error
+    return containers.replace_columns(table, columns)
+
+
+def column_key(secret: bytes, number: int) -> Array:
+    """The key of a table's column: two columns never share noise."""
+    return key_from_bytes(host.fold_in(secret, number))
+
+
+@contextmanager
+def _progress(values: int, wanted: bool | None) -> Iterator[Advance]:
+    """A bar on stderr: on request, or for long work on a terminal where rich is installed."""
+    if wanted is None:
+        wanted = values >= _LONG_WORK and sys.stderr.isatty()
+    if not wanted:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("perturbing", total=values)
+        yield lambda count: bar.advance(task, count)

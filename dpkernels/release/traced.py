@@ -1,0 +1,95 @@
+"""``perturb`` for use inside ``jit``, ``vmap``, ``shard_map`` and ``lax.scan``: a pure function of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.custom_batching
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.exact.certify import ExactForm
+from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.random import chacha
+from dpkernels.random.keys import check_release_key
+from dpkernels.release.device_engine import check_words
+from dpkernels.release.inputs import Bounds, report_type
+from dpkernels.settings import own_settings
+
+
+def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
+    """Exact reports of ``x`` inside a program of JAX: the bits that ``perturb`` has for the key and the same inputs.
+
+    The guarantee is ``perturb``'s for inputs that are clipped: nothing can be refused in a compiled program, so there
+    inputs outside the interval are moved to its nearest end, and what is not a number to its lower one. A key is good
+    for one release: in a loop fold the step's number into it, under ``vmap`` map over keys too (one key for several
+    rows is refused there: they would have the same noise), and keep it as secret as the data.
+
+    Args:
+        key: a ChaCha20 key, such as ``os_key()`` outside of the program.
+        form: what ``certify`` returns, outside of the program.
+        x: values of any shape; for mechanisms on vectors the last axis holds the coordinates.
+
+    Returns:
+        Reports of the shape of x: float32 for float32 and narrower floats, else float64, or float32 where JAX's 64-bit
+        types are off.
+
+    Raises:
+        TypeError: not an exact form, or not a ChaCha20 key.
+        ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses; a type too coarse
+            for the mechanism; vectors of another length, or on a lattice; ``vmap`` over x with one key.
+        RuntimeError: this machine's device does not make the generator's words.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, dpkernels as dpk
+        >>> form = dpk.certify(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
+        >>> step = jax.jit(lambda key, x: dpk.perturb_traced(key, form, jnp.tanh(x)).mean())
+        >>> step(dpk.os_key(), jnp.zeros(1000)).shape
+        ()
+    """
+    if not isinstance(form, ExactForm):
+        raise TypeError(
+            f"form: {type(form).__name__} is not an exact form of single values; certify(mechanism) makes one"
+        )
+    check_release_key(key)
+    for device in jax.local_devices()[:1]:
+        if device.platform != "cpu":
+            check_words(device)
+    values = jnp.asarray(x)
+    if values.size == 0:
+        raise ValueError("x: is empty; there is nothing to perturb")
+    if isinstance(form.mechanism, AdditiveVector):
+        form.mechanism.check_shape(values.shape)
+        if form.mechanism.lattice is not None:
+            raise ValueError("form: values on a lattice are not clipped; its ends may be off the lattice")
+    if not isinstance(values, jax.core.Tracer):
+        Bounds.of(form, clip=False).check_on_device(values)
+    source, dtype = np.dtype(values.dtype), np.dtype(jax.dtypes.canonicalize_dtype(report_type(values.dtype)))
+    low, high = Bounds.of(form, clip=True).range_of(source, dtype)
+    with own_settings(x64=True):
+        typed = values.astype(dtype)
+        clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))
+        reports = _with_keys_of_their_own(partial(_reports, form))
+        return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
+
+
+def _reports(form: ExactForm, key: Array, x: Array) -> Any:
+    words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in form.words]
+    return form.reports(x, *words)
+
+
+def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of key and values of which ``vmap`` maps both."""
+    guarded = jax.custom_batching.custom_vmap(reports)
+
+    def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Any, bool]:
+        if not batched[0]:
+            raise ValueError(f"key: is one for {size} rows under vmap, which would have the same noise; split it")
+        return _with_keys_of_their_own(jax.vmap(reports, (0, 0 if batched[1] else None)))(key, x), True
+
+    guarded.def_vmap(rule)
+    return guarded

@@ -1,0 +1,52 @@
+"""Exact release of vectors: which coordinates, and the coordinate mechanism's reports of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dpkernels.exact.certify import COORDINATE_STREAM, ExactMultivariate
+from dpkernels.mechanisms.multivariate import check_shape, chosen_coordinates
+from dpkernels.random import host
+from dpkernels.release.engines import exact_engine, in_chunks
+from dpkernels.release.inputs import Bounds, report_type
+
+_ROWS = 1 << 16
+
+
+def release_vectors(
+    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], Any]
+) -> np.ndarray:
+    """Reports of vectors, coordinates on the last axis of x; row i uses words i of its streams.
+
+    Raises:
+        ValueError: the last axis does not fit, or a value is not finite or outside its coordinate's interval.
+    """
+    mechanism, d, s = form.mechanism, form.mechanism.dimensions, form.mechanism.sampled
+    check_shape(mechanism, x.shape)
+    rows = x.reshape(-1, d)
+    bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
+    middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
+    half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
+    engine = exact_engine(form.coordinate, secret)
+    out = np.empty(rows.shape, report_type(x.dtype))
+    out[:] = middle
+    for first in range(0, len(rows), _ROWS):
+        block = bounds.check_rows(rows[first : first + _ROWS], first)
+        chosen = chosen_coordinates(_starts(secret, first, len(block), d), d, s)
+        z = (np.take_along_axis(block, chosen, axis=1) - middle[chosen]) / half[chosen]
+        reports = in_chunks(engine, on_unit, z, start=first * s)
+        np.put_along_axis(out[first : first + _ROWS], chosen, middle[chosen] + half[chosen] * (d / s) * reports, 1)
+        advance(block.size)
+    return out.reshape(x.shape)
+
+
+def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray:
+    """floor(word d / 2^64) for a word of 64 bits a row: each start within d/2^64 of probability 1/d, relatively."""
+    words = np.empty(rows, "<u8")
+    host.fill(words, secret, COORDINATE_STREAM, first * 64 // 512)
+    d, half_word = np.uint64(dimensions), np.uint64(32)
+    high, low = words >> half_word, words & np.uint64(0xFFFFFFFF)
+    return ((high * d + (low * d >> half_word)) >> half_word).astype(np.int64)
