@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from accountants.calibrate.scale import smallest_scale
 from accountants.pairs.hockey_stick import additive_profile
+from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian

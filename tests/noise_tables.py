@@ -17,9 +17,9 @@ from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
 from accountants.pairs.hockey_stick import additive_profile
-from dpkernels.exact.certify import ExactNoise
 from dpkernels.exact.kernels import alias_columns
 from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.noise.lattice import noise_tables
 from dpkernels.exact.noise.table import NoiseTable
 

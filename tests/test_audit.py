@@ -11,8 +11,8 @@ from exact_registry import exact, mechanism
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.certify import ExactWindow
 from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.exact.windows.lattice import windowed_table
 from dpkernels.release.perturb import column_key
 

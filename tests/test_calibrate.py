@@ -14,7 +14,7 @@ from noise_registry import LAWS, REFERENCE, over, scale
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
-from accountants.calibrate import scale as scale_module
+from accountants import scale as scale_module
 from accountants.pairs.hockey_stick import additive_profile
 from dpkernels import roots
 from dpkernels.distributions.gaussian import Gaussian

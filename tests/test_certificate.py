@@ -11,12 +11,13 @@ import pytest
 from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table, tables
 
 import dpkernels as dpk
+from dpkernels.decimals import rational
 from dpkernels.exact import kernels
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate, read_certificate
 from dpkernels.exact.windows.certificate import certify_table
 from dpkernels.exact.windows.lattice import windowed_table
-from dpkernels.exact.windows.table import WindowTable, rational
+from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 
 PROMISED_COST = 1e-3

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from dpkernels.decimals import rational
 from dpkernels.exact import choice
-from dpkernels.exact.windows.table import rational
 from dpkernels.random import host
 
 FALSE_ALARM = 1e-6

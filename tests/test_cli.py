@@ -135,7 +135,8 @@ def test_two_releases_differ(run: Run) -> None:
 def test_reports_of_several_devices_are_those_of_one(tmp_path: Path) -> None:
     write(tmp_path / "in.csv", ages())
     script = (
-        "import os, secrets, sys; from dpkernels.cli import delimited, main; delimited.BLOCK_BYTES = 1000\n"
+        "import os, secrets, sys; from dpkernels.cli import main\n"
+        "from dpkernels.cli.files import delimited; delimited.BLOCK_BYTES = 1000\n"
         "os.urandom = lambda count: bytes(count); sys.exit(main())"
     )
     for devices in (1, 3):

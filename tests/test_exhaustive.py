@@ -13,10 +13,12 @@ import pytest
 from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_table, tables
 
 from dpkernels import piecewise
-from dpkernels.exact.certify import COORDINATE_STREAM, ExactMixture, ExactWindow
-from dpkernels.exact.kernels import alias_columns, code_kernel
+from dpkernels.decimals import rational
+from dpkernels.exact.form import COORDINATE_STREAM
+from dpkernels.exact.kernels import alias_columns
+from dpkernels.exact.mixture import ExactMixture
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.table import rational
+from dpkernels.exact.windows.form import ExactWindow, code_kernel
 from dpkernels.random import host
 from dpkernels.release import vectors
 

@@ -27,7 +27,7 @@ from mutations import mutated
 from small_certificates import FORMER, NAMES, text
 
 import dpkernels as dpk
-from dpkernels.cli.verify import verify
+from dpkernels.cli.release.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import _KINDS, Certificate, CertificateError, log_upper_bound
 from dpkernels.exact.combined import CERTIFICATES, MultivariateCertificate, read_certificate

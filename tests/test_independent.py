@@ -19,8 +19,9 @@ from noise_tables import CLAIMS
 from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
-from dpkernels.exact.certify import ExactMixture, ExactNoise, ExactWindow
-from dpkernels.exact.kernels import code_kernel
+from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.windows.form import ExactWindow, code_kernel
 
 RNG = np.random.default_rng(11)
 slow = pytest.mark.slow

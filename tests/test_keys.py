@@ -14,7 +14,7 @@ from dpkernels.random.keys import release_key_bytes
 
 FORKING = """
 import os
-from dpkernels import perturbation
+from dpkernels.release import perturb as perturbation
 from dpkernels.random.keys import os_key, release_key_bytes
 
 inherited = perturbation._release_secret(None)  # Whatever state there is, the children inherit it.

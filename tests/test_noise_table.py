@@ -27,7 +27,7 @@ from noise_tables import (
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.kernels import noise_kernel
+from dpkernels.exact.noise.form import noise_kernel
 from dpkernels.exact.noise.lattice import grid, lattice_grid, noise_tables
 from dpkernels.exact.noise.table import NoiseTable, cells_apart
 

@@ -18,9 +18,9 @@ import pytest
 from test_cli import AGE, COMMAND, GOOD_CSV, Result, Run, ages, assert_nothing_but, assert_refused, command, write
 
 from dpkernels.budgets.ledger import Ledger
-from dpkernels.cli import interrupts, summary
-from dpkernels.cli.files import output
-from dpkernels.cli.files.output import Output, own_sidecar, sidecar_path
+from dpkernels.cli import interrupts
+from dpkernels.cli.release import output, summary
+from dpkernels.cli.release.output import Output, own_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, staged, sweep
 
 run = pytest.fixture(command, name="run")
@@ -39,7 +39,7 @@ def as_process(*arguments: str, script: str = COMMAND[2], **options: Any) -> sub
 EVERY_STEP = """
 import hashlib, json, os, signal, sys, traceback
 from pathlib import Path
-from dpkernels.cli.output import Output, check_target, own_sidecar, sidecar_path
+from dpkernels.cli.release.output import Output, check_target, own_sidecar, sidecar_path
 assert not {"jax", "numpy"} & set(sys.modules)
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
 
@@ -406,7 +406,7 @@ def test_an_unwritable_folder_is_refused(tmp_path: Path) -> None:
     script = f"""
 import os, sys
 from pathlib import Path
-from dpkernels.cli.output import check_target
+from dpkernels.cli.release.output import check_target
 if os.geteuid() == 0: os.setgid(65534); os.setuid(65534)
 try: check_target(Path({str(tmp_path / "in.csv")!r}), Path("closed/out.csv"), False)
 except Exception as error: print(error.message)
@@ -490,7 +490,8 @@ def test_a_complete_release_is_a_success_whoever_can_read_it(run: Run, redirecti
 
 CHATTY = """
 import os, sys
-from dpkernels.cli import main, output
+from dpkernels.cli import main
+from dpkernels.cli.release import output
 place = output._place
 def chatty(*arguments):
     for stream in (1, 2): os.write(stream, b"from a library")

@@ -14,7 +14,7 @@ from exact_registry import EVERY, exact, mechanism, slow_sampler, tables
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.windows.table import rational
+from dpkernels.decimals import rational
 from dpkernels.random import host
 from dpkernels.release import engines as release
 from dpkernels.release import perturb as perturbation

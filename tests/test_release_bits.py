@@ -201,8 +201,8 @@ def test_nobody_writes_once_a_release_has_failed(monkeypatch):
 def test_a_fork_has_threads_of_its_own():
     program = """
 import os, numpy as np
-from dpkernels import release
-from dpkernels.validation import Bounds
+from dpkernels.release import engines as release
+from dpkernels.release.inputs import Bounds
 release.CHUNK = 10
 bounds, x = Bounds(np.float64(0), np.float64(1), clip=False), np.ones(1000)
 def engine(x, start, out): out[:] = start

@@ -15,14 +15,14 @@ import pytest
 from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 
 import dpkernels as dpk
+from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
 from dpkernels.exact.rounding import fraction_bits, nearest_rows
 from dpkernels.exact.rows.central import central_table
 from dpkernels.exact.rows.certificate import certify_rows
+from dpkernels.exact.rows.form import row_columns, row_kernel
 from dpkernels.exact.rows.lattice import row_table
-from dpkernels.exact.rows.optimal import row_columns, row_kernel
-from dpkernels.exact.windows.table import rational
 
 EVERY = ROWS | CENTRAL_PIECEWISE
 SMALL = {"points": 9, "outputs": 41}

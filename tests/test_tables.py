@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from exact_registry import SMALL, exact, small_table
 
+from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.windows.table import WindowTable, rational
+from dpkernels.exact.windows.table import WindowTable
 
 RNG = np.random.default_rng(1)
 

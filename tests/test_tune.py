@@ -17,8 +17,8 @@ import pytest
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling, tune
-from accountants.calibrate.scale import certain_shift, rescaled
 from accountants.pairs.hockey_stick import as_float64
+from accountants.scale import certain_shift, rescaled
 from accountants.tune import domains, errors, excess, search
 from accountants.tune.families.bounded import Piecewise
 from accountants.tune.families.recycled_shape import RecycledShape

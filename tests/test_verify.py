@@ -16,7 +16,7 @@ from test_cli import AGE, Run, ages, assert_refused, command, write
 from test_cli_additive import ADDITIVE, arguments
 
 import dpkernels as dpk
-from dpkernels.cli import reports
+from dpkernels.cli.release import reports
 
 run = pytest.fixture(command, name="run")
 

@@ -18,7 +18,10 @@ from accountants.calibrate.bounded import bounded
 from accountants.calibrate.composed import composed, composed_budget, composed_scale
 from accountants.calibrate.discrete import discrete_gaussian, discrete_laplace
 from accountants.calibrate.recycled import best_recycled_scale, budget_recycled, recycled_scale, recycling_rate
-from accountants.calibrate.scale import (
+from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
+from accountants.calibrate.widening import widening
+from accountants.histograms.calibration import KnownDomain, known_domain
+from accountants.scale import (
     certain_shift,
     gaussian,
     laplace,
@@ -29,9 +32,6 @@ from accountants.calibrate.scale import (
     smallest_scale,
     staircase,
 )
-from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
-from accountants.calibrate.widening import widening
-from accountants.histograms.calibration import KnownDomain, known_domain
 
 __all__ = [
     "KnownDomain",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from accountants.calibrate.scale import check_target
 from accountants.profile import delta as realised
+from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.roots import safe_root
 

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
-from accountants.calibrate.scale import check_target, rescaled
 from accountants.calibrate.widening import widening
 from accountants.composition.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
+from accountants.scale import check_target, rescaled
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.scale import check_target, smallest_scale
 from accountants.profile import delta as realised
+from accountants.scale import check_target, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, Lattice
 from dpkernels.distributions.gaussian import Gaussian

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.scale import certain_shift, check_target, smallest_scale
 from accountants.calibrate.search import COARSE, best_on
 from accountants.pairs.hockey_stick import additive_profile
+from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
-from accountants.calibrate.scale import check_target
 from accountants.composition import characteristic
 from accountants.composition.guarantee import Guarantee
 from accountants.pairs.worst import Mixed, Shifted, shifted
+from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import namespace
 from dpkernels.roots import alike

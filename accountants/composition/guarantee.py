@@ -31,12 +31,14 @@ from accountants.composition.terms import (
     ADJACENCIES,
     Term,
     both_ways,
+    check_terms,
     neighbouring,
     one_adjacency,
     part_of,
     with_mirror,
 )
 from accountants.pairs import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
+from accountants.pairs.checks import check_pair
 from accountants.pairs.densities import Densities
 from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
@@ -210,7 +212,7 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
-        return {"format": 1, "guarantee": serial.to_form(self)}
+        return {"format": 1, "guarantee": serial.to_form(self, _KINDS)}
 
     def to_json(self) -> str:
         """``to_dict`` as text."""
@@ -223,10 +225,10 @@ class Guarantee:
         Raises:
             ValueError: it is none.
         """
-        made = serial.from_form(form.get("guarantee") if form.get("format") == 1 else None)
+        made = serial.from_form(form.get("guarantee") if form.get("format") == 1 else None, _KINDS)
         if not isinstance(made, cls):
             raise ValueError("form: is not a guarantee of format 1")
-        serial.check_terms(made.terms)
+        check_terms(made.terms)
         return made
 
     @classmethod
@@ -252,6 +254,10 @@ class Guarantee:
         draw_guarantee(self, Path(path), epsilon)
 
 
+# What a guarantee's JSON form may hold, by name.
+_KINDS = {kind.__name__: kind for kind in (Guarantee, Term, *serial.PARTS)}
+
+
 def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     """What one report of a mechanism, or of its exact form, reveals.
 
@@ -267,7 +273,7 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
         take_none(sensitivity)
         if not isinstance(mechanism, Densities) and namespace(*jax.tree.leaves(mechanism)) is np:
-            serial.check_pair(mechanism)
+            check_pair(mechanism)
         return Guarantee((Term(with_mirror(mechanism), 1),))
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 

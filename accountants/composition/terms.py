@@ -7,10 +7,12 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from accountants.composition.characteristic import Part
 from accountants.composition.deposits import highest
-from accountants.composition.replacement import replaced_losses
+from accountants.composition.replacement import check_replaceable, replaced_losses
+from accountants.pairs.checks import check_pair
 from accountants.pairs.densities import Densities
 from accountants.pairs.losses import Losses, losses
 from accountants.pairs.mirrors import asymmetry, mirror
@@ -73,6 +75,29 @@ def one_adjacency(terms: tuple[Term, ...]) -> tuple[Term, ...]:
     if len({term.adjacency for term in terms if term.rate is not None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
     return terms
+
+
+def check_terms(terms: Any) -> None:
+    """Refuse the terms of a form where ``guarantee`` could not have made them.
+
+    Raises:
+        ValueError: saying what is wrong.
+        TypeError: the same, of a type.
+    """
+    if not (isinstance(terms, tuple) and terms and all(isinstance(term, Term) for term in terms)):
+        raise ValueError("form: the terms of a guarantee are one or more")
+    for term in terms:
+        checks.whole("count", term.count, 1, 1 << 62)
+        checks.one_of("adjacency", term.adjacency, ADJACENCIES)
+        if term.rate is not None:
+            checks.within("rate", term.rate, np.nextafter(0.0, 1.0), 1.0)
+        if not (isinstance(term.pairs, tuple) and term.pairs):
+            raise ValueError("form: the pairs of a term are one or more")
+        for pair in term.pairs:
+            check_pair(pair)
+        if term.adjacency == "replace":
+            check_replaceable(term.pairs)
+    one_adjacency(terms)
 
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:

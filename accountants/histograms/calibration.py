@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from accountants.calibrate.scale import check_target
 from accountants.histograms.noise import MOST_COUNTS
 from accountants.histograms.top_k import known_domain_guarantee
 from accountants.profile import epsilon as realised_epsilon
+from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.scale import smallest_scale
 from accountants.closed_forms.concentrated import gaussian_rho
 from accountants.closed_forms.pure import pure_delta
 from accountants.pairs.worst import noise_pairs
 from accountants.profile import epsilon_of
+from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 
 from accountants.pairs.worst import Atoms, Mixed, take_none, worst_pairs
-from dpkernels.exact.certify import ExactMixture, ExactNoise, ExactWindow
+from dpkernels.exact.mixture import ExactMixture
 from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.windows.form import ExactWindow
 
 
 @worst_pairs.register

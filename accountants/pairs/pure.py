@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.certify import ExactForm, ExactMultivariate, ExactNoise
+from dpkernels.exact.form import ExactForm
+from dpkernels.exact.mixture import ExactMultivariate
+from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points

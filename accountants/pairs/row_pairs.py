@@ -19,7 +19,7 @@ import numpy as np
 
 from accountants.pairs import pure
 from accountants.pairs.worst import Atoms, take_none, worst_pairs
-from dpkernels.exact.rows.optimal import ExactRows
+from dpkernels.exact.rows.form import ExactRows
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
 from dpkernels.numerics import namespace

@@ -11,7 +11,7 @@ from numbers import Rational
 from operator import add, sub
 from typing import Any, NamedTuple, TypeVar
 
-from dpkernels.exact.windows.table import rational
+from dpkernels.decimals import rational
 
 _LARGEST = Fraction(sys.float_info.max)
 _MOST_DIGITS = 400  # after the point, of an amount that is printed in full

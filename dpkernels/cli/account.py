@@ -13,9 +13,9 @@ import numpy as np
 
 import accountants
 from dpkernels import checks
-from dpkernels.cli.files.sidecar import law_of, parameters
 from dpkernels.cli.mechanisms.choose import ADDITIVE, mechanism
-from dpkernels.cli.mechanisms.guarantees import guarantee
+from dpkernels.cli.release.guarantees import guarantee
+from dpkernels.cli.release.sidecar import law_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError

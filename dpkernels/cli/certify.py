@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpkernels.cli.files.sidecar import law_of, parameters
 from dpkernels.cli.mechanisms.choose import exact_form
-from dpkernels.exact.certify import ExactForm
+from dpkernels.cli.release.sidecar import law_of, parameters
+from dpkernels.exact.form import ExactForm
 
 
 @dataclass(frozen=True)

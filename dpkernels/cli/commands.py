@@ -152,9 +152,9 @@ def perturb(
     release or the new one, and the next run to OUT removes what else it left.
     """
     with importing():
-        from dpkernels.cli import summary
         from dpkernels.cli.files.handling import Handling
         from dpkernels.cli.perturb import check_file, perturb_file, plan
+        from dpkernels.cli.release import summary
 
     charged = single({"ledger": ledger, "budget": budget})
     form = layout(source, target, *(options.pop(name) for name in ("kind", "delimiter", "multiline")))
@@ -208,7 +208,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
         if wanted or as_json:
             raise click.UsageError("--verify: takes no other option")
         with importing():
-            from dpkernels.cli.verify import verify as verified
+            from dpkernels.cli.release.verify import verify as verified
 
         click.echo("\n".join(verified(verify)))
         return

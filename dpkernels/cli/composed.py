@@ -14,7 +14,7 @@ import accountants
 from accountants.composition.characteristic import ConvergenceError
 from dpkernels import checks
 from dpkernels.cli.account import Account
-from dpkernels.cli.files.sidecar import parameters
+from dpkernels.cli.release.sidecar import parameters
 from dpkernels.cli.text import aligned
 
 COVERS = (

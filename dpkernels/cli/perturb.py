@@ -14,18 +14,18 @@ from typing import Any
 import click
 import numpy as np
 
-from dpkernels.cli.files import sidecar
 from dpkernels.cli.files.formats import Numbers, Source, ahead, open_source
 from dpkernels.cli.files.handling import Handling, complete, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
-from dpkernels.cli.files.output import Output, check_target, sidecar_path
-from dpkernels.cli.files.sidecar import Column, Release, Written, exact_total
-from dpkernels.cli.files.streams import StandardOutput
-from dpkernels.cli.files.values import check_values, label, numbers_and, some_rows
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.ledger import Purse, Receipt
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
+from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.output import Output, check_target, sidecar_path
+from dpkernels.cli.release.sidecar import Column, Release, Written, exact_total
+from dpkernels.cli.release.streams import StandardOutput
 from dpkernels.cli.text import listed, shown
+from dpkernels.cli.values import check_values, label, numbers_and, some_rows
 from dpkernels.random import host
 from dpkernels.release.engines import Engine, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type

@@ -17,8 +17,7 @@ from dpkernels.exact.certificate import (
     line,
     log_upper_bound,
 )
-from dpkernels.exact.rows.table import RowTable
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.table import BoundedTable
 
 
 class BoundedCertificate(Certificate):
@@ -34,7 +33,7 @@ class BoundedCertificate(Certificate):
     epsilon: float
     ratio: Fraction
     cells: int
-    table: WindowTable | RowTable
+    table: BoundedTable
 
     @property
     def realised_epsilon(self) -> float:
@@ -90,7 +89,7 @@ class BoundedCertificate(Certificate):
         ]
 
 
-def check_rows(table: WindowTable | RowTable) -> None:
+def check_rows(table: BoundedTable) -> None:
     """Refuse a table that has no signal, no distributions for rows, or no interval.
 
     Raises:
@@ -127,7 +126,7 @@ def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
     return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
 
 
-def check_means(table: WindowTable | RowTable, rows: Iterable[int]) -> None:
+def check_means(table: BoundedTable, rows: Iterable[int]) -> None:
     """Refuse a table of which one of the rows has another mean than its input.
 
     Raises:

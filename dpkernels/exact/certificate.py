@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.windows.table import WORDS, Table
+from dpkernels.exact.table import WORDS, Table
 from dpkernels.untrusted import brief
 
 # What no certificate covers, in the words of all of them.

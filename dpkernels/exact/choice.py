@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.windows.table import rational
+from dpkernels.decimals import rational
 from dpkernels.random import host
 
 # The stream of a release's key for choices; 16 to 19 are those of ``forms``.

@@ -1,4 +1,4 @@
-"""Integer samplers: random words in, output codes out. Functions of arrays; every constant is compiled in.
+"""Integer samplers: random words in, outcomes out. Functions of arrays; every constant is compiled in.
 
 Traced divisors and table sizes would be several times slower, so each table has its own compiled kernel. NumPy arrays
 are computed on at once, without JAX: for few values that is far cheaper than a call of a compiled program.
@@ -14,43 +14,8 @@ from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.namespace import namespace, take
-from dpkernels.exact.noise.table import NoiseTable
-from dpkernels.exact.windows.table import WindowTable
 
-CodeKernel = Callable[[Array, Array], Array]
-NoiseKernel = Callable[[Array], Array]
-
-
-def code_kernel(table: WindowTable) -> CodeKernel:
-    """The sampler of a table: (random word, row) -> code, both of one shape; the word has ``table.bits`` bits."""
-    if table.is_flat:
-        return _division_kernel(table)
-    outcomes, n = alias_kernel([alias_columns(table.outcomes, table.bits)]), np.int32(table.codes)
-
-    def codes(r: Array, row: Array) -> Array:
-        outcome = outcomes(r)
-        return namespace(r).where(outcome < n, outcome, row + outcome - n)
-
-    return codes
-
-
-def noise_kernel(table: NoiseTable) -> NoiseKernel:
-    """The sampler of noise: random word of ``table.bits`` bits -> code, int32."""
-    outcomes, first = alias_kernel([alias_columns(table.outcomes, table.bits)]), np.int32(table.first)
-    return lambda r: outcomes(r) + first
-
-
-def _division_kernel(table: WindowTable) -> CodeKernel:
-    """Constant base weight a, constant window weight kappa: r < N a -> r // a, else row + (r - N a) // kappa."""
-    word = np.dtype(f"uint{table.bits}").type
-    a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
-
-    def codes(r: Array, row: Array) -> Array:
-        in_base = (r // a).astype(np.int32)
-        in_window = row + ((r - base_total) // kappa).astype(np.int32)
-        return namespace(r).where(r < base_total, in_base, in_window)
-
-    return codes
+OutcomeKernel = Callable[..., Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +81,8 @@ def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
         raise CertificateError("alias columns: do not add up to the table's weights")
 
 
-def alias_kernel(rows: list[AliasColumns]) -> Callable[..., Array]:
-    """The sampler of alias tables of one size: (random word[, row]) -> outcome, int32.
+def alias_kernel(*rows: AliasColumns) -> OutcomeKernel:
+    """The sampler of alias tables of one size: (random word, table's number if there are several) -> outcome, int32.
 
     With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
     bits are below the threshold, whatever the alias.

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpkernels.exact.certify import ExactForm
+from dpkernels.exact.form import ExactForm
 from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, padded_length

@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from jax._src import xla_bridge  # There is no public way to ask whether JAX has run.
 
-from dpkernels.exact.certify import ExactForm
+from dpkernels.exact.form import ExactForm
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.release.device_engine import DeviceRelease
 from dpkernels.release.host_engine import CHUNK, HostRelease, aligned, padded_length

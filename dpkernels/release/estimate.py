@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.certify import ExactForm, ExactMultivariate
+from dpkernels.exact.form import ExactForm
+from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape

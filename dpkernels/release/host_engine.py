@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax._src.lib import xla_client  # There is no public way to make a client, see `_here`.
 
-from dpkernels.exact.certify import ExactForm
+from dpkernels.exact.form import ExactForm
 from dpkernels.random import host
 from dpkernels.settings import own_settings
 

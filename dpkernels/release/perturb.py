@@ -14,7 +14,9 @@ import numpy as np
 from jax import Array
 
 from dpkernels.decimals import shortest
-from dpkernels.exact.certify import ExactForm, ExactMultivariate, certify
+from dpkernels.exact.certify import certify
+from dpkernels.exact.form import ExactForm
+from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape

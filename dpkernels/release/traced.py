@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.certify import ExactForm
+from dpkernels.exact.form import ExactForm
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key

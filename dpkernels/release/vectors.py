@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.certify import COORDINATE_STREAM, ExactMultivariate
+from dpkernels.exact.form import COORDINATE_STREAM
+from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.mechanisms.multivariate import check_shape, chosen_coordinates
 from dpkernels.random import host
 from dpkernels.release.engines import exact_engine, in_chunks

@@ -10,9 +10,9 @@ from typing import Any
 from accountants.calibrate.outward import log_mu
 from accountants.composition.bracket import Bracket
 from accountants.composition.guarantee import Guarantee, guarantee
-from accountants.tune import reports
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain
+from accountants.tune.families import reports
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.numerics import namespace

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from accountants import calibrate
-from accountants.calibrate.scale import certain_shift, rescaled
+from accountants.scale import certain_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import check_budget

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accountants import calibrate
-from accountants.calibrate.scale import rescaled
+from accountants.scale import rescaled
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.excess import recycled_excess
 from accountants.tune.families.recycled import recycled_symbols

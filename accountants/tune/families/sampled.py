@@ -11,9 +11,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from accountants import recycling, subsampling
-from accountants.calibrate.scale import certain_shift, rescaled
 from accountants.profile import delta as realised_delta
 from accountants.recycling import Subsampled
+from accountants.scale import certain_shift, rescaled
 from accountants.tune import errors
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween, Positive

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from accountants import recycling
-from accountants.calibrate.scale import smallest_scale
+from accountants.scale import smallest_scale
 from accountants.tune.families.recycled import Recycled, scale_symbol
 from accountants.tune.families.sampled import SampledRecycled
 from accountants.tune.objectives import Objective

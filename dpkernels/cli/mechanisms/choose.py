@@ -14,7 +14,8 @@ from dpkernels.cli.mechanisms.mechanism_table import RECIPES, Recipe
 from dpkernels.cli.mechanisms.options import flag
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import ExactForm, certify
+from dpkernels.exact.certify import certify
+from dpkernels.exact.form import ExactForm
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import central_piecewise

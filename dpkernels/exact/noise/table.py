@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.reading import frozen_weights, integers
-from dpkernels.exact.windows.table import MOST_WEIGHTS, Table
+from dpkernels.exact.table import MOST_WEIGHTS, Table, frozen_weights, integers
 from dpkernels.untrusted import integer
 
 

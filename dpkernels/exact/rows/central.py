@@ -9,15 +9,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from dpkernels.decimals import shortest
+from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.certify import ExactForm, certify, concrete_mechanism
 from dpkernels.exact.rows.certificate import certify_rows
+from dpkernels.exact.rows.form import ExactRows, row_form
 from dpkernels.exact.rows.lattice import outwards
-from dpkernels.exact.rows.optimal import ExactRows
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
-from dpkernels.exact.windows.table import rational
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 
 # Between these numbers of cells of a sensitivity one is tried each; and the most weights of a table.
@@ -28,22 +26,15 @@ _MOST_WEIGHTS = 1 << 21
 _MARGIN = Fraction(1, 1 << 15)
 
 
-@certify.register
-def _(mechanism: CentralPiecewise) -> ExactForm:
-    return _exact_central(concrete_mechanism(mechanism))
-
-
 @lru_cache(maxsize=64)
-def _exact_central(mechanism: CentralPiecewise) -> ExactRows:
+def central_form(mechanism: CentralPiecewise) -> ExactRows:
     """The coarsest table whose variance is the mechanism's to within 0.1 %, at 32 bits a word or at 64."""
     for cells in _fitting_cells(mechanism):
         for bits in (32, 64):
             table = central_table(mechanism, cells, bits)
             if table is None or abs(float(table.worst_variance) / mechanism.worst_variance - 1) > PROMISED_DEVIATION:
                 continue
-            form = ExactRows(mechanism, certify_rows(table, mechanism.epsilon, mechanism.sensitivity))
-            _ = form.places
-            return form
+            return row_form(mechanism, certify_rows(table, mechanism.epsilon, mechanism.sensitivity))
     raise CertificateError(
         f"rows: no table of at most {_MOST_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
         f"each e^{shortest(mechanism.epsilon)} times the last, to within {PROMISED_DEVIATION}; fewer steps may"

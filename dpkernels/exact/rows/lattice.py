@@ -13,9 +13,9 @@ from itertools import combinations
 
 import numpy as np
 
+from dpkernels.decimals import rational
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.rows.table import RowTable
-from dpkernels.exact.windows.table import rational
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 
 # Shares of a weight that rounding and repair may change; what makes the probabilities leaves more of e^eps unused.

@@ -1,100 +1,27 @@
-"""Exact forms of mechanisms given row by row: one alias table an input, and stochastic rounding between them."""
+"""The exact form of an optimal mechanism: its linear program's rows as integers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any
-
-import jax
-import numpy as np
-from jax import Array
+from functools import lru_cache
 
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words, certify
-from dpkernels.exact.kernels import AliasColumns, alias_columns, alias_kernel
-from dpkernels.exact.namespace import take
-from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.rows.certificate import RowCertificate, certify_rows
+from dpkernels.exact.rows.form import ExactRows, row_form
 from dpkernels.exact.rows.lattice import row_table
-from dpkernels.exact.rows.table import RowTable
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import solved_again
 
-RowKernel = Callable[[Array, Array], Array]
-
-
-@dataclass(frozen=True, eq=False)
-class ExactRows(ExactForm):
-    """A mechanism that is a table row by row."""
-
-    mechanism: Any
-    certificate: RowCertificate
-
-    @property
-    def table(self) -> RowTable:
-        """The verified integers."""
-        return self.certificate.table
-
-    @cached_property
-    def words(self) -> tuple[Words, ...]:
-        rounding = 16 if fraction_bits(self.table.shifts) <= 16 else 32
-        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, rounding)
-
-    @property
-    def negligible(self) -> float:
-        return negligible(self.table.shifts, self.table.first, self.table.last)
-
-    @cached_property
-    def places(self) -> RowKernel:
-        """The table's sampler."""
-        return row_kernel(self.table)
-
-    def reports(self, x: Any, *words: Any) -> Any:
-        (noise, rounding), table = words, self.table
-        row = nearest_rows(x, rounding, table.shifts, table.first, table.last)
-        return self._reports_at(2 * self.places(noise, row), x.dtype)
-
-    @cached_property
-    def _reports_at(self) -> ReportKernel:
-        return report_kernel(self.table.middle, self.table.step)
-
-
-def row_kernel(table: RowTable) -> RowKernel:
-    """The sampler of a row table: (random word of ``table.bits`` bits, row) -> place, both of one shape."""
-    rows = row_columns(table)
-    columns = alias_kernel(rows)
-    # Padding columns have no weight of their own, so their place is never read.
-    places = np.zeros(1 << rows[0].log_columns, np.int32)
-    places[: len(table.places)] = table.places
-    return lambda r, row: take(places, columns(r, row))
-
-
-def row_columns(table: RowTable) -> list[AliasColumns]:
-    """Exact alias columns of every row; checked against the row's weights."""
-    return [alias_columns(row, table.bits) for row in table.weights.tolist()]
-
-
-@certify.register
-def _(mechanism: Optimal) -> ExactForm:
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(mechanism)):
-        raise TypeError("mechanism: a traced mechanism cannot be certified; certify it outside jit, vmap and grad")
-    return _exact_rows(mechanism)
-
 
 @lru_cache(maxsize=64)
-def _exact_rows(mechanism: Optimal) -> ExactRows:
+def optimal_form(mechanism: Optimal) -> ExactRows:
     """Of the mechanism, or of its program solved again where a solution from the cache folder cannot be certified."""
     try:
-        form = ExactRows(mechanism, _narrowest(mechanism))
+        return row_form(mechanism, _narrowest(mechanism))
     except CertificateError:
         again = solved_again(mechanism)
         if again is None:
             raise
-        form = ExactRows(again, _narrowest(again))
-    _ = form.places  # The sampler's own tables are checked here, with the certificate.
-    return form
+        return row_form(again, _narrowest(again))
 
 
 def _narrowest(mechanism: Optimal) -> RowCertificate:
@@ -108,7 +35,3 @@ def _narrowest(mechanism: Optimal) -> RowCertificate:
 def _certified(mechanism: Optimal, bits: int) -> RowCertificate:
     sensitivity = None if mechanism.sensitivity is None else float(mechanism.sensitivity)
     return certify_rows(row_table(mechanism, bits), float(mechanism.epsilon), sensitivity)
-
-
-# At the end, since it needs the above: it registers the form of the Central Piecewise Mechanism.
-from dpkernels.exact.rows import central as _central_form  # noqa: E402, F401

@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.decimals import rational
-from dpkernels.exact.reading import frozen_weights, integers
-from dpkernels.exact.windows.table import MOST_WEIGHTS, Table, sliding
+from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
 from dpkernels.untrusted import integer, real
 
 # A table has at most so many rows; ours have at most 1,449.
@@ -26,7 +25,7 @@ _MOST_ROWS = 1 << 13
 
 
 @dataclass(frozen=True, eq=False)
-class RowTable(Table):
+class RowTable(BoundedTable):
     """Integer weights of a mechanism row by row.
 
     Attributes:

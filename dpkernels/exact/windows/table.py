@@ -10,57 +10,20 @@ them at random, so what holds for rows (mean, pure DP) holds for inputs.
 
 from __future__ import annotations
 
-import abc
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from dpkernels.decimals import rational
-from dpkernels.exact.reading import frozen_weights, integers
+from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
 from dpkernels.untrusted import integer, real
-
-# Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
-WORDS = (16, 32, 64)
-
-# A table has at most so many weights; ours have 2^21 where they are given row by row, and 2^17 or 2^20 else.
-MOST_WEIGHTS = 1 << 21
-
-
-class Table(abc.ABC):
-    """Integer weights of distributions, each with the total 2^bits.
-
-    Attributes:
-        bits: log2 of the total.
-    """
-
-    bits: int
-
-    @property
-    @abc.abstractmethod
-    def totals(self) -> list[int]:
-        """The sums of weights that have to be 2^bits, as Python integers."""
-
-    @abc.abstractmethod
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
-
-    @classmethod
-    @abc.abstractmethod
-    def from_dict(cls, form: dict[str, Any]) -> Self:
-        """The table of ``to_dict``; nothing is verified but types and sizes.
-
-        Raises:
-            ValueError: something is not a number of the type it must be, or there are too many.
-            OverflowError: a weight is negative or has more than 64 bits.
-            KeyError: something is missing.
-        """
 
 
 @dataclass(frozen=True, eq=False)
-class WindowTable(Table):
+class WindowTable(BoundedTable):
     """Integer weights of a windowed mechanism.
 
     Attributes:
@@ -220,16 +183,6 @@ class WindowTable(Table):
         base, window = (_from_runs(name, form[name]) for name in ("base", "window"))
         lower, upper = (real(name, form[name]) for name in ("lower", "upper"))
         return cls(base, window, integer("bits", form["bits"]), lower, upper)
-
-
-def sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
-    """``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
-    span = 1
-    while 2 * span <= width:
-        values = extreme(values[:-span], values[span:])
-        span *= 2
-    rest = width - span
-    return extreme(values[: len(values) - rest], values[rest:])
 
 
 def _runs(weights: np.ndarray) -> list[list[int]]:

@@ -16,10 +16,10 @@ import numpy as np
 import dpkernels
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.mechanisms.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.text import shown
-from dpkernels.exact.certify import ExactForm
-from dpkernels.exact.windows.table import rational
+from dpkernels.decimals import rational
+from dpkernels.exact.form import ExactForm
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import Receipt

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpkernels.cli.files.sidecar import Column, Release, law_of, parameters
+from dpkernels.cli.release.sidecar import Column, Release, law_of, parameters
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import shortest
 

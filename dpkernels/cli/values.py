@@ -10,8 +10,8 @@ import numpy as np
 
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.handling import complete, filled
-from dpkernels.cli.files.sidecar import Column
 from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.release.sidecar import Column
 from dpkernels.decimals import shortest
 from dpkernels.release.inputs import Bounds, InputError
 

@@ -12,8 +12,8 @@ from types import TracebackType
 
 import click
 
-from dpkernels.cli.files.output import digest
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.release.output import digest
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 

@@ -22,12 +22,12 @@ from dpkernels.budgets.amounts import printed
 from dpkernels.cli.files.formats import Source, open_source
 from dpkernels.cli.files.handling import MOST_DECIMALS, Handling
 from dpkernels.cli.files.layout import Layout, known_format
-from dpkernels.cli.files.output import digest, own_sidecar
-from dpkernels.cli.files.sidecar import FORMAT, exact_total, parameters, title, total, versions
 from dpkernels.cli.mechanisms.choose import exact_form
-from dpkernels.cli.mechanisms.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.mechanisms.mechanism_table import RECIPES
-from dpkernels.cli.reports import ANY, blur, can_report
+from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
+from dpkernels.cli.release.output import digest, own_sidecar
+from dpkernels.cli.release.reports import ANY, blur, can_report
+from dpkernels.cli.release.sidecar import FORMAT, exact_total, parameters, title, total, versions
 from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError

@@ -1,0 +1,125 @@
+"""What every table of integers is: weights of distributions with the total 2^bits, read from what anyone may write."""
+
+from __future__ import annotations
+
+import abc
+from fractions import Fraction
+from typing import Any, Self
+
+import numpy as np
+
+from dpkernels.untrusted import brief
+
+# Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
+WORDS = (16, 32, 64)
+
+# A table has at most so many weights; ours have 2^21 where they are given row by row, and 2^17 or 2^20 else.
+MOST_WEIGHTS = 1 << 21
+
+
+class Table(abc.ABC):
+    """Integer weights of distributions, each with the total 2^bits.
+
+    Attributes:
+        bits: log2 of the total.
+    """
+
+    bits: int
+
+    @property
+    @abc.abstractmethod
+    def totals(self) -> list[int]:
+        """The sums of weights that have to be 2^bits, as Python integers."""
+
+    @abc.abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+
+    @classmethod
+    @abc.abstractmethod
+    def from_dict(cls, form: dict[str, Any]) -> Self:
+        """The table of ``to_dict``; nothing is verified but types and sizes.
+
+        Raises:
+            ValueError: something is not a number of the type it must be, or there are too many.
+            OverflowError: a weight is negative or has more than 64 bits.
+            KeyError: something is missing.
+        """
+
+
+class BoundedTable(Table):
+    """A distribution for each of S + 1 inputs, the rows, from the lower end of an interval to the upper.
+
+    Attributes:
+        lower: smallest valid input.
+        upper: largest valid input.
+    """
+
+    lower: float
+    upper: float
+
+    @property
+    @abc.abstractmethod
+    def codes(self) -> int:
+        """N, how many reports are possible."""
+
+    @property
+    @abc.abstractmethod
+    def shifts(self) -> int:
+        """S, the last row."""
+
+    @property
+    @abc.abstractmethod
+    def has_signal(self) -> bool:
+        """Whether the last row's mean is above the first's."""
+
+    @abc.abstractmethod
+    def value(self, code: int) -> Fraction:
+        """The report that a code stands for."""
+
+    @abc.abstractmethod
+    def row_input(self, s: int) -> Fraction:
+        """The nominal input of row s."""
+
+    @abc.abstractmethod
+    def row_mean(self, s: int) -> Fraction:
+        """The exact mean of row s, from the integers alone."""
+
+    @property
+    @abc.abstractmethod
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance at any input, input rounding included."""
+
+
+def integers(name: str, values: Any, most: int) -> list[int]:
+    """A list of so many integers at most; weights are checked to be in range when their array is made.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(values) is not list or len(values) > most:
+        raise ValueError(f"{name}: {brief(values)} is not a list of at most {most} integers")
+    if not all(type(value) is int for value in values):
+        raise ValueError(f"{name}: not all are integers")
+    return values
+
+
+def frozen_weights(values: Any) -> np.ndarray:
+    """A read-only copy as uint64: what has been certified must stay what is sampled.
+
+    Raises:
+        OverflowError: an integer is negative or has more than 64 bits.
+    """
+    array = np.array(values, np.uint64)
+    array.setflags(write=False)
+    return array
+
+
+def sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
+    """``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
+    span = 1
+    while 2 * span <= width:
+        values = extreme(values[:-span], values[span:])
+        span *= 2
+    rest = width - span
+    return extreme(values[: len(values) - rest], values[rest:])
