@@ -128,7 +128,7 @@ def _idle(bits: tuple[int, ...], length: int, dtype: np.dtype) -> list[_Workspac
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
-    first = -raw.ctypes.data % 64
+    first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
 
 

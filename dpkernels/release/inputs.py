@@ -90,7 +90,7 @@ class Bounds:
         """
         typed = values.astype(report_type(values.dtype), copy=False)
         low, high = self.range_of(values.dtype, typed.dtype)
-        if low <= typed.min() and typed.max() <= high:
+        if low <= np.minimum.reduce(typed) and np.maximum.reduce(typed) <= high:
             return typed
         return self._repaired(typed, values.dtype, first)
 
