@@ -17,7 +17,7 @@ from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, padded_length
 from dpkernels.settings import own_settings
 
-_DEVICE_CHUNK = 1 << 19
+_DEVICE_CHUNK = 1 << 18
 
 
 class DeviceRelease:
@@ -39,7 +39,7 @@ class DeviceRelease:
     @property
     def chunk(self) -> int:
         """How many values to send at a time: two chunks, their words and reports take at most 64 MiB of the host's."""
-        return _DEVICE_CHUNK if self.devices[0].platform == "cpu" else 4 * _DEVICE_CHUNK
+        return _DEVICE_CHUNK if self.devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
