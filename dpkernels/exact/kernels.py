@@ -15,7 +15,7 @@ from jax import Array
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.namespace import namespace, take
 
-OutcomeKernel = Callable[..., Array]
+OutcomeKernel = Callable[[Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,19 +81,19 @@ def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
         raise CertificateError("alias columns: do not add up to the table's weights")
 
 
-def alias_kernel(*rows: AliasColumns) -> OutcomeKernel:
-    """The sampler of alias tables of one size: (random word, table's number if there are several) -> outcome, int32.
+def alias_kernel(columns: AliasColumns) -> OutcomeKernel:
+    """The sampler of columns: random word -> outcome, int32.
 
     With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
     bits are below the threshold, whatever the alias.
     """
-    packed, log_columns = np.concatenate([columns.packed for columns in rows]), rows[0].log_columns
-    word = packed.dtype.type
-    last, to_column, ones = word(log_columns), word(rows[0].bits - log_columns), word((1 << log_columns) - 1)
+    word = columns.packed.dtype.type
+    log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
+    ones = word((1 << columns.log_columns) - 1)
 
-    def outcomes(r: Array, row: Array | None = None) -> Array:
-        column = (r >> to_column).astype(np.int32)
-        entry = take(packed, column if row is None else (row << np.int32(log_columns)) + column)
-        return namespace(r).where((r << last | ones) < entry, column, (entry & ones).astype(np.int32))
+    def outcomes(r: Array) -> Array:
+        column = (r >> shift).astype(np.int32)
+        entry = take(columns.packed, column)
+        return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
 
     return outcomes
