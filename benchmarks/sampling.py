@@ -4,8 +4,11 @@
     python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
     python -m benchmarks.sampling --sizes 7 --only exact,numpy
     python -m benchmarks.sampling --sizes 6,7 --only "laplace,gaussian,staircase,numpy normal"
+    python -m benchmarks.sampling --device --sizes 6,7,8    # arrays that stay on JAX's device, a GPU where it finds one
 
-Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values.
+Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values. The
+share of the limit is that of a copy of the values and of ChaCha20 for a release's words on all cores, both of the same
+run; on a device, of reading and writing float32.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpkernels as dpk
+from dpkernels.random import host
 
 EPSILON, DELTA, LOWER, UPPER = 1.0, 1e-6, 0.0, 120.0
 WIDTH = UPPER - LOWER
@@ -41,11 +45,13 @@ class Contestant:
         name: row of the table.
         prepare: from a number of values to the task that is timed.
         largest: the most values it is timed on.
+        words: of 32 bits that a value takes, if the row has a limit.
     """
 
     name: str
     prepare: Callable[[int], Task]
     largest: int = 10**9
+    words: Callable[[], float] | None = None
 
 
 def _inputs(count: int, dtype: Any = np.float64) -> np.ndarray:
@@ -91,6 +97,10 @@ def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
         return lambda: dpk.perturb(x, mechanism, progress=False)
 
     return prepare
+
+
+def _words(name: str) -> Callable[[], float]:
+    return lambda: sum(need.bits for need in dpk.certify(_mechanism(name)).words) / 32
 
 
 def exact_device(name: str) -> Callable[[int], Task]:
@@ -181,20 +191,39 @@ def memory_copy(count: int) -> Task:
     return lambda: x.copy()
 
 
+def device_copy(count: int) -> Task:
+    """Read 4 bytes and write 4 bytes a value on JAX's device."""
+    x, run = jnp.asarray(_inputs(count, np.float32)), jax.jit(lambda x: x + 1)
+    return _device(lambda: run(x))
+
+
+def chacha20(count: int) -> Task:
+    """Words of 32 bits by OpenSSL, on one core."""
+    words = np.empty(count, "<u4")
+    return lambda: host.fill(words, bytes(32), 16, 0)
+
+
 BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
+COPY, DEVICE_COPY, WORD = "memory copy float64", "device copy float32", "chacha20, a word"
+
+
+def exact(name: str, dtype: str = "float64") -> Contestant:
+    """The row of a release from a NumPy array to a NumPy array."""
+    return Contestant(f"exact perturb {dtype}, {name}", exact_numpy(name, dtype), words=_words(name))
+
 
 CONTESTANTS = (
     Contestant("float kernel, piecewise", float_kernel("piecewise")),
     Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
     Contestant("float kernel, optimal", float_kernel("optimal")),
     *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
-    Contestant("exact perturb float64, piecewise", exact_numpy("piecewise", np.float64)),
-    Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
-    Contestant("exact perturb float64, sine-quartic", exact_numpy("sine-quartic", np.float64)),
-    Contestant("exact perturb float64, hybrid", exact_numpy("hybrid", np.float64)),
-    Contestant("exact perturb float64, optimal", exact_numpy("optimal", np.float64)),
+    exact("piecewise"),
+    exact("piecewise", "float32"),
+    exact("sine-quartic"),
+    exact("hybrid"),
+    exact("optimal"),
     Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
-    *(Contestant(f"exact perturb float64, {name}", exact_numpy(name, np.float64)) for name in CLAIMED),
+    *(exact(name) for name in CLAIMED),
     Contestant("textbook piecewise, numpy", textbook_numpy),
     Contestant("textbook piecewise, jax.random.uniform", textbook_jax),
     Contestant("numpy laplace", numpy_noise("laplace")),
@@ -202,7 +231,16 @@ CONTESTANTS = (
     Contestant("jax.random.laplace", jax_laplace),
     Contestant("opendp laplace", opendp_laplace, largest=10**4),
     Contestant("diffprivlib laplace", diffprivlib_laplace, largest=10**4),
-    Contestant("memory copy float64", memory_copy),
+    Contestant(COPY, memory_copy),
+    Contestant(WORD, chacha20),
+)
+
+_BOUNDED = ("piecewise", "sine-quartic", "duchi", "hybrid", "optimal")
+ON_DEVICE = (
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in (*_BOUNDED, "laplace", "gaussian")),
+    *(Contestant(f"exact perturb, JAX array, {name}", exact_device(name)) for name in (*_BOUNDED, *CLAIMED)),
+    Contestant("jax.random.laplace", jax_laplace),
+    Contestant(DEVICE_COPY, device_copy),
 )
 
 
@@ -220,12 +258,25 @@ def nanoseconds(contestant: Contestant, count: int, seconds: float) -> float:
     return float(np.median(times)) / count * 1e9
 
 
-def table(results: dict[str, float], count: int) -> str:
-    """The results at one size as Markdown: ns and 10^6 values a second, and how many times faster than a baseline."""
+def limits(contestants: list[Contestant], results: dict[str, float]) -> dict[str, float]:
+    """What the rows would take at the least, ns a value, where what that is made of is in the results."""
+    if DEVICE_COPY in results:
+        return dict.fromkeys((name for name in results if name.startswith(("float", "exact"))), results[DEVICE_COPY])
+    if not {COPY, WORD} <= results.keys():
+        return {}
+    word = results[WORD] / (os.cpu_count() or 1)
+    return {c.name: results[COPY] + c.words() * word for c in contestants if c.words is not None}
+
+
+def table(results: dict[str, float], count: int, least: dict[str, float]) -> str:
+    """The results at one size as Markdown: ns, 10^6 values a second, share of the limit, times as fast as baselines."""
     present = [name for name in BASELINES if name in results]
-    head = ["sampler", "ns a value", "10^6 values/s", *(f"x {name}" for name in present)]
+    head = ["sampler", "ns a value", "10^6 values/s", "of the limit", *(f"x {name}" for name in present)]
     rows = [
-        [name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", *(f"{results[base] / ns:,.1f}" for base in present)]
+        [
+            *(name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", f"{least[name] / ns:.0%}" if name in least else ""),
+            *(f"{results[base] / ns:,.1f}" for base in present),
+        ]
         for name, ns in results.items()
     ]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
@@ -256,13 +307,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
     parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
     parser.add_argument("--quick", action="store_true", help="sizes 4,5 and short runs")
+    parser.add_argument("--device", action="store_true", help="arrays that stay on JAX's device")
     options = parser.parse_args()
     sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
-    wanted = [c for c in CONTESTANTS if any(part in c.name for part in options.only.split(","))]
+    every = ON_DEVICE if options.device else CONTESTANTS
+    wanted = [c for c in every if any(part in c.name for part in options.only.split(","))]
     print(machine(), flush=True)
     for size in sizes:
         results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
-        print("\n" + table(results, 10**size), flush=True)
+        print("\n" + table(results, 10**size, limits(wanted, results)), flush=True)
 
 
 if __name__ == "__main__":

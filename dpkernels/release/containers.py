@@ -18,7 +18,8 @@ Rewrap = Callable[[Any], Any]
 
 def kind(x: Any) -> str:
     """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
-    library = _library(type(x))
+    cls: type = type(x)
+    library = _library(cls)
     return "jax" if library == "other" and isinstance(x, jax.Array) else library
 
 
@@ -30,12 +31,17 @@ def _library(cls: type) -> str:
 
 def is_table(x: Any) -> bool:
     """Whether x has named columns."""
-    return not _TABLES.isdisjoint(_names(type(x)))
+    return not _TABLES.isdisjoint(_names(x))
+
+
+def _names(x: Any) -> frozenset[str]:
+    """x's class and those it derives from, each by its library and its own name; no library is imported."""
+    cls: type = type(x)
+    return _named(cls)
 
 
 @lru_cache(maxsize=64)
-def _names(cls: type) -> frozenset[str]:
-    """A class and those it derives from, each by its library and its own name; no library is imported."""
+def _named(cls: type) -> frozenset[str]:
     return frozenset(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
 
@@ -56,7 +62,7 @@ def check_kind(x: Any) -> None:
     Raises:
         TypeError: says what to do.
     """
-    for name in _INSTEAD.keys() & _names(type(x)):
+    for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
@@ -126,7 +132,7 @@ def _check_dtype(dtype: Any) -> None:
 
 
 def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
-    if "pandas.Series" not in _names(type(series)):
+    if "pandas.Series" not in _names(series):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
     values = series.astype(series.cat.categories.dtype) if hasattr(series, "cat") else series
     kind = getattr(values.dtype, "kind", "O")

@@ -94,7 +94,8 @@ def _here() -> Any:
     JAX's own hands all but the smallest programs to another thread, which takes as long as working on 20,000 values.
     """
     try:
-        return xla_client.make_cpu_client(asynchronous=False, num_devices=1).devices()[0]
+        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.devices()[0]
     except (AttributeError, TypeError):  # Another version of JAX: the same reports, later.
         return jax.local_devices(backend="cpu")[0]
 
