@@ -28,13 +28,26 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpkernels as dpk
-from dpkernels.random import host
-
-EPSILON, DELTA, LOWER, UPPER = 1.0, 1e-6, 0.0, 120.0
-WIDTH = UPPER - LOWER
-_KEY_SEED = 7
-
-Task = Callable[[], Any]
+from benchmarks.sampling_peers import (
+    DELTA,
+    EPSILON,
+    KEY_SEED,
+    LOWER,
+    UPPER,
+    WIDTH,
+    Task,
+    chacha20,
+    device_copy,
+    diffprivlib_laplace,
+    inputs,
+    jax_laplace,
+    memory_copy,
+    numpy_noise,
+    on_device,
+    opendp_laplace,
+    textbook_jax,
+    textbook_numpy,
+)
 
 
 @dataclass(frozen=True)
@@ -52,14 +65,6 @@ class Contestant:
     prepare: Callable[[int], Task]
     largest: int = 10**9
     words: Callable[[], float] | None = None
-
-
-def _inputs(count: int, dtype: Any = np.float64) -> np.ndarray:
-    return np.random.default_rng(1).uniform(LOWER, UPPER, count).astype(dtype)
-
-
-def _device(task: Callable[[], jax.Array]) -> Task:
-    return lambda: task().block_until_ready()
 
 
 # Additive noise of the scale of the peers', by the name of its row.
@@ -93,7 +98,7 @@ def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
     """``perturb`` from a NumPy array to a NumPy array, with a fresh key of the operating system."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = _inputs(count, dtype), _mechanism(name)
+        x, mechanism = inputs(count, dtype), _mechanism(name)
         return lambda: dpk.perturb(x, mechanism, progress=False)
 
     return prepare
@@ -107,8 +112,8 @@ def exact_device(name: str) -> Callable[[int], Task]:
     """``perturb`` of a float32 JAX array that stays on its device."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
-        return _device(lambda: dpk.perturb(x, mechanism, progress=False))
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        return on_device(lambda: dpk.perturb(x, mechanism, progress=False))
 
     return prepare
 
@@ -117,90 +122,11 @@ def float_kernel(name: str) -> Callable[[int], Task]:
     """``sample`` with a simulation key, float32 on the default device."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
-        key = dpk.simulation_key(_KEY_SEED)
-        return _device(lambda: mechanism.sample(key, x))
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        key = dpk.simulation_key(KEY_SEED)
+        return on_device(lambda: mechanism.sample(key, x))
 
     return prepare
-
-
-def _textbook(u: Any, x: Any, xp: Any) -> Any:
-    """Wang 2019, Algorithm 2, on [-1, 1], as its readers write it."""
-    e = np.exp(EPSILON / 2)
-    C = (e + 1) / (e - 1)
-    left = (C + 1) / 2 * x - (C - 1) / 2
-    right = left + C - 1
-    inside = left + (right - left) * u[1]
-    low_side, high_side = left + C, C - right
-    v = u[1] * (low_side + high_side)
-    outside = xp.where(v < low_side, v - C, v - low_side + right)
-    return xp.where(u[0] < e / (e + 1), inside, outside)
-
-
-def textbook_numpy(count: int) -> Task:
-    """The textbook piecewise mechanism in NumPy."""
-    x, rng = _inputs(count) / 60 - 1, np.random.default_rng(2)
-    return lambda: _textbook(rng.random((2, count)), x, np)
-
-
-def textbook_jax(count: int) -> Task:
-    """The textbook piecewise mechanism on ``jax.random.uniform``, jitted, float32."""
-    x, key = jnp.asarray(_inputs(count, np.float32)) / 60 - 1, jax.random.key(_KEY_SEED)
-    run = jax.jit(lambda key, x: _textbook(jax.random.uniform(key, (2, count)), x, jnp))
-    return _device(lambda: run(key, x))
-
-
-def numpy_noise(kind: str) -> Callable[[int], Task]:
-    """Inputs plus NumPy's noise, float64."""
-
-    def prepare(count: int) -> Task:
-        x, rng = _inputs(count), np.random.default_rng(3)
-        return lambda: x + getattr(rng, kind)(0.0, WIDTH / EPSILON, count)
-
-    return prepare
-
-
-def jax_laplace(count: int) -> Task:
-    """Inputs plus ``jax.random.laplace``, jitted, float32."""
-    x, key = jnp.asarray(_inputs(count, np.float32)), jax.random.key(_KEY_SEED)
-    run = jax.jit(lambda key, x: x + WIDTH / EPSILON * jax.random.laplace(key, x.shape))
-    return _device(lambda: run(key, x))
-
-
-def opendp_laplace(count: int) -> Task:
-    """OpenDP's Laplace measurement on a vector of floats."""
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
-    measure, x = dp.m.make_laplace(*space, scale=WIDTH / EPSILON), _inputs(count).tolist()
-    return lambda: measure(x)
-
-
-def diffprivlib_laplace(count: int) -> Task:
-    """The Laplace mechanism of diffprivlib, value by value as it offers."""
-    from diffprivlib.mechanisms import Laplace
-
-    mechanism, x = Laplace(epsilon=EPSILON, sensitivity=WIDTH), _inputs(count).tolist()
-    return lambda: [mechanism.randomise(value) for value in x]
-
-
-def memory_copy(count: int) -> Task:
-    """Read 8 bytes and write 8 bytes a value into fresh memory: the floor for an array to an array."""
-    x = _inputs(count)
-    return lambda: x.copy()
-
-
-def device_copy(count: int) -> Task:
-    """Read 4 bytes and write 4 bytes a value on JAX's device."""
-    x, run = jnp.asarray(_inputs(count, np.float32)), jax.jit(lambda x: x + 1)
-    return _device(lambda: run(x))
-
-
-def chacha20(count: int) -> Task:
-    """Words of 32 bits by OpenSSL, on one core."""
-    words = np.empty(count, "<u4")
-    return lambda: host.fill(words, bytes(32), 16, 0)
 
 
 BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
