@@ -56,7 +56,7 @@ class HostRelease:
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.form.words]
         with np.errstate(all="ignore"):
-            out[:] = self.form.reports(x, *self._filled(words, start, len(x)))
+            out[:] = self.form.reports(x, *self._filled(words, start, len(x), len(x)))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """In a workspace that is given back only when all went well: no error leaves one that is half written."""
@@ -67,18 +67,18 @@ class HostRelease:
             space = _Workspace(self.form, padded_length(len(x)), x.dtype)
         space.x[: len(x)] = x
         space.x[len(x) :] = x[0]
-        words = self._filled(space.words, start, len(space.x))
+        words = self._filled(space.words, start, len(x), len(space.x))
         with own_settings(x64=True), jax.default_device(_here()):
             space.reports = self.form.compiled(space.reports, space.x, *words)
             out[:] = np.asarray(space.reports)[: len(x)]
         idle.append(space)
 
-    def _filled(self, buffers: list[np.ndarray], start: int, count: int) -> list[np.ndarray]:
-        """The words of values ``start`` to ``start + count - 1``, one stream a buffer."""
+    def _filled(self, buffers: list[np.ndarray], start: int, count: int, length: int) -> list[np.ndarray]:
+        """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any up to a length."""
         skip, source = start % BLOCK_VALUES, host.Source(self.key)
         for need, buffer in zip(self.form.words, buffers, strict=True):
-            source.fill(buffer, need.stream, (start - skip) * need.bits // 512)
-        return [buffer[skip : skip + count] for buffer in buffers]
+            source.fill(buffer[: skip + count], need.stream, (start - skip) * need.bits // 512)
+        return [buffer[skip : skip + length] for buffer in buffers]
 
 
 @lru_cache(maxsize=1024)
