@@ -8,15 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import placed as _placed  # noqa: F401 - registers the windowed pairs
 from accountants.pairs import pure
-from accountants.pairs import row_pairs as _row_pairs  # noqa: F401 - registers row by row mechanisms
-from accountants.pairs.hockey_stick import as_float64, curve, largest_loss, profile
-from accountants.pairs.shifted import cap
+from accountants.pairs.hockey_stick import as_float64, curve, profile
+from accountants.pairs.noise_sticks import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, plain
+from dpkernels.roots import halved
 
 
 def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
@@ -45,7 +44,7 @@ def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
         0.126937
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return _plain(profile(worst_pairs(mechanism, sensitivity), epsilon))
+    return plain(profile(worst_pairs(mechanism, sensitivity), epsilon))
 
 
 def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
@@ -76,14 +75,16 @@ def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
-        return _plain(np.full(target.shape, level))
+        return plain(np.full(target.shape, level))
     found = epsilon_of(worst_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
-    return _plain(np.where(target > 0, found, level))
+    return plain(np.where(target > 0, found, level))
 
 
 def epsilon_of(pairs: tuple[Any, ...], delta: Any) -> Any:
     """``epsilon`` of pairs, for delta in (0, 1)."""
-    return _plain(_safe(pairs, np.asarray(delta, np.float64)))
+    if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
+        return solved(pairs, floating(jnp.asarray(delta)))
+    return plain(_safe(pairs, np.asarray(delta, np.float64)))
 
 
 def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
@@ -91,10 +92,6 @@ def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
     for value in (sensitivity, *parameters):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
 
 def _pure(mechanism: Any, sensitivity: Any) -> float:
@@ -108,7 +105,7 @@ def _pure(mechanism: Any, sensitivity: Any) -> float:
 
 @jax.jit
 def _pure_level(pairs: tuple[Any, ...]) -> Any:
-    return jnp.stack([largest_loss(pair) for pair in pairs]).max()
+    return jnp.stack([pair.largest_loss() for pair in pairs]).max()
 
 
 def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:
@@ -127,13 +124,9 @@ def solved(pairs: tuple[Any, ...], delta: Any) -> Any:
     """Bisection on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
     at, top = curve(pairs), cap(delta.dtype)
 
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        enough = at(middle) <= delta
-        return jnp.where(enough, ends[0], middle), jnp.where(enough, middle, ends[1])
-
     ends = jnp.zeros_like(delta), jnp.full_like(delta, top)
-    eps = jax.lax.fori_loop(0, jnp.finfo(delta.dtype).nmant + 20, halve, ends)[1]
+    # Not "above": where the profile is NaN, it is not known to be enough.
+    eps = halved(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 20)[1]
     eps = jnp.where(at(ends[0]) <= delta, 0.0, eps)
     return jnp.where(at(ends[1]) <= delta, eps, jnp.inf)
 

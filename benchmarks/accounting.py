@@ -31,7 +31,7 @@ import dpkernels as dpk
 from accountants import calibrate
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.worst import Atoms
+from accountants.pairs.tables import Atoms
 from benchmarks.recycling import markdown
 from benchmarks.sampling import _processor
 from dpkernels.distributions.gaussian import Gaussian

@@ -158,26 +158,6 @@ def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
     return zeroth, first, second
 
 
-def bisect(function: Callable[[Any], Any], target: Any, low: Any, high: Any) -> Any:
-    """The point where an increasing ``function`` reaches ``target``, by bisection down to the float's resolution."""
-    xp = namespace(target, low, high)
-    target, low, high = xp.broadcast_arrays(target, low, high)
-
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        below = function(middle) < target
-        return xp.where(below, middle, ends[0]), xp.where(below, ends[1], middle)
-
-    steps = xp.finfo(target.dtype).nmant + 8
-    if xp is jnp:
-        low, high = (end.astype(target.dtype) for end in (low, high))
-        low, high = jax.lax.fori_loop(0, steps, halve, (low, high))
-    else:
-        for step in range(steps):
-            low, high = halve(step, (low, high))
-    return (low + high) / 2
-
-
 def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
     """The largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
 
@@ -190,6 +170,11 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
         best = max(best, float(values[at]))
         points = np.linspace(points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)], 33)
     return best
+
+
+def plain(value: Any) -> Any:
+    """A float for a NumPy number, anything else as it is."""
+    return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
 
 def root_or_zero(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Roots taken from the safe side, and differentiated implicitly.
+"""Every one-dimensional search: roots by halving, from the safe side, differentiated implicitly; valleys; nudges.
 
 A requirement reads excess(x, parameters) <= 0. What is returned always meets it as computed; the point next to it in
 the float's resolution does not. Where excess(x(p), p) = 0,
@@ -9,9 +9,9 @@ the float's resolution does not. Where excess(x(p), p) = 0,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,61 @@ from dpkernels.numerics import namespace
 _GOLDEN = (5**0.5 - 1) / 2
 
 Excess = Callable[[Any, Any], Any]
+T = TypeVar("T")
+
+# How far something computed is moved to its safe side: by rounding errors, from half of one of 1 to 1e-10.
+NUDGES = (0.0, *(2.0**-k for k in range(53, 33, -1)))
+
+
+class NotPrivateError(ValueError):
+    """What was made does not meet its budget."""
+
+
+def until_private(step: Callable[[float], T], holds: Callable[[T], Any], nudges: Iterable[float] = NUDGES) -> T:
+    """The first of what ``step`` makes, nudged further and further to its safe side, that holds as computed.
+
+    A root is exact but for rounding; what is made of it need not meet its claim to the last bit. Here is the one place
+    where it is moved until it does.
+
+    Args:
+        step: from a nudge, 0 at first and growing, to what is made; it closes over where the root is.
+        holds: whether that meets its claim; what is neither true nor false, a NaN's comparison for one, is no.
+        nudges: how far to go, in order.
+
+    Raises:
+        NotPrivateError: none of them holds.
+    """
+    furthest = 0.0
+    for nudge in nudges:
+        made, furthest = step(nudge), nudge
+        if holds(made):
+            return made
+    raise NotPrivateError(f"moved by up to {furthest:.3g} to the safe side, what was made is still not private")
+
+
+def halved(before: Callable[[Any], Any], low: Any, high: Any, steps: int) -> tuple[Any, Any]:
+    """Ends between which ``before`` turns from true to false, after so many halvings; element by element."""
+    xp = namespace(low, high)
+
+    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+        middle = (ends[0] + ends[1]) / 2
+        left = before(middle)
+        return xp.where(left, middle, ends[0]), xp.where(left, ends[1], middle)
+
+    if xp is jnp:
+        return jax.lax.fori_loop(0, steps, halve, (low, high))
+    for step in range(steps):
+        low, high = halve(step, (low, high))
+    return low, high
+
+
+def bisect(function: Callable[[Any], Any], target: Any, low: Any, high: Any) -> Any:
+    """The point where an increasing ``function`` reaches ``target``, by halving down to the float's resolution."""
+    xp = namespace(target, low, high)
+    target, low, high = xp.broadcast_arrays(target, low, high)
+    low, high = (end.astype(target.dtype) for end in (low, high))
+    low, high = halved(lambda y: function(y) < target, low, high, xp.finfo(target.dtype).nmant + 8)
+    return (low + high) / 2
 
 
 def safe_root(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float = 0.0) -> Any:

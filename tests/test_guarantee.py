@@ -276,7 +276,7 @@ def test_bad_arguments(wrong, kind, message):
 
 def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
-    from accountants.pairs.worst import Atoms
+    from accountants.pairs.tables import Atoms
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)

@@ -16,7 +16,7 @@ from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, 
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.roots import safe_root
+from dpkernels.roots import safe_root, until_private
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
@@ -65,9 +65,10 @@ def _narrowest(law: Callable[[float], Lattice], unit: Any, *target: Any) -> Addi
         high, low = low, low / 2
     found = safe_root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may move the last bits.
-    while realised(made := Additive(law(found), sensitivity, epsilon, delta), epsilon) > delta:
-        found *= 1 + 1e-14
-    return made
+    return until_private(
+        lambda nudge: Additive(law(found * (1 + nudge)), sensitivity, epsilon, delta),
+        lambda made: realised(made, epsilon) <= delta,
+    )
 
 
 def _delta(probabilities: np.ndarray, apart: int, epsilon: float) -> float:

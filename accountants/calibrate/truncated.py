@@ -15,7 +15,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.roots import first_crossing, lowest, safe_root
+from dpkernels.roots import first_crossing, lowest, safe_root, until_private
 
 
 def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper: Any = None) -> Additive:
@@ -38,11 +38,17 @@ def _outward(mechanism: Additive) -> Additive:
     """The ends moved out by rounding errors until the profile, as computed, meets the claim; not under tracing."""
     noise: Any = mechanism.noise
     D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
-    nudge = 2.0**-53
-    while checks.concrete(over := additive_profile(noise, D, eps) - delta) is not None and over > 0 and nudge < 1e-10:
-        nudge *= 2
-        noise = Reweighted(noise.kernel, noise.low * (1 + nudge), noise.high * (1 + nudge), noise.outside)
-    return Additive(noise, *claim)
+
+    def wider(nudge: float) -> Additive:
+        low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
+        return Additive(Reweighted(noise.kernel, low, high, noise.outside), *claim)
+
+    def holds(made: Additive) -> Any:
+        law: Any = made.noise
+        over = checks.concrete(additive_profile(law, D, eps) - delta)
+        return over is None or over <= 0
+
+    return until_private(wider, holds)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Any = None) -> Additive:

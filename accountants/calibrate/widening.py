@@ -14,7 +14,8 @@ import numpy as np
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
 from accountants.composition import characteristic
 from accountants.composition.guarantee import Guarantee
-from accountants.pairs.worst import Mixed, Shifted, shifted
+from accountants.pairs.base import Mixed
+from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import namespace

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.roots import halved
 
 
 def gaussian_rho(sigma: Any, sensitivity: Any = 1.0) -> Any:
@@ -112,13 +113,9 @@ def best_delta(rho: Any, epsilon: Any) -> Any:
 
 
 def _root(increasing: Callable[[Any], Any], low: Any, high: Any) -> Any:
-    """Where a function turns positive between positive ends, by bisection of the logarithm."""
-    low, high = np.broadcast_arrays(np.asarray(low, float), high)
-    for _ in range(80):
-        middle = np.sqrt(low * high)
-        positive = increasing(middle) > 0
-        low, high = np.where(positive, low, middle), np.where(positive, middle, high)
-    return high
+    """Where a function turns positive between positive ends, by halving of the logarithm."""
+    low, high = np.broadcast_arrays(np.log(low), np.log(high))
+    return np.exp(halved(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
 
 
 def _budget(value: Any, name: str = "epsilon") -> Any:

@@ -19,8 +19,9 @@ from accountants.composition.loss_cells import Cells, best_offset, cells_on_grid
 from accountants.composition.loss_distribution import Sum, compose
 from accountants.composition.replacement import replaced_spectrum
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.runs import Spectrum, spectrum
+from accountants.pairs.runs import Spectrum
 from dpkernels import checks
+from dpkernels.roots import until_private
 
 # The relative width aimed at, how often the grid is refined for it, and how much in all.
 _WIDTH, _REFINEMENTS, _FINEST = 9e-5, 4, 1 / 32
@@ -30,6 +31,8 @@ _FIRST = 1.6e-5
 _STEEPEST = 300.0
 # Steps beyond are not taken; eps beyond is not looked for.
 _WIDEST, _FARTHEST = 1.0, 1e6
+# Beyond the root's own tolerance; a bound that is lost in rounding errors may need more.
+_OUTWARD = tuple(2e-10 * 4.0**k for k in range(12))
 # The mass of outcomes that are left out, of all reports, relative to delta.
 _LEFT_OUT = 1e-7
 
@@ -201,9 +204,9 @@ def _spectrum(pair: Any, term: Any, added: bool) -> Spectrum:
     if term.rate is not None and term.adjacency == "replace":
         whole = replaced_spectrum(pair, float(term.rate))
     elif term.rate is not None and float(term.rate) != 1.0:
-        whole = spectrum(pair).sampled(float(term.rate))
+        whole = pair.spectrum().sampled(float(term.rate))
     else:
-        whole = spectrum(pair)
+        whole = pair.spectrum()
     return whole.mirrored() if added else whole
 
 
@@ -221,10 +224,11 @@ def _least(total: Sum, side: int, target: float, guess: float) -> float:
     if low is None:
         return 0.0
     root = brentq(lambda eps: np.log(max(total.delta(eps, side), 1e-320) / target), low, high, xtol=1e-10 * high)
-    eps = root * (1 + 2e-10 * side)
-    while (total.delta(eps, side) > target) == (side > 0):
-        eps *= 1 + 1e-9 * side
-    return float(eps)
+    return until_private(
+        lambda nudge: float(root * (1 + nudge * side)),
+        lambda eps: total.delta(eps, side) <= target if side > 0 else total.delta(eps, side) > target,
+        _OUTWARD,
+    )
 
 
 def _above(total: Sum, side: int, target: float, high: float) -> float | None:

@@ -37,14 +37,12 @@ from accountants.composition.terms import (
     part_of,
     with_mirror,
 )
-from accountants.pairs import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
-from accountants.pairs.checks import check_pair
-from accountants.pairs.densities import Densities
+from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, profile
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, take_none, worst_pairs
-from accountants.profile import epsilon_of, solved
+from accountants.pairs.worst import take_none, worst_pairs
+from accountants.profile import epsilon_of
 from dpkernels import checks
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, plain
 from dpkernels.pytrees import pytree
 
 
@@ -143,7 +141,7 @@ class Guarantee:
             ConvergenceError: floats do not tell which eps, as at deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = self._read("epsilon", delta, _exact_epsilon)
+        found = self._read("epsilon", delta, epsilon_of)
         if namespace(found) is np and np.any(np.isinf(found) & (self._certain < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
         return found
@@ -151,14 +149,14 @@ class Guarantee:
     def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
         """The value, by one of the ways there are."""
         if self._is_single:
-            return _plain(exact(both_ways(self.terms[0].pairs), at))
+            return plain(exact(both_ways(self.terms[0].pairs), at))
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Any) -> Any:
         if namespace(at, *jax.tree.leaves(self)) is jnp:
             return _values(self, floating(jnp.asarray(at)), what)
         with jax.enable_x64(True):
-            return _plain(np.array(_values(as_float64(self), np.asarray(at, np.float64), what)))
+            return plain(np.array(_values(as_float64(self), np.asarray(at, np.float64), what)))
 
     @property
     def _certain(self) -> float:
@@ -270,10 +268,10 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         TypeError: an unknown mechanism.
         ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is none of laws.
     """
-    if isinstance(mechanism, Atoms | Densities | Mixed | Placed | Shifted):
+    if isinstance(mechanism, Pair):
         take_none(sensitivity)
-        if not isinstance(mechanism, Densities) and namespace(*jax.tree.leaves(mechanism)) is np:
-            check_pair(mechanism)
+        if namespace(*jax.tree.leaves(mechanism)) is np:
+            mechanism.check()
         return Guarantee((Term(with_mirror(mechanism), 1),))
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 
@@ -296,13 +294,3 @@ def _values(made: Guarantee, at: Any, what: str) -> Any:
         return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
-
-
-def _exact_epsilon(pairs: tuple[Any, ...], delta: Any) -> Any:
-    if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
-        return solved(pairs, floating(jnp.asarray(delta)))
-    return epsilon_of(pairs, delta)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if namespace(value) is np and np.ndim(value) == 0 else value

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
+from accountants.pairs.base import Mixed
+from accountants.pairs.placed import Placed
+from accountants.pairs.shifted import Shifted
+from accountants.pairs.tables import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace

@@ -9,7 +9,6 @@ are those of the laws of noise, in real arithmetic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +21,7 @@ from accountants.profile import epsilon_of
 from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.roots import safe_root
 
 MOST_COUNTS = 10**6
 
@@ -90,11 +90,11 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     D0, Dinf = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS), linf_sensitivity
     share = epsilon / D0
 
-    def pure_is_enough(b: float) -> bool:
-        return float(pure_delta(share / b, D0, epsilon)) <= delta
+    def excess(b: float, _: Any) -> float:
+        return float(pure_delta(share / b, D0, epsilon)) - delta
 
     # From b = Dinf D0/eps on, all budgets added are within eps.
-    b = _least(pure_is_enough, 1e-6, 1 + 1e-12)
+    b = safe_root(excess, (), 1 + 1e-12, 1e-6, rtol=1e-13)
     return HistogramNoise(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf), b * Dinf / share)
 
 
@@ -118,14 +118,6 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
 def gaussian_epsilon(ratio: float, delta: float) -> float:
     """The least eps of Gaussian noise at delta, D/s being ``ratio``."""
     return float(epsilon_of(noise_pairs(Gaussian(1.0), ratio), delta))
-
-
-def _least(enough: Callable[[float], bool], low: float, high: float) -> float:
-    """The least number that is enough, from above, by bisection of the logarithm; ``high`` is known to be."""
-    while high > low * (1 + 1e-13):
-        middle = math.sqrt(low * high)
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
 
 
 def inverse(name: str, value: Any) -> Any:

@@ -6,13 +6,10 @@ from functools import singledispatch
 from typing import Any
 
 from accountants import profile
+from dpkernels.roots import NotPrivateError
 
 # The pure level of a windowed density is a quotient of floats.
 ROUNDING = 1e-9
-
-
-class NotPrivateError(ValueError):
-    """A family made a mechanism that does not meet its budget."""
 
 
 @singledispatch

@@ -13,6 +13,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import floating, namespace
+from dpkernels.roots import halved
 
 _INPUTS = np.linspace(0.0, 1.0, 33)
 _BISECTIONS = 60
@@ -115,14 +116,8 @@ def _(mechanism: Additive, x: Any) -> Any:
 def quantile(mechanism: Any, x: Any, beta: Any) -> Any:
     """The least t with P(|report - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
     still, place, share = jax.lax.stop_gradient((mechanism, x, beta))
-
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
-        middle = (ends[0] + ends[1]) / 2
-        below = within(still, place, middle) < 1 - share
-        return jnp.where(below, middle, ends[0]), jnp.where(below, ends[1], middle)
-
     ends = jnp.zeros_like(floating(place)), furthest(still, place)
-    t = jax.lax.fori_loop(0, _BISECTIONS, halve, ends)[1]
+    t = halved(lambda t: within(still, place, t) < 1 - share, *ends, _BISECTIONS)[1]
     _, slope = jax.jvp(partial(within, still, place), (t,), (jnp.ones_like(t),))
     rise = within(mechanism, x, t) - (1 - beta)
     # One Newton step of value 0: it carries the derivative. On an atom, or at a kink, the quantile stays.

@@ -1,4 +1,4 @@
-"""The subcommands and their options; the work is imported when one runs."""
+"""The subcommands and their options, but for ``analysis``; the work is imported when one runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 import dpkernels as package
+from dpkernels.cli.analysis import account, tune
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
 from dpkernels.cli.mechanisms.options import Numbers, file_options, mechanism_options, single
+from dpkernels.cli.text import as_text
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STREAM = click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
@@ -43,28 +45,6 @@ Exit codes:
   0  done; of perturb: OUT and OUT.json are complete, even if a summary could not be printed
   1  failed or interrupted, with one line that says why; nothing was written, a charge to a ledger stays
   2  a wrong option or argument; nothing was charged or written
-"""
-
-_MORE_ACCOUNT = """\b
-Examples:
-  dpkernels account laplace --sensitivity 1 --epsilon 1
-  dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
-  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
-  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
-"""
-
-_MORE_TUNE = """\b
-Objectives, of the worst input where it matters:
-  variance        of a report
-  variance-at     the variance at the input --at
-  absolute-error  E|error|
-  acceptance      P(|error| <= --theta), made large
-  quantile        the error exceeded with probability --beta
-
-\b
-Examples:
-  dpkernels tune --epsilon 1 --lower 0 --upper 120
-  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
 """
 
 
@@ -167,7 +147,7 @@ def perturb(
     done, left = check_file(release, progress) if check else (perturb_file(release, progress, check_first), [])
     if not quiet:
         told = done, release.copied, places
-        text = _json(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
+        text = as_text(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
         click.echo(text, err=target == DASH)
 
 
@@ -193,7 +173,7 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     rows = comparison(**given)
     if plot is not None:
         draw(plot, **given)
-    click.echo(_json(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
+    click.echo(as_text(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
 
 @dpkernels.command()
@@ -218,99 +198,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
         from dpkernels.cli.certify import Report
 
     report = Report.of(wanted.pop("mechanism"), wanted)
-    click.echo(_json(report.to_dict()) if as_json else str(report))
-
-
-@dpkernels.command(epilog=_MORE_ACCOUNT)
-@click.argument("mechanism")
-@mechanism_options
-@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
-@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
-@click.option("--reports", type=int, metavar="N", multiple=True, help="Account N reports together.")
-@click.option(
-    "--subsample",
-    type=float,
-    metavar="RATE",
-    multiple=True,
-    help="Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
-)
-@click.option("--plot", type=_OUTPUT, help="Also draw delta against epsilon into this .png.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def account(
-    mechanism: str,
-    at_epsilon: tuple[float, ...],
-    at_delta: tuple[float, ...],
-    reports: tuple[int, ...],
-    subsample: tuple[float, ...],
-    plot: Path | None,
-    as_json: bool,
-    **options: tuple[Any, ...],
-) -> None:
-    """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
-
-    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
-    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
-    reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
-    """
-    with importing():
-        from dpkernels.cli import account as accounting
-
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
-    several = single({"reports": reports, "subsample": subsample})
-    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
-    if several:
-        from dpkernels.cli.composed import Composed
-
-        found = Composed.of(found, at_epsilon, at_delta, **several)
-    if plot is not None:
-        from dpkernels.cli.profile_plot import draw
-
-        found.guarantee.plot(plot) if several else draw(plot, found)
-    click.echo(_json(found.to_dict()) if as_json else str(found))
-
-
-@dpkernels.command(epilog=_MORE_TUNE)
-@click.option(
-    "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
-)
-@click.option("--epsilon", type=float, metavar="E", multiple=True, help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, metavar="X", multiple=True, help="Smallest valid value: bounded mechanisms.")
-@click.option("--upper", type=float, metavar="X", multiple=True, help="Largest valid value: bounded mechanisms.")
-@click.option(
-    "--sensitivity",
-    type=float,
-    metavar="D",
-    multiple=True,
-    help="Of additive noise: how far apart neighbours are at most.",
-)
-@click.option("--delta", type=float, metavar="D", multiple=True, help="Also tune noise that spends a delta, in (0, 1).")
-@click.option("--theta", type=float, metavar="T", multiple=True, help="Tolerated error of the objective acceptance.")
-@click.option(
-    "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
-)
-@click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
-@click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
-    """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
-
-    With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
-    Every result has been accounted exactly. Prints the line of Python that builds the best.
-    """
-    with importing():
-        from dpkernels.cli import tune as tuning
-
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
-    found = tuning.tuned(objective, single(options))
-    if plot is not None:
-        tuning.draw(plot, found)
-    click.echo(_json(found.to_dict()) if as_json else str(found))
+    click.echo(as_text(report.to_dict()) if as_json else str(report))
 
 
 @dpkernels.command()
@@ -320,7 +208,7 @@ def ledger(file: Path, as_json: bool) -> None:
     """The budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
 
-    click.echo(_json(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
+    click.echo(as_text(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
 
 
 @dpkernels.command()
@@ -335,7 +223,5 @@ def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in options.items() if values}
 
 
-def _json(form: object) -> str:
-    import json
-
-    return json.dumps(form, indent=2)
+for _one in (account, tune):
+    dpkernels.add_command(_one)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from dpkernels.cli.release.sidecar import Column, Release, Written, exact_total
 from dpkernels.cli.release.streams import StandardOutput
 from dpkernels.cli.text import listed, shown
 from dpkernels.cli.values import check_values, label, numbers_and, some_rows
+from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.release.engines import Engine, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
@@ -175,7 +176,7 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
         if check_first:
             _checked(plan, progress)
         with _charged(plan) as receipt, _naming(plan):
-            with _bar(plan.source, progress) as show:
+            with _shown(plan.source, progress) as show:
                 rows = _write(plan, output.path, show)
             release = _release(plan, rows, tuple(plan.source.not_kept(output.path)), receipt)
             output.commit(sidecar.to_json(release, Written(*output.digest(), plan.source.names)))
@@ -201,8 +202,14 @@ def _release(plan: Plan, rows: int, not_kept: tuple[str, ...] = (), receipt: Rec
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
-    with _naming(plan), _bar(plan.source, progress) as show:
+    with _naming(plan), _shown(plan.source, progress) as show:
         return check_values(plan.source, plan.columns, plan.clip, plan.handling.missing, show)
+
+
+@contextmanager
+def _shown(source: Source, wanted: bool | None) -> Iterator[Callable[[], Any]]:
+    with bar(1.0, wanted, wanted is None and source.path.stat().st_size >= _LONG_BYTES) as moved:
+        yield lambda: moved(completed=source.fraction)
 
 
 def _totals(plan: Plan) -> tuple[Fraction, Fraction]:
@@ -212,9 +219,8 @@ def _totals(plan: Plan) -> tuple[Fraction, Fraction]:
 
 
 def _output(plan: Plan) -> Output | StandardOutput:
-    if plan.target == DASH:
-        return StandardOutput(plan.sidecar, plan.force)
-    return Output(plan.source.path, plan.target, plan.force)
+    streamed = plan.target == DASH
+    return StandardOutput(plan.sidecar, plan.force) if streamed else Output(plan.source.path, plan.target, plan.force)
 
 
 @contextmanager
@@ -247,8 +253,7 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     """Perturb into a file; returns the number of rows there."""
     source, secret = plan.source, os.urandom(32)
     engines = [exact_engine(column.form, host.fold_in(secret, at)) for at, column in enumerate(plan.columns)]
-    held: list[Any] = []
-    rows = size = 0
+    held, rows, size = list[Any](), 0, 0
     with source.sink(path) as sink, closing(_perturbed(plan, engines, show)) as pieces:
         for piece, count in pieces:
             rows += count
@@ -288,26 +293,8 @@ def _perturbed(plan: Plan, engines: Sequence[Engine], show: Callable[[], Any]) -
 
 def _reports(plan: Plan, column: Column, engine: Engine, piece: Any, start: int) -> Numbers:
     bounds = Bounds.of(column.form, plan.clip)
-
-    def reported(values: np.ndarray) -> np.ndarray:
-        return in_chunks(engine, bounds, values, start=start)
-
+    reported = partial(in_chunks, engine, bounds, start=start)
     found, reports = numbers_and(plan.source, column, bounds, plan.handling.missing, piece, start, reported)
     if reports is None:  # all are missing
         reports = np.zeros(len(found.values), report_type(found.values.dtype))
     return Numbers(plan.handling.rounded(reports), found.missing)
-
-
-@contextmanager
-def _bar(source: Source, wanted: bool | None) -> Iterator[Callable[[], Any]]:
-    if wanted is None:
-        wanted = source.path.stat().st_size >= _LONG_BYTES and sys.stderr.isatty()
-    if not wanted:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("perturbing", total=1.0)
-        yield lambda: bar.update(task, completed=source.fraction)

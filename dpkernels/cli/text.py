@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 
@@ -20,3 +21,8 @@ def listed(names: Sequence[str], most: int = 12) -> str:
     """The first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def as_text(form: object) -> str:
+    """JSON for a person to read too."""
+    return json.dumps(form, indent=2)

@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.numerics import bisect, floating, namespace
+from dpkernels.numerics import floating, namespace
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
+from dpkernels.roots import bisect
 
 
 class Mechanism(abc.ABC):

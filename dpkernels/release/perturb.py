@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, singledispatch
@@ -20,6 +19,7 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
 from dpkernels.release import containers
@@ -100,8 +100,8 @@ def _perturb_column(x: Any, mechanism: Any, key: Array | None, exact: bool, clip
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    with _progress(array.size, progress) as advance, _placed(array.shape):
-        return rewrap(_reports(sampler, secret, array, clip, advance))
+    with bar(array.size, progress, array.size >= _LONG_WORK) as moved, _placed(array.shape):
+        return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count)))
 
 
 def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
@@ -220,19 +220,3 @@ def _perturb_table(
 def column_key(secret: bytes, number: int) -> Array:
     """The key of a table's column: two columns never share noise."""
     return key_from_bytes(host.fold_in(secret, number))
-
-
-@contextmanager
-def _progress(values: int, wanted: bool | None) -> Iterator[Advance]:
-    """A bar on stderr: on request, or for long work on a terminal where rich is installed."""
-    if wanted is None:
-        wanted = values >= _LONG_WORK and sys.stderr.isatty()
-    if not wanted:
-        yield lambda _: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("perturbing", total=values)
-        yield lambda count: bar.advance(task, count)

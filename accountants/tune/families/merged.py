@@ -18,6 +18,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
+from dpkernels.roots import until_private
 
 # Deeper falls between breaks, in units of eps, are no optimum.
 _DEEPEST = 1.5
@@ -73,18 +74,18 @@ class MergedLaplaces(Family):
 
     def release(self, parameters: dict[str, Any]) -> Additive:
         """Rates lowered by rounding errors until the pure level, as computed, is at most eps."""
-        rates, nudge = self._rates(parameters), 0.0
-        while True:
-            made = named.merged_laplace(
+        rates = self._rates(parameters)
+
+        def lower(nudge: float) -> Additive:
+            return named.merged_laplace(
                 rates=tuple(float(rate) * (1 - nudge) for rate in rates),
                 breaks=tuple(parameters["c"]),
                 sensitivity=self.sensitivity,
                 epsilon=self.epsilon,
                 delta=named.TABLE_DELTA,
             )
-            if realised_epsilon(made) <= self.epsilon or nudge > 1e-10:
-                return made
-            nudge = max(2 * nudge, 2.0**-53)
+
+        return until_private(lower, lambda made: realised_epsilon(made) <= self.epsilon)
 
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         xp = namespace(*mechanism.noise.rates)

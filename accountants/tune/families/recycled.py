@@ -25,10 +25,11 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
+from dpkernels.roots import NotPrivateError, until_private
 
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
 # Deltas next to 1e-12 are known to some percent only, in floats.
-_MOST_WIDENING = 1e-2
+_WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
 # ln of the widest scale where a search starts, in units of the least one that may do.
 SPAN = 7.5
 
@@ -101,11 +102,16 @@ class Recycled(Family):
         """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
         kernel, theta = self.drawn(parameters)
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
-        for nudge in (0.0, *np.geomspace(1e-12, _MOST_WIDENING, 11)):
-            wider = rescaled(kernel, 1 + nudge)
-            if not math.isnan(q := calibrate.recycling_rate(wider, theta, **target)):
-                return named.budget_recycled(wider, theta=theta, q=float(q), **target)
-        return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
+
+        def wider(nudge: float) -> tuple[Distribution, float]:
+            law = rescaled(kernel, 1 + nudge)
+            return law, float(calibrate.recycling_rate(law, theta, **target))
+
+        try:
+            law, q = until_private(wider, lambda made: not math.isnan(made[1]), _WIDENINGS)
+        except NotPrivateError:
+            return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
+        return named.budget_recycled(law, theta=theta, q=q, **target)
 
     def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
         """The kernel, and theta."""

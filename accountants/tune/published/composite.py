@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import jax
@@ -46,26 +45,9 @@ class Enumerated:
     rounds: list[float]
 
 
-@singledispatch
-def enumerated(family: Any, objective: Objective) -> Enumerated:
-    """The source's own search of a family.
-
-    Raises:
-        TypeError: none is published.
-        ValueError: an objective, a condition or a kernel that the source's search does not have.
-    """
-    raise TypeError(f"family: no search of {family.name} is published; method='gradient' tunes it")
-
-
-@enumerated.register
-def _(family: Piecewise, objective: Objective) -> Enumerated:
+def piecewise_search(family: Piecewise, objective: Objective) -> Enumerated:
     """As the composite mechanism that it is."""
     return _zhang(WINDOWS[family.window], Constant(), family, objective, lambda m, _: {"eta": 2 / m})
-
-
-@enumerated.register
-def _(family: Composite, objective: Objective) -> Enumerated:
-    return composite_search(family, objective)
 
 
 def composite_search(family: Composite, objective: Objective, stop_at: float | None = None) -> Enumerated:

@@ -276,8 +276,7 @@ def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[in
     claim = _claim(vector, _sigma(noise, 1.0))
     for codes in _SIZES:
         grain, grains = _cut(noise, vector, own, codes)
-        cell = grains * Fraction(2) ** grain
-        parts = claim.cells(cell, grains)
+        parts = claim.cells(cell := grains * Fraction(2) ** grain, grains)
         added = float(parts * cell) / own - 1
         if added <= _SMALL:
             break

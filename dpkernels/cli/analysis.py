@@ -1,0 +1,128 @@
+"""``dpkernels account`` and ``dpkernels tune``, with their options; the work is imported when one runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dpkernels.cli.interrupts import importing
+from dpkernels.cli.mechanisms.options import mechanism_options, single
+from dpkernels.cli.text import as_text
+
+_OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+_MORE_ACCOUNT = """\b
+Examples:
+  dpkernels account laplace --sensitivity 1 --epsilon 1
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
+  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
+"""
+
+_MORE_TUNE = """\b
+Objectives, of the worst input where it matters:
+  variance        of a report
+  variance-at     the variance at the input --at
+  absolute-error  E|error|
+  acceptance      P(|error| <= --theta), made large
+  quantile        the error exceeded with probability --beta
+
+\b
+Examples:
+  dpkernels tune --epsilon 1 --lower 0 --upper 120
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
+"""
+
+
+@click.command(epilog=_MORE_ACCOUNT)
+@click.argument("mechanism")
+@mechanism_options
+@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
+@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@click.option("--reports", type=int, metavar="N", multiple=True, help="Account N reports together.")
+@click.option(
+    "--subsample",
+    type=float,
+    metavar="RATE",
+    multiple=True,
+    help="Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+)
+@click.option("--plot", type=_OUTPUT, help="Also draw delta against epsilon into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def account(
+    mechanism: str,
+    at_epsilon: tuple[float, ...],
+    at_delta: tuple[float, ...],
+    reports: tuple[int, ...],
+    subsample: tuple[float, ...],
+    plot: Path | None,
+    as_json: bool,
+    **options: tuple[Any, ...],
+) -> None:
+    """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
+
+    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
+    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
+    reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
+    """
+    with importing():
+        from dpkernels.cli import account as accounting
+
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+    several = single({"reports": reports, "subsample": subsample})
+    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    if several:
+        from dpkernels.cli.composed import Composed
+
+        found = Composed.of(found, at_epsilon, at_delta, **several)
+    if plot is not None:
+        from dpkernels.cli.profile_plot import draw
+
+        found.guarantee.plot(plot) if several else draw(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_TUNE)
+@click.option(
+    "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
+)
+@click.option("--epsilon", type=float, metavar="E", multiple=True, help="Privacy budget, 0.01 to 20.")
+@click.option("--lower", type=float, metavar="X", multiple=True, help="Smallest valid value: bounded mechanisms.")
+@click.option("--upper", type=float, metavar="X", multiple=True, help="Largest valid value: bounded mechanisms.")
+@click.option(
+    "--sensitivity",
+    type=float,
+    metavar="D",
+    multiple=True,
+    help="Of additive noise: how far apart neighbours are at most.",
+)
+@click.option("--delta", type=float, metavar="D", multiple=True, help="Also tune noise that spends a delta, in (0, 1).")
+@click.option("--theta", type=float, metavar="T", multiple=True, help="Tolerated error of the objective acceptance.")
+@click.option(
+    "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
+)
+@click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
+@click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
+    """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
+
+    With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
+    Every result has been accounted exactly. Prints the line of Python that builds the best.
+    """
+    with importing():
+        from dpkernels.cli import tune as tuning
+
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+    found = tuning.tuned(objective, single(options))
+    if plot is not None:
+        tuning.draw(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))

@@ -1,0 +1,31 @@
+"""A bar on stderr, for long work on a terminal."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+
+@contextmanager
+def bar(total: float, wanted: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
+    """Show how much is done.
+
+    Args:
+        total: all there is to do.
+        wanted: whether to show it; by default for long work, where stderr is a terminal.
+        long: whether the work is long.
+
+    Yields:
+        What moves it: ``advance=`` by so much, or ``completed=`` to so much. Threads may share it.
+    """
+    if not (long and sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda **_: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as shown:
+        yield partial(shown.update, shown.add_task("perturbing", total=total))
