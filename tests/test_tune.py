@@ -25,6 +25,7 @@ from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.truncated import TruncatedLaplace
 from accountants.tune.published import composite as published
 from accountants.tune.published import recycling as published_recycling
+from accountants.tune.published.enumerated import enumerated
 from accountants.tune.published.piecewise import published_eta, published_piecewise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -368,7 +369,7 @@ def test_published_search_of_a_rate(monkeypatch):
     monkeypatch.setattr(published_recycling, "_RATE_WIDTH", 0.1)
     claim = {"epsilon": 0.1, "delta": DELTA, "theta": 3.0, "query": "count", "spread": 0.1, "size": 300.0}
     family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=recycling.published_sensitivity)
-    found = published.enumerated(family, tune.acceptance(3.0))
+    found = enumerated(family, tune.acceptance(3.0))
     assert found.value == pytest.approx(0.188, abs=2e-3)
     assert found.mechanism.rate == pytest.approx(0.23, abs=0.05)
     assert found.rounds == sorted(found.rounds)
