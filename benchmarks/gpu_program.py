@@ -18,6 +18,7 @@ import os
 import re
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,7 +126,9 @@ def integer_instructions(ptx: str, launches: str) -> int:
         launches: lines that give each kernel's ``grid: [x, y, z] threads: [x, y, z]``.
     """
     pattern = r"(\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]"
-    threads = {name: math.prod(map(int, sizes)) for name, *sizes in re.findall(pattern, launches)}
+    threads: Counter[str] = Counter()
+    for name, *sizes in re.findall(pattern, launches):
+        threads[name] += math.prod(map(int, sizes))
     bodies = re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, flags=re.DOTALL)
     return sum(threads[name] * _carried_out(body) for name, body in bodies)
 

@@ -44,7 +44,8 @@ $L__BB0_1:
 }
 """
 LAUNCHES = """001: kCustomKernel [a] rounds grid: [4, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
-002: kCustomKernel [b] report grid: [2, 3, 1] threads: [32, 1, 1]  shared_memory: 0 bytes
+002: kCustomKernel [b] rounds grid: [2, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
+003: kCustomKernel [c] report grid: [2, 3, 1] threads: [32, 1, 1]  shared_memory: 0 bytes
 """
 
 # At most so many bytes a value of float32; kernels at most 5.
@@ -57,8 +58,8 @@ def test_kernels_and_bytes_are_counted():
 
 
 def test_instructions_are_counted():
-    """One addition and ten times three in the loop, a thread; one of 64 bits."""
-    assert integer_instructions(PTX, LAUNCHES) == 512 * 31 + 192 * 2
+    """One addition and ten times three in the loop, a thread, launched twice; one of 64 bits."""
+    assert integer_instructions(PTX, LAUNCHES) == (512 + 256) * 31 + 192 * 2
 
 
 needs_compiler = pytest.mark.skipif(

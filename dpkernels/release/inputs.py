@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array
 from dpkernels.decimals import shortest
 
 
+@lru_cache(maxsize=64)
 def report_type(dtype: Any) -> np.dtype:
     """The type of reports: float32 stays, half precision widens to it, all else is float64."""
     native = np.dtype(dtype).newbyteorder("=")
