@@ -186,13 +186,13 @@ def test_a_certificate_prints_what_it_covers(name):
 def test_a_height_above_the_private_one_is_refused(name, factor):
     made = mechanism(name, 0.5)
     with pytest.raises(CertificateError, match="height"):
-        dpk.certify(dataclasses.replace(made, height=made.height * factor))
+        dpk.certify(dataclasses.replace(made, relative_height=made.relative_height * factor))
 
 
 def test_a_gentler_mechanism_keeps_its_own_height():
     made = mechanism("gentle", 1.0)
     certificate = dpk.certify(made).certificate
-    ratio = 1 + made.height / made.level
+    ratio = 1 + made.relative_height
     assert float(certificate.ratio) == pytest.approx(ratio, rel=2e-3)
 
 

@@ -128,7 +128,7 @@ KINDS = {
     "asymmetric": lambda r: Additive(Reweighted(Gaussian(wide(r)), -5.0, 3.0, r.uniform(0.1, 0.9)), 1.0),
 }
 # The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
-MOVED = (".height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
+MOVED = (".relative_height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
 ORDINARY = ("piecewise", "laplace", "recycled gaussian", "hybrid")
 
 

@@ -438,7 +438,7 @@ def test_what_is_no_mechanism_is_refused(made, exactly):
 
 
 def test_a_mechanism_that_fails_its_certificate_is_not_released():
-    faulty = dataclasses.replace(AGES, height=AGES.height * 1.01)
+    faulty = dataclasses.replace(AGES, relative_height=AGES.relative_height * 1.01)
     with pytest.raises(dpk.CertificateError):
         dpk.perturb(np.ones(3), faulty)
 

@@ -30,7 +30,7 @@ MADE = {
     "sine-quartic": lambda: dpk.composite("sine", "quartic", **SPAN),
     "hybrid": lambda: dpk.hybrid(**SPAN),
     "duchi": lambda: dpk.duchi(**SPAN),
-    "central": lambda: dpk.central_piecewise(**SPAN, sensitivity=50.0),
+    "central": lambda: dpk.central_piecewise(**SPAN, sensitivity=50.0, steps=3),
     "laplace": lambda: dpk.laplace(epsilon=1.0, sensitivity=0.7),
     "gaussian": lambda: dpk.gaussian(sigma=5.0, sensitivity=1.0, epsilon=1.0, delta=1e-6),
 }

@@ -140,14 +140,27 @@ class Optimal(Bounded):
 
     def pdf(self, y: Any, x: Any) -> Any:
         """0: every report has positive probability."""
-        return 0.0 * (floating(y) + floating(x))
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Any, x: Any) -> Any:
         """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        # A report may have been rounded on its way from the middle.
-        room = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
-        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + room))
+        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + self._room(y)))
+
+    def _room(self, y: Any) -> Any:
+        """How far a report may have been rounded on its way from the middle."""
+        rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
+        return namespace(rounded, self.spacing).minimum(rounded, self.spacing / 4)
+
+    def mass(self, y: Any, x: Any) -> Any:
+        """(1 - f) p_ij + f p_(i+1)j at the report y_j."""
+        y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
+        room = self._room(y)
+        column = self._columns_below(y - self.middle + room) - 1
+        xp = namespace(column, x, self.probabilities)
+        at = xp.asarray(self.outputs)[xp.maximum(column, 0)]
+        p = self._between(self.probabilities, x, xp.maximum(column, 0))
+        return xp.where(abs(y - self.middle - at) <= room, p, 0.0)
 
     def draw(self, u: Any, x: Any) -> Any:
         """The first report whose cdf reaches u, by bisection of the columns."""
