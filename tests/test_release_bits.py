@@ -120,6 +120,12 @@ def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch
     assert all(np.array_equal(reports, made[0]) for reports in made)
 
 
+def test_no_values_have_no_reports():
+    form = dpk.certify(MADE["duchi"]())
+    for engine in (HostRelease(form, SECRET), release.DeviceRelease(form, SECRET, (jax.devices()[0],))):
+        assert in_chunks(engine, Bounds.of(form, clip=False), np.empty((0, 3))).shape == (0, 3)
+
+
 def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
     assert host_engine._here().client is not jax.devices("cpu")[0].client
 

@@ -116,6 +116,8 @@ def in_chunks(
     def checked(at: int, size: int) -> np.ndarray:
         return bounds.check(flat[at : at + size], start + at)
 
+    if x.size == 0:
+        return out.reshape(x.shape)
     if isinstance(engine, DeviceRelease):
         _by_devices(engine, checked, start, out, advance)
     else:
