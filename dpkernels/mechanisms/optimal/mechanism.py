@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Bounded, sampler
@@ -248,15 +249,23 @@ class _Tabulated:
         left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
         column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
         at = (row.astype(jnp.int32) + up) * m + column
-        other = _taken(outputs[self.other], at)
-        return self.mechanism.middle + jnp.where(
-            left - column < _taken(self.threshold, at), _taken(outputs, column), other
-        )
+        threshold, other = _both_taken(jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel(), at)
+        return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
 def _taken(table: Any, at: Any) -> Any:
-    """Numbers of a table, by their flat place, which is known to be in it."""
-    return jnp.asarray(table).ravel().at[at].get(mode="promise_in_bounds")
+    """Entries of a table, by their place, which is known to be in it."""
+    return table.at[at].get(mode="promise_in_bounds")
+
+
+def _both_taken(first: Any, second: Any, at: Any) -> tuple[Any, Any]:
+    """Numbers of two tables. On a GPU a second look-up is a pass through memory, on a CPU one of pairs takes longer."""
+
+    def pairs(at: Any) -> tuple[Any, Any]:
+        taken = _taken(jnp.stack([first, second], -1), at)
+        return taken[..., 0], taken[..., 1]
+
+    return lax.platform_dependent(at, cuda=pairs, default=lambda at: (_taken(first, at), _taken(second, at)))
 
 
 @sampler.register
