@@ -124,8 +124,9 @@ def test_a_file_is_short(path):
     assert len(path.read_text().splitlines()) <= 300
 
 
-# Imported where it is used: what is optional, what takes long to load, and what only some systems have.
-LAZY = ("click", "cryptography", "fcntl", "jax.experimental", "matplotlib", "pyarrow", "rich", "scipy")
+# Imported where it is used: what is optional, what takes long to load, and what only some systems
+# or versions have.
+LAZY = ("click", "cryptography", "fcntl", "jax._src", "jax.experimental", "matplotlib", "pyarrow", "rich", "scipy")
 # The command imports a subcommand's work when it runs; dpkernels its public names when they are asked for; a guarantee
 # what draws it.
 LATE = ("dpkernels.cli", "dpkernels", "accountants.composition.guarantee")

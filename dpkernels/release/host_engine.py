@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src.lib import xla_client  # There is no public way to make a client, see `_here`.
 
 from dpkernels.exact.form import ExactForm
 from dpkernels.random import host
@@ -93,10 +92,12 @@ def _here() -> Any:
 
     JAX's own hands all but the smallest programs to another thread, which takes as long as working on 20,000 values.
     """
-    try:
+    try:  # There is no public way to make a client.
+        from jax._src.lib import xla_client
+
         client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
         return client.devices()[0]
-    except (AttributeError, TypeError):  # Another version of JAX: the same reports, later.
+    except (AttributeError, ImportError, TypeError):  # Another version of JAX: the same reports, later.
         return jax.local_devices(backend="cpu")[0]
 
 
