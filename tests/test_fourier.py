@@ -129,6 +129,7 @@ KINDS = {
 }
 # The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
 MOVED = (".height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
+STEPS = 10.0 ** -np.arange(3, 9)
 ORDINARY = ("piecewise", "laplace", "recycled gaussian", "hybrid")
 
 
@@ -180,7 +181,7 @@ def differences(made, delta, which, size):
 def check(kind, number):
     """Finite, in the bracket or within 1e-6 of its middle; the scale's or height's derivative is a difference's.
 
-    Of the step sizes one must agree: sums with atoms have kinks, and far ones are rounded.
+    Of the step sizes one must agree: sums with atoms have kinks, three losses' close ones, and far sums are rounded.
     """
     plain, delta = drawn(kind, number)
     made = jax.tree.map(jnp.float64, plain)
@@ -193,7 +194,7 @@ def check(kind, number):
     for which, at in enumerate(jax.tree.leaves(made)):
         if value > 0 and at.ndim == 0 and names[which].endswith(MOVED[5:] if kind == "hybrid" else MOVED):
             scale = abs(slopes[which]) + 1e-3 * value
-            found = [differences(made, delta, which, at * h) for h in (1e-3, 1e-4, 1e-5, 1e-6)]
+            found = [differences(made, delta, which, at * h) for h in STEPS]
             rounded = 1e-15 * made.terms[0].count * value / (1e-4 * abs(at))
             assert min(abs(each - slopes[which]) for each in found) < 1e-5 * scale + rounded
 

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import bernoulli
 
-from accountants.composition import characteristic
+from accountants.composition import characteristic, trinomial
 from accountants.composition.characteristic import Part, Parts, certain
 from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, profiles, tilted
 from dpkernels.numerics import like
@@ -64,7 +64,7 @@ class Sum:
 
     def log_delta(self, epsilon: Any) -> Any:
         """log delta of finite losses."""
-        x = self.start - epsilon + self.step * like(np.arange(SIZE), self.g)
+        x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = jnp.where(above, x, 1.0)
         value = jnp.where(above, -self.g * jnp.exp(-self.tilt * x) * jnp.expm1(-x), 0.0).sum()
@@ -85,16 +85,20 @@ class Sum:
         below = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 2, SIZE - 4))
         around = jax.lax.dynamic_slice(self.rest, (below.astype(int) - 2,), (len(POINTS),))
         s = place - below  # eps is at s steps above the point below, t = 1 - s.
-        decay, order = self.tilt * self.step, like(np.arange(_TERMS), self.g)
-        fall, further = (jnp.cumprod(jnp.where(order > 0, -rate, 1.0)) for rate in (decay, decay + self.step))
-        F = jnp.convolve((fall - further) / like(_FACTORIALS, self.g), _taylor(around, s))[:_TERMS]
-        powers = jnp.cumprod(jnp.where(like(np.arange(_TERMS + 1), self.g) > 0, 1 - s, 1.0))
-        return ((like(_BERNOULLI, self.g) @ powers)[2:] / (order[1:] + 1) * F[1:]).sum()
+        decay = self.tilt * self.step
+        fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * _SIGNS
+        # The derivatives of the product at eps over j!, from those of either.
+        F = (jnp.take(fall, _ALONG) * _PRESENT) @ _taylor(around, s)
+        return ((like(_BERNOULLI, self.g) @ jnp.power(1 - s, _POWERS))[2:] / (_ORDERS[1:] + 1) * F[1:]).sum()
 
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
 _TERMS = 18
-_FACTORIALS = np.cumprod([1.0, *range(1, _TERMS)])
+_ORDERS, _POWERS = np.arange(_TERMS, dtype=float), np.arange(_TERMS + 1, dtype=float)
+_SIGNS = (-1) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
+# Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
+_ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0)
+_PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
 _CHOICES = np.array([[math.comb(n, j) for j in range(_TERMS + 1)] for n in range(_TERMS + 1)], float)
 # Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
 _BERNOULLI = np.array(
@@ -107,8 +111,10 @@ _BERNOULLI = np.array(
 
 def _taylor(values: Any, s: Any) -> Any:
     """Coefficients of the interpolation of values at ``POINTS``, developed at s."""
-    powers, many = like(COEFFICIENTS, values) @ values, len(POINTS)
-    return jnp.stack([sum(powers[n] * _CHOICES[n, j] * s ** (n - j) for n in range(j, many)) for j in range(many)])
+    many = len(POINTS)
+    power = np.arange(many) - np.arange(many)[:, None]
+    moved = jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
+    return moved @ (like(COEFFICIENTS, values) @ values)
 
 
 def composed(parts: Parts, c: Any) -> Sum:
@@ -116,7 +122,7 @@ def composed(parts: Parts, c: Any) -> Sum:
     c = jax.lax.stop_gradient(c)
     moments = [part.moments(c) for part in parts]
     grid = _grid(parts, c, moments)
-    frequency = 2 * jnp.pi * like(np.arange(SIZE // 2 + 1), c) / SIZE
+    frequency = 2 * jnp.pi * jnp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
     whole: Any = 1.0
     of_atoms: Any = 1.0
     start = log_scale = 0.0 * c
@@ -132,7 +138,7 @@ def composed(parts: Parts, c: Any) -> Sum:
             for product, each in zip((whole, of_atoms), masses, strict=True)
         )
     first = jnp.floor((grid.low - start) / grid.step)
-    order = jnp.mod(jax.lax.stop_gradient(first) + like(np.arange(SIZE), c), SIZE).astype(int)
+    order = jnp.mod(jax.lax.stop_gradient(first) + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
     g, atoms = (jnp.fft.irfft(each + 0j, SIZE)[order] for each in (whole, of_atoms))
     return Sum(start + jax.lax.stop_gradient(first) * grid.step, grid.step, g, g - atoms, c, log_scale)
 
@@ -225,19 +231,55 @@ def _at_most(parts: Parts, log_delta: Any) -> Any:
 
 
 def delta_at(parts: Parts, epsilon: Any) -> Any:
-    """delta at one eps, by this transform; of Gaussian noise alone by the contour."""
+    """delta at one eps, by this transform; of three losses by ``trinomial``, of Gaussian noise alone by the contour."""
     if all(part.losses is None for part in parts):
         return characteristic.delta_at(parts, epsilon, characteristic.MIDDLE)[0]
-    parts = _capped(parts, epsilon)
     still = jax.lax.stop_gradient((parts, epsilon))
-    c = _not_steep(still[0], characteristic.saddle(*still, _BISECTIONS))
-    return jnp.clip(certain(parts) + jnp.exp(composed(parts, c).log_delta(epsilon)), 0.0, 1.0)
+    c = characteristic.saddle(*still, _BISECTIONS)
+
+    def by_transform(parts: Parts) -> Any:
+        capped = _capped(parts, epsilon)
+        return composed(capped, _not_steep(jax.lax.stop_gradient(capped), c)).log_delta(epsilon)
+
+    if not _may_be_three(parts):
+        found = by_transform(parts)
+    else:
+        found = _either(parts, c, lambda reports: trinomial.log_delta(reports, epsilon, c), by_transform)
+    return jnp.clip(certain(parts) + jnp.exp(found), 0.0, 1.0)
+
+
+def _may_be_three(parts: Parts) -> bool:
+    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
+
+
+def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> Any:
+    """Outcome by outcome where it is reports of three losses, of which few enough matter."""
+    (part,) = parts
+    reports, alone = trinomial.three(part.losses, part.count)
+    few = alone & trinomial.fits(*jax.lax.stop_gradient((reports, c)))
+    return jax.lax.cond(few, lambda _, reports: by_outcomes(reports), lambda parts, _: by_transform(parts), parts, reports)
 
 
 def epsilon_at(parts: Parts, delta: Any) -> Any:
     """eps at one delta; derivatives are implicit. inf where no eps will do, or floats do not tell which."""
     if all(part.losses is None for part in parts):
         return characteristic.epsilon_at(parts, delta, characteristic.MIDDLE)[0]
+    sure = certain(parts)
+    if not _may_be_three(parts):
+        return jnp.where(delta > sure, _by_transform(parts, delta), jnp.inf)
+    target = jnp.log(jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny))
+    c, guess = characteristic.saddle_of_delta(*jax.lax.stop_gradient((parts, target)), _BISECTIONS)
+    found = _either(
+        parts,
+        c,
+        lambda reports: trinomial.epsilon_at(reports, target, c, guess),
+        lambda parts: _by_transform(parts, delta),
+    )
+    return jnp.where(delta > sure, found, jnp.inf)
+
+
+def _by_transform(parts: Parts, delta: Any) -> Any:
+    """``epsilon_at``; inf where floats do not tell."""
     possible = jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny)
     parts = _capped(parts, _at_most(*jax.lax.stop_gradient((parts, jnp.log(possible)))))
     sure = certain(parts)
@@ -251,18 +293,18 @@ def epsilon_at(parts: Parts, delta: Any) -> Any:
     # Where there is nothing to look for the middle of the window has a slope.
     eps = jnp.where(enough | (delta <= sure), fixed.start + fixed.step * SIZE / 2, near)
 
-    def newton(_: int, eps: Any) -> Any:
-        value, slope = _log_slope(fixed, eps)
-        return eps - jnp.clip((value - goal) / slope, -fixed.step, fixed.step)
+    def newton(_: int, state: Any) -> Any:
+        eps, value, slope = state
+        eps = eps - jnp.clip((value - goal) / slope, -fixed.step, fixed.step)
+        return eps, *_log_slope(fixed, eps)
 
-    eps = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, eps)
-    value, slope = _log_slope(fixed, eps)
+    eps, value, slope = jax.lax.fori_loop(0, _NEWTON_STEPS + 1, newton, (eps, goal, -jnp.ones_like(eps)))
     # The tilted masses' errors are about n units; delta and its slope are of them.
     noise = sum(part.count for part in parts) * jnp.finfo(eps.dtype).eps
     tilted_slope = -slope * jnp.exp(value - fixed.log_scale + fixed.tilt * eps)
     told = noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(eps), fixed.step)
     eps = eps - (whole.log_delta(eps) - target) / slope
-    return jnp.where((delta > sure) & (told | enough), jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
+    return jnp.where(told | enough, jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
 
 
 def _log_slope(whole: Sum, eps: Any) -> tuple[Any, Any]:
@@ -272,7 +314,7 @@ def _log_slope(whole: Sum, eps: Any) -> tuple[Any, Any]:
 def _located(whole: Sum, goal: Any) -> Any:
     """The eps at which delta without its correction is the goal: from the first grid point, from the top, above it."""
     T, B = profiles(whole.g[::-1], whole.tilt, whole.step)
-    loss = whole.start + whole.step * like(np.arange(SIZE), T)[::-1]
+    loss = whole.start + whole.step * jnp.arange(SIZE, dtype=T.dtype)[::-1]
     wanted = goal - whole.log_scale + whole.tilt * loss
     above = jnp.exp(jnp.minimum(wanted, 600.0)) < T
     top = jnp.maximum(above.argmax() - 1, 0)

@@ -33,7 +33,7 @@ from accountants.composition.terms import (
     both_ways,
     neighbouring,
     one_adjacency,
-    part_of,
+    parts_of,
     with_mirror,
 )
 from accountants.pairs import exact_pairs as _exact_pairs  # noqa: F401 - registers exact forms
@@ -150,6 +150,8 @@ class Guarantee:
         """The value, by one of the ways there are."""
         if self._is_single:
             return _plain(exact(both_ways(self.terms[0].pairs), at))
+        if self._may_be_single:
+            return _values_of_one_or_more(self, floating(jnp.asarray(at)), what)
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Any) -> Any:
@@ -167,11 +169,17 @@ class Guarantee:
     @property
     def _is_single(self) -> bool:
         (term, *others) = self.terms
-        return not others and term.rate is None and not isinstance(term.count, jax.Array) and term.count == 1
+        return not others and term.rate is None and checks.concrete(term.count) == 1
+
+    @property
+    def _may_be_single(self) -> bool:
+        """Whether its count is traced, and may be 1."""
+        (term, *others) = self.terms
+        return not others and term.rate is None and checks.concrete(term.count) is None
 
     def directions(self, panels: int = 0) -> tuple[Parts, ...]:
         """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
-        return tuple(tuple(part_of(term, added, panels) for term in self.terms) for added in self.ways)
+        return tuple(zip(*(parts_of(term, self.ways, panels) for term in self.terms), strict=True))
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -290,6 +298,18 @@ def _values(made: Guarantee, at: Any, what: str) -> Any:
         return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+
+
+@partial(jax.jit, static_argnames=("what",))
+def _values_of_one_or_more(made: Guarantee, at: Any, what: str) -> Any:
+    """``_values``; the exact profile of one report."""
+    (term,) = made.terms
+    exact = {"delta": profile, "epsilon": _exact_epsilon}[what]
+
+    def single(made: Guarantee) -> Any:
+        return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
+
+    return jax.lax.cond(term.count == 1, single, lambda made: _values(made, at, what), made)
 
 
 def _exact_epsilon(pairs: tuple[Any, ...], delta: Any) -> Any:

@@ -18,6 +18,8 @@ import numpy as np
 from accountants.pairs.pieces import Pieces, split
 from accountants.pairs.shifted import step_copies
 from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
+from dpkernels.mechanisms.windowed.bases import Constant
+from dpkernels.mechanisms.windowed.mechanism import Uniform
 from dpkernels.numerics import floating, gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 
@@ -26,6 +28,8 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 REACH, _PANELS = 18.0, 30
 # Panels of a piece of other laws.
 _FEW = 4
+# Densities that differ less, relatively, are equal.
+_EQUAL = 1e-13
 # Where e^loss is next to overflow, or soon is.
 _LARGE = 30.0
 
@@ -203,6 +207,8 @@ def panel_rule(panels: int, value: Any, *, dense: bool = False) -> tuple[Any, An
 
 @losses.register
 def _(pair: Placed, panels: int = 0) -> Losses:
+    if isinstance(pair.mechanism.window, Uniform) and isinstance(pair.mechanism.base, Constant):
+        return _flat(pair)
     p, q, ends = whole(pair)
     share, weight = panel_rule(max(1, panels // (len(ends) - 1)) if panels else _FEW, ends, dense=panels > 0)
     width = jnp.diff(ends)
@@ -211,6 +217,17 @@ def _(pair: Placed, panels: int = 0) -> Losses:
     loss = jnp.log(p(v)) - jnp.log(q(v))
     atomic = jnp.ptp(loss, axis=1, keepdims=True) <= 1e-13 * (1 + jnp.abs(loss))
     return Losses(*map(jnp.ravel, (weight * p(v), weight * q(v), loss, jnp.where(atomic, 0.0, range_of(loss)))))
+
+
+def _flat(pair: Placed) -> Losses:
+    """A flat window on a flat base: within one window, within the other, and where the two densities are the same."""
+    p, q, ends = whole(pair)
+    width, v = jnp.diff(ends), (ends[:-1] + ends[1:]) / 2
+    higher, lower = p(v) > q(v) * (1 + _EQUAL), q(v) > p(v) * (1 + _EQUAL)
+    parts = [jnp.where(each, width, 0.0) for each in (higher, ~higher & ~lower, lower)]
+    p, q = (jnp.stack([(part * density(v)).sum() for part in parts]) for density in (p, q))
+    there = p > 0
+    return Losses(p, q, jnp.log(jnp.where(there, p, 1.0)) - jnp.log(jnp.where(there, q, 1.0)), 0 * p)
 
 
 def whole(pair: Placed) -> tuple[Any, Any, Any]:
