@@ -123,7 +123,8 @@ class Guarantee:
 
         Returns:
             A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, the count, the rate
-            and every parameter of the mechanism. Use 64 bits: tails of sums are lost in 32.
+            and every parameter of the mechanism; but several reports not in an ``outside`` weight of 0, next to which
+            losses are unbounded: what JAX gives there is no derivative. Use 64 bits: tails of sums are lost in 32.
 
         Raises:
             ValueError: epsilon out of range.

@@ -20,8 +20,7 @@ from dpkernels.numerics import floating, namespace
 def hockey_stick(pair: Any) -> Curve:
     """eps -> delta(eps) of the pair, with all that does not depend on eps computed; JAX arrays of any shape.
 
-    Differentiable in every parameter but an ``outside`` weight of 0: a truncation is no limit of recycled laws, its
-    loss is infinite outside.
+    Differentiable in every parameter; in an ``outside`` weight of 0, where that ends, from the right.
 
     Raises:
         TypeError: a pair of an unknown type.

@@ -28,7 +28,7 @@ class Pieces:
         at: where log_p and loss are given, the formulas of the piece being extended to there if it is outside.
         log_p: log density of p there; -inf for a piece without mass.
         rise: derivative of log p there.
-        loss: l there; inf where only q is 0, -inf where p is.
+        loss: l there; inf where only q is 0, -inf where only p is.
         slope: of l.
         weight_p: p relative to ``noise.law``.
         weight_q: q relative to the shift of ``noise.law``.
@@ -58,10 +58,12 @@ def split(pair: Shifted) -> Pieces:
     rise = law.score(at)
     slope = law.score(D + 0 * at) if law.degree == 2 else rise - law.score(at - D)
     log_p = law.log_prob(at)
-    loss, possible = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q), weight_p > 0
-    loss = jnp.where(possible, jnp.where(weight_q > 0, loss, jnp.inf), -jnp.inf)
-    log_p = jnp.where(possible, log_p + _log(weight_p), -jnp.inf)
-    slope = jnp.where(possible & (weight_q > 0), slope, 0.0)
+    loss = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q)
+    # Where neither is possible the loss is that of as little of both: derivatives in the weight are taken there.
+    both = (weight_p > 0) == (weight_q > 0)
+    loss = jnp.where(both, loss, jnp.where(weight_p > 0, jnp.inf, -jnp.inf))
+    log_p = jnp.where(weight_p > 0, log_p + _log(weight_p), -jnp.inf)
+    slope = jnp.where(both, slope, 0.0)
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
