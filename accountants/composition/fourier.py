@@ -255,9 +255,12 @@ def _may_be_three(parts: Parts) -> bool:
 def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> Any:
     """Outcome by outcome where it is reports of three losses, of which few enough matter."""
     (part,) = parts
-    reports, alone = trinomial.three(part.losses, part.count)
+    nodes: Any = part.losses
+    reports, alone = trinomial.three(nodes, part.count)
     few = alone & trinomial.fits(*jax.lax.stop_gradient((reports, c)))
-    return jax.lax.cond(few, lambda _, reports: by_outcomes(reports), lambda parts, _: by_transform(parts), parts, reports)
+    return jax.lax.cond(
+        few, lambda _, reports: by_outcomes(reports), lambda parts, _: by_transform(parts), parts, reports
+    )
 
 
 def epsilon_at(parts: Parts, delta: Any) -> Any:

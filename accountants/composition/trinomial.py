@@ -120,10 +120,10 @@ def _outcomes(reports: Three, c: Any) -> _Outcomes:
     a, b = jnp.maximum(jnp.ceil(mean[:2] - _reach(mean[:2])), 0.0)
     row, column, either = (jnp.arange(size, dtype=g.dtype) for size in (ROWS, COLUMNS, ROWS + COLUMNS))
     counts = a + row, b + column, n - a - b - either
-    weights = [_poisson(m, k) for m, k in zip(mean, counts, strict=True)]
+    first, second, third = (_poisson(m, k) for m, k in zip(mean, counts, strict=True))
     rows = jnp.minimum(jnp.minimum(n, mean[0] + _reach(mean[0])) - a + 1, ROWS)
     total = n * l3 + a * (l1 - l3) + b * (l2 - l3)
-    return _Outcomes(*weights, rows.astype(int), total, (l1 - l3, l2 - l3), (a, b), order)
+    return _Outcomes(first, second, third, rows.astype(int), total, (l1 - l3, l2 - l3), (a, b), order)
 
 
 def _poisson(mean: Any, count: Any) -> Any:

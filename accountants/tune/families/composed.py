@@ -154,9 +154,7 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
     return FreeRate(query, spread, size)
 
 
-def composed(
-    family: Family, *, count: Any, epsilon: Any, delta: Any, rate: float | FreeRate | None = None
-) -> Composed:
+def composed(family: Family, *, count: Any, epsilon: Any, delta: Any, rate: float | FreeRate | None = None) -> Composed:
     """T reports of one member of a family that are (eps, delta)-DP together, as ``accountants.guarantee`` composes.
 
     What is solved for: of laplace and gaussian the scale, of truncated ones T (the interval is [-T, T]), of budget
