@@ -18,6 +18,7 @@ from accountants.composition.characteristic import ConvergenceError
 from accountants.composition.deposits import POINTS, deposited, highest
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.losses import Losses
+from accountants.pairs.worst import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -93,6 +94,18 @@ def test_equal_losses_of_two_parts_are_one():
             assert bool(alone)
             exact.append(counted(np.asarray(reports.mass), np.asarray(reports.loss), 22, 1.0))
     assert made.delta(1.0) == pytest.approx(max(exact), rel=1e-11)
+
+
+def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
+    """Of a plain count, as in a user's loop: of three losses without a grid."""
+
+    def eps(t):
+        p = jnp.stack([0.5 + t, 0.3, 0.2 - t])
+        return guarantee(Atoms(p, p[::-1])).subsample(0.2).repeat(9).epsilon(1e-4)
+
+    h = 1e-7
+    value = float(jax.jit(jax.grad(eps))(jnp.float64(0.01)))
+    assert value == pytest.approx((float(eps(0.01 + h)) - float(eps(0.01 - h))) / (2 * h), rel=1e-5)
 
 
 # Deposits

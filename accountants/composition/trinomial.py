@@ -74,7 +74,7 @@ def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
     found = [jnp.where(each, p, 0.0) for each in (first, second, third)]
     mass = jnp.stack([each.sum() for each in found])
     mean = jnp.stack([(each * loss).sum() for each in found]) / jnp.where(mass > 0, mass, 1.0)
-    return Three(mass, mean, count), ~(rest & ~third).any()
+    return Three(mass, mean, jnp.asarray(count, mass.dtype)), ~(rest & ~third).any()
 
 
 def fits(reports: Three, c: Any) -> Any:
