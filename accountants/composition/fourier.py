@@ -234,18 +234,22 @@ def delta_at(parts: Parts, epsilon: Any) -> Any:
     """delta at one eps, by this transform; of three losses by ``trinomial``, of Gaussian noise alone by the contour."""
     if all(part.losses is None for part in parts):
         return characteristic.delta_at(parts, epsilon, characteristic.MIDDLE)[0]
-    still = jax.lax.stop_gradient((parts, epsilon))
-    c = characteristic.saddle(*still, _BISECTIONS)
 
     def by_transform(parts: Parts) -> Any:
         capped = _capped(parts, epsilon)
-        return composed(capped, _not_steep(jax.lax.stop_gradient(capped), c)).log_delta(epsilon)
+        still = jax.lax.stop_gradient((capped, epsilon))
+        whole = composed(capped, _not_steep(still[0], characteristic.saddle(*still, _BISECTIONS)))
+        return certain(capped) + jnp.exp(whole.log_delta(epsilon))
 
     if not _may_be_three(parts):
         found = by_transform(parts)
     else:
-        found = _either(parts, c, lambda reports: trinomial.log_delta(reports, epsilon, c), by_transform)
-    return jnp.clip(certain(parts) + jnp.exp(found), 0.0, 1.0)
+        c = characteristic.saddle(*jax.lax.stop_gradient((parts, epsilon)), _BISECTIONS)
+        sure = certain(parts)
+        found = _either(
+            parts, c, lambda reports: sure + jnp.exp(trinomial.log_delta(reports, epsilon, c)), by_transform
+        )
+    return jnp.clip(found, 0.0, 1.0)
 
 
 def _may_be_three(parts: Parts) -> bool:
@@ -307,7 +311,7 @@ def _by_transform(parts: Parts, delta: Any) -> Any:
     tilted_slope = -slope * jnp.exp(value - fixed.log_scale + fixed.tilt * eps)
     told = noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(eps), fixed.step)
     eps = eps - (whole.log_delta(eps) - target) / slope
-    return jnp.where(told | enough, jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
+    return jnp.where((delta > sure) & (told | enough), jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
 
 
 def _log_slope(whole: Sum, eps: Any) -> tuple[Any, Any]:
