@@ -16,7 +16,7 @@ from noise_registry import LAWS
 import dpkernels as dpk
 from accountants import Guarantee, compare, guarantee
 from accountants import guarantee as call
-from accountants.composition.guarantee import _values
+from accountants.composition.values import values_of
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -83,11 +83,11 @@ def test_other_parameters_do_not_compile_again():
         made.epsilon(1e-6 * (1 + step))
 
     calls(0.0)
-    before = _values._cache_size()
+    before = values_of._cache_size()
     calls(0.25)
-    assert _values._cache_size() == before
+    assert values_of._cache_size() == before
     guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10).delta(np.ones((5, 2)))
-    assert _values._cache_size() == before + 1
+    assert values_of._cache_size() == before + 1
 
 
 def test_kinds_and_shapes():

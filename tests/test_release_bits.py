@@ -132,7 +132,7 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
     def another(**options):
         raise TypeError(options)
 
-    monkeypatch.setattr(host_engine.xla_client, "make_cpu_client", another)
+    monkeypatch.setattr("jax._src.lib.xla_client.make_cpu_client", another)
     assert host_engine._here.__wrapped__() == jax.devices("cpu")[0]
 
 
