@@ -8,11 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import placed as _placed  # noqa: F401 - registers the windowed pairs
 from accountants.pairs import pure
-from accountants.pairs import rows as _rows  # noqa: F401 - registers row by row mechanisms and exact forms
-from accountants.pairs.hockey_stick import as_float64, curve, largest_loss, profile
-from accountants.pairs.shifted import cap
+from accountants.pairs.hockey_stick import as_float64, curve, profile
+from accountants.pairs.noise_sticks import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
@@ -24,8 +22,9 @@ def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
     """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
 
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
-    mechanism in exact arithmetic. See ``pairs.worst_pairs`` for the pairs and for the two kinds of mechanism
-    whose value is an upper bound.
+    mechanism in exact arithmetic; what is computed may be off, to either side, by as much as a few units in the last
+    place of eps move it: next to the largest loss 4e-15 at eps 20 may be rounded to 0. See ``pairs.worst_pairs`` for
+    the pairs and for the two kinds of mechanism whose value is an upper bound.
 
     Args:
         mechanism: a mechanism of dpkernels.
@@ -107,7 +106,7 @@ def _pure(mechanism: Any, sensitivity: Any) -> float:
 
 @jax.jit
 def _pure_level(pairs: tuple[Any, ...]) -> Any:
-    return jnp.stack([largest_loss(pair) for pair in pairs]).max()
+    return jnp.stack([pair.largest_loss() for pair in pairs]).max()
 
 
 def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:

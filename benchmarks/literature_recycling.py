@@ -18,7 +18,7 @@ import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.subsampling import on_sample
-from accountants.tune.published.composite import enumerated
+from accountants.tune.published.enumerated import enumerated
 from accountants.tune.published.recycling import published_recycling
 
 DELTA = 1e-5

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import jax
-import pytest
+# One folder a run, which its workers and the commands that they start inherit: a program is compiled, and a linear
+# program solved, once. Nothing is read from or left in the user's caches. Set before JAX is imported.
+SHARED = "DPKERNELS_TEST_RUN"
+OWNS = SHARED not in os.environ
+if OWNS:
+    os.environ[SHARED] = tempfile.mkdtemp(prefix="dpkernels-tests-")
+    os.environ["DPKERNELS_CACHE"] = str(Path(os.environ[SHARED], "solved"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ[SHARED], "compiled")))
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 
-# Nothing is read from or left in the user's cache; set before anything is solved.
-os.environ["DPKERNELS_CACHE"] = ""
+import jax  # noqa: E402
+import pytest  # noqa: E402
+
+
+def pytest_unconfigure() -> None:
+    """The run's folder goes with the process that made it."""
+    if OWNS:
+        shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
 
 
 # A compiled program holds some ten memory maps, and Linux gives a process 65,530: past that LLVM kills it.

@@ -21,8 +21,8 @@ from accountants.composition.guarantee import Guarantee, Term
 from accountants.composition.loss_bounds import Masses, above, below
 from accountants.composition.loss_cells import Cells, cells_on_grid
 from accountants.composition.loss_distribution import Sum, compose
-from accountants.pairs.runs import spectrum
-from accountants.pairs.worst import Shifted, worst_pairs
+from accountants.pairs.shifted import Shifted
+from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -129,7 +129,7 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
 
 
 def cells(step, mechanism, D=None):
-    return cells_on_grid(spectrum(worst_pairs(mechanism, D)[0]), step)
+    return cells_on_grid(worst_pairs(mechanism, D)[0].spectrum(), step)
 
 
 PAIRS = {

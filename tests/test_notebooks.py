@@ -6,6 +6,9 @@ import jupytext
 import pytest
 from nbclient import NotebookClient
 
+# A step of its own: every notebook starts a kernel and compiles what it shows.
+pytestmark = pytest.mark.notebook
+
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("[0-9]*.py"))
 
 

@@ -15,9 +15,13 @@ from noise_registry import LAWS, scale
 
 import accountants
 import dpkernels as dpk
-from accountants.pairs import hockey_stick, placed, pure
+from accountants.pairs import hockey_stick, placed_sticks, pure
+from accountants.pairs.base import Mixed
 from accountants.pairs.hockey_stick import profile, shift_profile
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted, falls, is_even, worst_pairs
+from accountants.pairs.placed import Placed, falls
+from accountants.pairs.shifted import Shifted, is_even
+from accountants.pairs.tables import Atoms
+from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -102,7 +106,7 @@ def test_uniform_on_constant_is_closed_form(m):
     """Three losses, +eps, -eps and 0: delta = y w (e^eps0 - e^eps), w the part of p's window outside q's."""
     eps = SHARES * m.epsilon
     outside = min(m.width, 2 - m.width)
-    peak = math.log((m.level + m.height) / m.level)
+    peak = math.log1p(m.relative_height)
     exact = m.level * outside * (np.exp(peak) - np.exp(eps))
     allowed = 1e-13 + 1e-14 / m.base_mass + 1e-9 * (abs(m.lower) > 1e5)
     np.testing.assert_allclose(accountants.delta(m, eps), exact, rtol=allowed)
@@ -184,9 +188,6 @@ def test_unknown_mechanism_is_an_error(unknown):
             call(unknown, 0.1)
     with pytest.raises(TypeError, match="no known worst pair"):
         accountants.delta(Additive(unknown, 1.0), 0.1) if not isinstance(unknown, Gaussian) else worst_pairs(unknown)
-    for fact in (hockey_stick.hockey_stick, hockey_stick.largest_loss):
-        with pytest.raises(TypeError, match=r"^pair: .* has no known"):
-            fact(unknown)
 
 
 def test_bad_arguments():
@@ -226,8 +227,8 @@ def test_kinds_and_shapes(m):
     assert accountants.delta(m, []).shape == (0,)
     in_jax = accountants.delta(m, jnp.float32(0.1))
     assert in_jax.dtype == jnp.float32
-    assert float(in_jax) == pytest.approx(one, rel=1e-3)
-    assert float(jax.jit(accountants.delta)(m, 0.1)) == pytest.approx(one, rel=1e-3)
+    assert float(in_jax) == pytest.approx(one, rel=1e-3, abs=1e-7)
+    assert float(jax.jit(accountants.delta)(m, 0.1)) == pytest.approx(one, rel=1e-3, abs=1e-7)
 
 
 def test_array_parameters_broadcast():
@@ -417,15 +418,15 @@ def turning_delta(eps):
 
 @pytest.mark.parametrize("fault", ["none", "piece", "turns", "cut"])
 def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
-    pieces, eps = placed._densities, 0.998 * TURNING.epsilon
+    pieces, eps = placed_sticks._densities, 0.998 * TURNING.epsilon
     if fault == "piece":
         monkeypatch.setattr(
-            placed, "_densities", lambda pair: (d := pieces(pair))._replace(right=d.right[:-1], left=d.left[:-1])
+            placed_sticks, "_densities", lambda pair: (d := pieces(pair))._replace(right=d.right[:-1], left=d.left[:-1])
         )
     elif fault == "turns":
-        monkeypatch.setattr(placed, "_turns", lambda pieces, cells, most: pieces.right[None])
+        monkeypatch.setattr(placed_sticks, "_turns", lambda pieces, cells, most: pieces.right[None])
     elif fault == "cut":
-        monkeypatch.setattr(placed, "_share", lambda pieces, run, drops, eps: 0.9 + 0 * eps)
+        monkeypatch.setattr(placed_sticks, "_share", lambda pieces, run, drops, eps: 0.9 + 0 * eps)
     with jax.enable_x64(True):
         found = float(turning_delta(eps))
     exact = by_quadrature(TURNING, TURNING.upper, TURNING.lower, eps, 1000)
@@ -435,10 +436,12 @@ def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
 def test_more_turns_than_kept_are_not_a_number(monkeypatch):
     with jax.enable_x64(True):
         ends = jnp.zeros(1), jnp.ones(1)
-        wavy = placed._Densities(lambda v: jnp.exp(jnp.sin(20 * v)), jnp.ones_like, *ends)
-        np.testing.assert_allclose(placed._turns(wavy, 64, 8)[:6, 0], np.pi / 40 * (1 + 2 * np.arange(6)), rtol=1e-12)
-        assert np.all(np.isnan(placed._turns(wavy, 64, 3)))
-        monkeypatch.setattr(placed, "_turns", lambda pieces, cells, most: jnp.nan * pieces.right[None])
+        wavy = placed_sticks._Densities(lambda v: jnp.exp(jnp.sin(20 * v)), jnp.ones_like, *ends)
+        np.testing.assert_allclose(
+            placed_sticks._turns(wavy, 64, 8)[:6, 0], np.pi / 40 * (1 + 2 * np.arange(6)), rtol=1e-12
+        )
+        assert np.all(np.isnan(placed_sticks._turns(wavy, 64, 3)))
+        monkeypatch.setattr(placed_sticks, "_turns", lambda pieces, cells, most: jnp.nan * pieces.right[None])
         assert np.isnan(turning_delta(0.1))
 
 

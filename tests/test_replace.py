@@ -16,7 +16,9 @@ from scipy.special import ndtr
 
 import dpkernels as dpk
 from accountants import Guarantee, guarantee, weights
-from accountants.pairs.worst import Atoms, Placed, worst_pairs
+from accountants.pairs.placed import Placed
+from accountants.pairs.tables import Atoms
+from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -14,8 +14,8 @@ from scipy import stats
 import accountants
 from accountants import densities, guarantee, randomised_response, weights
 from accountants.closed_forms.pure import pure_delta
-from accountants.pairs.mirrors import mirror
-from accountants.pairs.worst import Atoms, Mixed
+from accountants.pairs.base import Mixed
+from accountants.pairs.tables import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
@@ -116,7 +116,7 @@ def test_one_report_whose_loss_turns(eps):
 
 
 def test_a_pair_and_its_mirror_are_one():
-    made = guarantee(mirror(exponentials().terms[0].pairs[0])).repeat(5)
+    made = guarantee(exponentials().terms[0].pairs[0].mirror()).repeat(5)
     np.testing.assert_allclose(made.bracket(epsilon=1.0), exponentials().repeat(5).bracket(epsilon=1.0), rtol=1e-6)
 
 

@@ -19,7 +19,7 @@ from accountants.composition.loss_cells import Cells, best_offset, cells_on_grid
 from accountants.composition.loss_distribution import Sum, compose
 from accountants.composition.replacement import replaced_spectrum
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.runs import Spectrum, spectrum
+from accountants.pairs.runs import Spectrum
 from dpkernels import checks
 from dpkernels.roots import until_private
 
@@ -204,9 +204,9 @@ def _spectrum(pair: Any, term: Any, added: bool) -> Spectrum:
     if term.rate is not None and term.adjacency == "replace":
         whole = replaced_spectrum(pair, float(term.rate))
     elif term.rate is not None and float(term.rate) != 1.0:
-        whole = spectrum(pair).sampled(float(term.rate))
+        whole = pair.spectrum().sampled(float(term.rate))
     else:
-        whole = spectrum(pair)
+        whole = pair.spectrum()
     return whole.mirrored() if added else whole
 
 

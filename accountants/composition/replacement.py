@@ -34,13 +34,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.losses import REACH, Losses, joined, log_ratio, losses, panel_rule, range_of
-from accountants.pairs.mirrors import asymmetry
-from accountants.pairs.pieces import knots_of, width_between
-from accountants.pairs.runs import UNSEEN, Function, Spectrum, between_knots, spectrum
+from accountants.pairs.losses import REACH, Losses, joined, log_ratio, panel_rule, range_of
+from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
+from accountants.pairs.runs import UNSEEN, Function, Spectrum, between_knots
 from accountants.pairs.runs import joined as all_of
-from accountants.pairs.shifted import step_copies
-from accountants.pairs.worst import Atoms, Shifted
+from accountants.pairs.shifted import Shifted
+from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import floating, namespace
@@ -64,7 +63,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
                 "adjacency: 'replace' may move a value by twice the sensitivity that this bounded mechanism was made "
                 "for; take 'add_remove', or a mechanism for any two inputs"
             )
-        odd = checks.concrete(asymmetry(pair))
+        odd = checks.concrete(pair.asymmetry())
         if odd is not None and not odd <= _CONCRETE:
             raise ValueError(
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
@@ -79,8 +78,8 @@ def replaced_losses(pair: Any, rate: Any, panels: int = 0) -> Losses:
 
 
 def _bounded_losses(pair: Any, rate: Any, panels: int) -> Losses:
-    whole = losses(pair, panels).sampled(rate).both_ways()
-    return whole.scaled(jnp.where(asymmetry(pair) <= _TRACED, 1.0, jnp.nan))
+    whole = pair.losses(panels).sampled(rate).both_ways()
+    return whole.scaled(jnp.where(pair.asymmetry() <= _TRACED, 1.0, jnp.nan))
 
 
 @singledispatch
@@ -90,7 +89,7 @@ def replaced_spectrum(pair: Any, rate: float) -> Spectrum:
 
 
 def _bounded_spectrum(pair: Any, rate: float) -> Spectrum:
-    return spectrum(pair).sampled(rate).both_ways()
+    return pair.spectrum().sampled(rate).both_ways()
 
 
 # Laws on a lattice
@@ -98,12 +97,12 @@ def _bounded_spectrum(pair: Any, rate: float) -> Spectrum:
 
 @replaced_losses.register
 def _(pair: Atoms, rate: Any, panels: int = 0) -> Losses:
-    return _bounded_losses(pair, rate, panels) if pair.moved is None else losses(_three(pair, rate))
+    return _bounded_losses(pair, rate, panels) if pair.moved is None else _three(pair, rate).losses()
 
 
 @replaced_spectrum.register
 def _(pair: Atoms, rate: float) -> Spectrum:
-    return _bounded_spectrum(pair, rate) if pair.moved is None else spectrum(_three(pair, rate))
+    return _bounded_spectrum(pair, rate) if pair.moved is None else _three(pair, rate).spectrum()
 
 
 def _three(pair: Atoms, rate: Any) -> Atoms:

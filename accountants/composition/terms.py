@@ -12,17 +12,13 @@ import numpy as np
 from accountants.composition.characteristic import Part
 from accountants.composition.deposits import highest
 from accountants.composition.replacement import check_replaceable, replaced_losses
-from accountants.pairs.checks import check_pair
-from accountants.pairs.densities import Densities
-from accountants.pairs.losses import Losses, losses
-from accountants.pairs.mirrors import asymmetry, mirror
-from accountants.pairs.worst import Atoms, Shifted
+from accountants.pairs.base import Pair
+from accountants.pairs.losses import Losses
+from accountants.pairs.shifted import Shifted
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.pytrees import pytree
 
-# Pairs whose mirrors may have another profile, so that both are composed.
-_TWO_WAYS = (Atoms, Densities)
 # How datasets differ whose samples are reported on.
 ADJACENCIES = {
     "add_remove": "datasets of which one has one record more",
@@ -57,7 +53,7 @@ class Term:
         """
         if self.rate is not None:
             return self.adjacency == "add_remove"
-        return any(isinstance(pair, _TWO_WAYS) for pair in self.pairs)
+        return any(pair.has_two_ways for pair in self.pairs)
 
 
 def neighbouring(terms: tuple[Term, ...]) -> str:
@@ -94,7 +90,9 @@ def check_terms(terms: Any) -> None:
         if not (isinstance(term.pairs, tuple) and term.pairs):
             raise ValueError("form: the pairs of a term are one or more")
         for pair in term.pairs:
-            check_pair(pair)
+            if not isinstance(pair, Pair):
+                raise ValueError(f"form: {type(pair).__name__} is no pair of laws")
+            pair.check()
         if term.adjacency == "replace":
             check_replaceable(term.pairs)
     one_adjacency(terms)
@@ -102,27 +100,32 @@ def check_terms(terms: Any) -> None:
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:
     """A pair of the user's own, and its mirror where that has another profile and is no direction by itself."""
-    odd = checks.concrete(asymmetry(pair))
+    odd = checks.concrete(pair.asymmetry())
     symmetric = odd is not None and odd <= 1e-9
-    return (pair,) if symmetric or isinstance(pair, _TWO_WAYS) else (pair, mirror(pair))
+    return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
 
 
 def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     """The pairs, and the mirrors of those that may have another profile."""
-    return (*pairs, *(mirror(pair) for pair in pairs if isinstance(pair, _TWO_WAYS)))
+    return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 
 
-def part_of(term: Term, added: bool, panels: int = 0) -> Part:
+def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
     """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
 
     Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
+
+    Args:
+        term: the reports.
+        ways: one part for each, with a neighbour that has one record more if it is true.
+        panels: see ``losses``.
     """
     if is_gaussian(term):
         (pair,) = term.pairs
-        return Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count)
+        return [Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count) for _ in ways]
     several = [_nodes(pair, term, panels) for pair in term.pairs]
-    nodes = highest([one.mirrored() for one in several] if added else several)
-    return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)
+    turned = [highest([one.mirrored() for one in several] if added else several) for added in ways]
+    return [Part(nodes, jnp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
 
 
 def is_gaussian(term: Term) -> bool:
@@ -133,7 +136,7 @@ def is_gaussian(term: Term) -> bool:
 
 def _nodes(pair: Any, term: Term, panels: int) -> Losses:
     if term.rate is None:
-        return losses(pair, panels)
+        return pair.losses(panels)
     if term.adjacency == "replace":
         return replaced_losses(pair, term.rate, panels)
-    return losses(pair, panels).sampled(term.rate)
+    return pair.losses(panels).sampled(term.rate)

@@ -6,15 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.hockey_stick import hockey_stick, is_whole
-from accountants.pairs.losses import Losses, log_ratio, losses
-from accountants.pairs.mirrors import mirror
+from accountants.pairs.base import Curve, Pair
+from accountants.pairs.losses import Losses, log_ratio
 from accountants.pairs.panels import (
     NODES,
     SIZE,
@@ -26,9 +25,7 @@ from accountants.pairs.panels import (
     pieces_of,
     turned,
 )
-from accountants.pairs.runs import Spectrum, between_knots, joined, spectrum
-from accountants.pairs.shifted import Curve
-from accountants.pairs.worst import take_none, worst_pairs
+from accountants.pairs.runs import Spectrum, between_knots, joined
 from dpkernels.numerics import floating, like
 from dpkernels.pytrees import pytree
 from dpkernels.roots import halved
@@ -43,7 +40,7 @@ _COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legv
 
 @partial(pytree, static=("log_p", "log_q", "pieces"))
 @dataclass(frozen=True, eq=False)
-class Densities:
+class Densities(Pair):
     """Two laws by their log densities, which are smooth between knots; made by ``densities``.
 
     Attributes:
@@ -57,6 +54,31 @@ class Densities:
     log_q: LogDensity
     pieces: tuple[tuple[Piece, tuple[float, ...]], ...]
     nodes: Losses
+
+    joint: ClassVar[bool] = True
+    has_two_ways: ClassVar[bool] = True
+
+    def hockey_stick(self) -> Curve:
+        return _hockey_stick(self)
+
+    def largest_loss(self) -> Any:
+        raise TypeError("pair: Densities has no known largest loss")
+
+    def losses(self, panels: int = 0) -> Losses:
+        return self.nodes
+
+    def spectrum(self) -> Spectrum:
+        logs = {"log_p": self.log_p, "log_q": self.log_q}
+        return joined([_of_piece(piece, logs, np.array(ends)) for piece, ends in self.pieces])
+
+    def mirror(self) -> Densities:
+        return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
+
+    def asymmetry(self) -> Any:
+        return np.inf
+
+    def check(self) -> None:
+        """Nothing: ``densities`` has."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
@@ -100,22 +122,6 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
     return pair
 
 
-@losses.register
-def _(pair: Densities, panels: int = 0) -> Losses:
-    return pair.nodes
-
-
-@mirror.register
-def _(pair: Densities) -> Any:
-    return Densities(pair.log_q, pair.log_p, pair.pieces, pair.nodes.mirrored())
-
-
-@spectrum.register
-def _(pair: Densities) -> Spectrum:
-    logs = {"log_p": pair.log_p, "log_q": pair.log_q}
-    return joined([_of_piece(piece, logs, np.array(ends)) for piece, ends in pair.pieces])
-
-
 def _of_piece(piece: Piece, logs: dict[str, LogDensity], ends: np.ndarray) -> Spectrum:
     def density(which: int) -> Callable[[np.ndarray], np.ndarray]:
         return lambda t: np.exp(log_densities(piece, logs, t)[which])
@@ -123,20 +129,7 @@ def _of_piece(piece: Piece, logs: dict[str, LogDensity], ends: np.ndarray) -> Sp
     return between_knots(density(0), density(1), lambda t: log_ratio(*log_densities(piece, logs, t)), ends)
 
 
-@worst_pairs.register
-def _(mechanism: Densities, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The pair and its mirror."""
-    take_none(sensitivity)
-    return (mechanism, mirror(mechanism))
-
-
-@is_whole.register
-def _(item: Densities) -> bool:
-    return True
-
-
-@hockey_stick.register
-def _(pair: Densities) -> Curve:
+def _hockey_stick(pair: Densities) -> Curve:
     """On a panel p - e^eps q changes its sign once at most; its positive part is an integral of Legendre polynomials.
 
     The derivative needs none of where it changes: the integrand is 0 there.

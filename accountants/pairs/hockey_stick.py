@@ -1,42 +1,19 @@
-"""The exact hockey stick of a pair of laws: integral max(0, p - e^eps q). Of additive noise see ``noise_sticks``."""
+"""The privacy profile of pairs of laws: the pointwise maximum of their hockey sticks, on NumPy and JAX arrays."""
 
 from __future__ import annotations
 
-from functools import singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import shifted as noise_sticks
-from accountants.pairs.shifted import Curve, cap
-from accountants.pairs.worst import Atoms, Mixed, Shifted, noise_pairs, shifted
+from accountants.pairs.base import Curve, Pair
+from accountants.pairs.noise_sticks import cap
+from accountants.pairs.shifted import shifted
+from accountants.pairs.worst import noise_pairs
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import floating, namespace
-
-
-@singledispatch
-def hockey_stick(pair: Any) -> Curve:
-    """eps -> delta(eps) of the pair, with all that does not depend on eps computed; JAX arrays of any shape.
-
-    Differentiable in every parameter but an ``outside`` weight of 0: a truncation is no limit of recycled laws, its
-    loss is infinite outside.
-
-    Raises:
-        TypeError: a pair of an unknown type.
-    """
-    raise TypeError(f"pair: {type(pair).__name__} has no known hockey stick")
-
-
-@singledispatch
-def largest_loss(pair: Any) -> Any:
-    """The supremum of the loss: the pair's pure level; inf where the loss is unbounded.
-
-    Raises:
-        TypeError: a pair of an unknown type.
-    """
-    raise TypeError(f"pair: {type(pair).__name__} has no known largest loss")
 
 
 def profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
@@ -93,20 +70,14 @@ def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
     return one(flat, jnp.broadcast_to(epsilon, shape).ravel()).reshape(shape)
 
 
-@singledispatch
 def is_whole(item: Any) -> bool:
-    """Whether the arrays of an item belong together, as probabilities of atoms do, and do not broadcast with eps."""
-    return False
-
-
-@is_whole.register
-def _(item: Atoms) -> bool:
-    return True
+    """Whether the arrays of an item belong together, and do not broadcast with eps."""
+    return isinstance(item, Pair) and item.joint
 
 
 def curve(pairs: tuple[Any, ...]) -> Curve:
     """The pointwise maximum of the pairs' hockey sticks, as a function of eps."""
-    sticks = [hockey_stick(pair) for pair in pairs]
+    sticks = [pair.hockey_stick() for pair in pairs]
 
     def at(epsilon: Any) -> Any:
         values = [stick(_in_range(epsilon)) for stick in sticks]
@@ -118,37 +89,3 @@ def curve(pairs: tuple[Any, ...]) -> Curve:
 def _in_range(epsilon: Any) -> Any:
     """Delta falls with eps, so a budget beyond the cap is read as the cap: an upper bound."""
     return jnp.minimum(epsilon, cap(epsilon.dtype))
-
-
-@hockey_stick.register
-def _(pair: Atoms) -> Curve:
-    return lambda eps: jnp.maximum(pair.p - jnp.exp(eps)[..., None] * pair.q, 0.0).sum(-1)
-
-
-@largest_loss.register
-def _(pair: Atoms) -> Any:
-    possible = pair.p > 0
-    both = possible & (pair.q > 0)
-    loss = jnp.log(jnp.where(both, pair.p, 1.0)) - jnp.log(jnp.where(both, pair.q, 1.0))
-    return jnp.where(both, loss, jnp.where(possible, jnp.inf, -jnp.inf)).max()
-
-
-@hockey_stick.register
-def _(pair: Mixed) -> Curve:
-    w, first, second = pair.weight, hockey_stick(pair.first), hockey_stick(pair.second)
-    return lambda eps: w * first(eps) + (1 - w) * second(eps)
-
-
-@largest_loss.register
-def _(pair: Mixed) -> Any:
-    return jnp.maximum(largest_loss(pair.first), largest_loss(pair.second))
-
-
-@hockey_stick.register
-def _(pair: Shifted) -> Curve:
-    return noise_sticks.of_noise(pair)
-
-
-@largest_loss.register
-def _(pair: Shifted) -> Any:
-    return noise_sticks.largest_loss_of_noise(pair)

@@ -8,24 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.pieces import Pieces, split
-from accountants.pairs.shifted import step_copies
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
-from dpkernels.numerics import floating, gauss_legendre, like, namespace
+from dpkernels.numerics import gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 # How far out a Gaussian is followed, in sigma beyond both of its middles, and the panels it is cut into in all.
-REACH, _PANELS = 18.0, 30
+REACH, PANELS = 18.0, 30
 # Panels of a piece of other laws.
-_FEW = 4
+FEW = 4
 # Where e^loss is next to overflow, or soon is.
 _LARGE = 30.0
 
@@ -110,77 +106,9 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
     return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
 
 
-@singledispatch
-def losses(pair: Any, panels: int = 0) -> Losses:
-    """The nodes of a pair.
-
-    Args:
-        pair: any pair.
-        panels: how many panels of 16 nodes the pieces whose loss varies share, at least one each; by default as few as
-            smooth functions of the loss need.
-
-    Raises:
-        TypeError: a pair of an unknown type.
-    """
-    raise TypeError(f"pair: {type(pair).__name__} has no known losses")
-
-
-@losses.register
-def _(pair: Atoms, panels: int = 0) -> Losses:
-    p, q = (floating(jnp.asarray(mass)) for mass in (pair.p, pair.q))
-    both = (p > 0) & (q > 0)
-    loss = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
-    return Losses(p, q, jnp.where(both, loss, jnp.where(p > 0, jnp.inf, -jnp.inf)), 0 * p)
-
-
-@losses.register
-def _(pair: Mixed, panels: int = 0) -> Losses:
-    first, second, w = losses(pair.first, panels), losses(pair.second, panels), pair.weight
-    return joined([first.scaled(w), second.scaled(1 - w)])
-
-
 def joined(parts: Sequence[Losses]) -> Losses:
     """All outcomes of several."""
     return jax.tree.map(lambda *leaves: jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), *parts)
-
-
-@losses.register
-def _(pair: Shifted, panels: int = 0) -> Losses:
-    single, pieces, bend = shifted_pieces(pair)
-    return single if pair.noise.law.degree == 0 else joined([single, _sloped(pair, pieces, bend, panels)])
-
-
-def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
-    """Pieces of constant loss as outcomes, all pieces, and minus the second derivative of the log density."""
-    pieces, law, D = split(pair), pair.noise.law, pair.shift
-    bend = -law.score(jnp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
-    if law.degree == 0:
-        p = jnp.exp(pieces.log_p) * pieces.width * step_copies(pair, pieces.at)
-        q = jnp.where(jnp.isfinite(pieces.loss), p * jnp.exp(-pieces.loss), 0.0)
-        return Losses(p, q, pieces.loss, 0 * p), pieces, bend
-    flat = (pieces.slope == 0) & (pieces.width > 0)
-    p = pieces.weight_p * law.mass(pieces.left, pieces.right)
-    q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
-    p, q = jnp.where(flat, p, 0.0), jnp.where(flat, q, 0.0)
-    return Losses(p, q, pieces.loss, 0 * p), pieces, bend
-
-
-def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int) -> Losses:
-    """Panels of the pieces whose loss is not constant."""
-    left, right, D, few = pieces.left, pieces.right, pair.shift, _FEW
-    if pair.noise.law.degree == 2:
-        reach = REACH / jnp.sqrt(bend)
-        low, high = jnp.minimum(0.0, D) - reach, jnp.maximum(0.0, D) + reach
-        left, right, few = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, _PANELS // len(left))
-    present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
-    left, right = jnp.where(present, left, 0.0), jnp.where(present, right, 1.0)
-    share, weight = panel_rule(max(1, panels // len(left)) if panels else few, left, dense=panels > 0 and len(left) > 1)
-    x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
-    log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2
-    loss = jnp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
-    weight = jnp.where(present, right - left, 0.0)[:, None] * weight
-    width = range_of(loss)
-    return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, width)))
 
 
 def range_of(loss: Any) -> Any:
@@ -199,32 +127,3 @@ def panel_rule(panels: int, value: Any, *, dense: bool = False) -> tuple[Any, An
     if dense:
         s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
     return like(s, value), like(weights, value)
-
-
-@losses.register
-def _(pair: Placed, panels: int = 0) -> Losses:
-    p, q, ends = whole(pair)
-    share, weight = panel_rule(max(1, panels // (len(ends) - 1)) if panels else _FEW, ends, dense=panels > 0)
-    width = jnp.diff(ends)
-    v = ends[:-1, None] + width[:, None] * share
-    weight = width[:, None] * weight
-    loss = jnp.log(p(v)) - jnp.log(q(v))
-    atomic = jnp.ptp(loss, axis=1, keepdims=True) <= 1e-13 * (1 + jnp.abs(loss))
-    return Losses(*map(jnp.ravel, (weight * p(v), weight * q(v), loss, jnp.where(atomic, 0.0, range_of(loss)))))
-
-
-def whole(pair: Placed) -> tuple[Any, Any, Any]:
-    """The densities of p and q on the scaled reports [-1, 1], and all their knots and the point half-way."""
-    m = pair.mechanism
-    xp = namespace(*jax.tree.leaves(pair))
-    middles = [(x - m.middle) * m.scale / m.window_mass for x in (pair.x, pair.other)]
-
-    def density(middle: Any) -> Any:
-        return lambda v: m.level * m.base.density(v) + m.height * m.window.density((v - middle) / m.width + 0.5)
-
-    bends = np.concatenate([m.window.kinks, -m.window.kinks])
-    edges = np.concatenate([m.base.kinks, -m.base.kinks, [-1.0, 1.0]])
-    # Between two inputs as far from the middle the loss changes its sign half-way.
-    between = xp.stack([(middles[0] + middles[1]) / 2])
-    knots = xp.concatenate([*(middle + m.width * bends for middle in middles), between, edges])
-    return density(middles[0]), density(middles[1]), xp.sort(xp.clip(knots, -1.0, 1.0))

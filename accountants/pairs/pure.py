@@ -11,7 +11,9 @@ import numpy as np
 from dpkernels.exact.form import ExactForm
 from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.numerics import maximum_on
@@ -46,8 +48,7 @@ def _(mechanism: Windowed) -> float:
 
 @epsilon.register
 def _(mechanism: TwoPoint) -> float:
-    p = float(mechanism.probability_high(mechanism.upper))
-    return math.log(p / (1 - p))
+    return math.log(mechanism.probability_high(mechanism.upper) / mechanism.probability_low(mechanism.upper))
 
 
 @epsilon.register
@@ -70,3 +71,15 @@ def _(mechanism: Any) -> float:
 def _(mechanism: ExactNoise) -> float:
     """A report beyond the shifted table's end is impossible for the other input; the claim is of (eps, delta)."""
     return math.inf
+
+
+@epsilon.register
+def _(mechanism: Optimal) -> float:
+    """The largest log ratio of neighbouring rows."""
+    return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
+
+
+@epsilon.register
+def _(mechanism: CentralPiecewise) -> float:
+    """Its eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
+    return float(mechanism.epsilon)

@@ -1,4 +1,4 @@
-"""The worst pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
+"""The dominating pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
 
 Of a table the profile is the largest hockey stick over all neighbouring rows, in either direction; inputs between rows
 are mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps, and so
@@ -17,9 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import pure
-from accountants.pairs.worst import Atoms, Mixed, take_none, worst_pairs
-from dpkernels.exact.mixture import ExactMixture
+from accountants.pairs.tables import Atoms, two_points
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
@@ -36,28 +34,12 @@ _SAME = 1e-5
 _STRAIGHT = 1e-13
 
 
-@pure.epsilon.register
-def _(mechanism: Optimal) -> float:
-    """The largest log ratio of neighbouring rows."""
-    return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
-
-
-@pure.epsilon.register
-def _(mechanism: CentralPiecewise) -> float:
-    """Its eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
-    return float(mechanism.epsilon)
-
-
-@worst_pairs.register
-def _(mechanism: Optimal, sensitivity: Any = None) -> tuple[Any, ...]:
+def optimal_pair(mechanism: Optimal) -> Atoms:
     """One pair of which the profile is the table's, at eps 0, its own eps and the dots between; above it, if barely.
 
     Neighbours are those of the mechanism, of its own sensitivity.
     """
-    take_none(sensitivity)
-    if namespace(mechanism.probabilities) is jnp:
-        return (_traced(mechanism),)
-    return (_of_mechanism(mechanism),)
+    return _traced(mechanism) if namespace(mechanism.probabilities) is jnp else _of_mechanism(mechanism)
 
 
 def _traced(mechanism: Optimal) -> Atoms:
@@ -80,26 +62,18 @@ def _of_mechanism(mechanism: Optimal) -> Atoms:
     return replace(dominating_pair(np.asarray(mechanism.probabilities, float), mechanism.cells), near=near)
 
 
-@worst_pairs.register
-def _(form: ExactRows, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The same of the integers that a release samples."""
-    take_none(sensitivity)
-    return (_of_form(form),)
-
-
 @lru_cache(maxsize=32)
-def _of_form(form: ExactRows) -> Atoms:
+def rows_pair(form: ExactRows) -> Atoms:
+    """The same of the integers that a release samples."""
     table, near = form.table, form.certificate.sensitivity is not None
     return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
 
 
-@worst_pairs.register
-def _(mechanism: CentralPiecewise, sensitivity: Any = None) -> tuple[Any, ...]:
+def central_pair(mechanism: CentralPiecewise) -> Atoms:
     """The density and itself a sensitivity further on: it falls from its middle, so the largest shift is the worst.
 
     Masses between neighbouring ends of steps, on the scale v of the mechanism; the input is anywhere.
     """
-    take_none(sensitivity)
     xp = namespace(*jax.tree.leaves(mechanism))
     r, (windows, base), far = mechanism.half_widths, mechanism.masses, mechanism.reach
     d = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
@@ -112,7 +86,7 @@ def _(mechanism: CentralPiecewise, sensitivity: Any = None) -> tuple[Any, ...]:
         inside = xp.abs(middles[:, None] - at) < r
         return widths * ((inside * (windows / (2 * r))).sum(-1) + base / (2 * far))
 
-    return (Atoms(masses(0.0), masses(d), near=True),)
+    return Atoms(masses(0.0), masses(d), near=True)
 
 
 def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
@@ -166,8 +140,7 @@ def _largest(p: np.ndarray, cells: int, t: float) -> float:
     return float(best)
 
 
-@worst_pairs.register
-def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
+def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
     """The table and the table as many cells further on as neighbours can be apart, both ways.
 
     Under the same rounding neighbours are any number of cells up to that apart; the weights are unimodal, so the
@@ -191,26 +164,16 @@ def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
     return (Atoms(near, far, certificate.shift),) if even else (Atoms(near, far), Atoms(far, near))
 
 
-@worst_pairs.register
-def _(form: ExactWindow, sensitivity: Any = None) -> tuple[Any, ...]:
+def window_pair(form: ExactWindow) -> Atoms:
     """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
-    take_none(sensitivity)
     table = form.table
     if not all(_falls(weights) for weights in (table.window, table.base)):
-        high = 1 / (1 + np.exp(-form.certificate.realised_epsilon))
-        return (Atoms(np.array([high, 1 - high]), np.array([1 - high, high])),)
+        level = form.certificate.realised_epsilon
+        return two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level)))
     first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
-    return (Atoms(first, last),)
+    return Atoms(first, last)
 
 
 def _falls(weights: np.ndarray) -> bool:
     outward = weights[len(weights) // 2 :]
     return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
-
-
-@worst_pairs.register
-def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The choice revealed; both parts at the two ends."""
-    take_none(sensitivity)
-    (first,), (second,) = worst_pairs(form.first), worst_pairs(form.second)
-    return (Mixed(float(form.certificate.weight), first, second),)

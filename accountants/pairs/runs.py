@@ -7,16 +7,12 @@ is on a grid.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import singledispatch
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-import jax
 import numpy as np
 
-from accountants.pairs.losses import REACH, losses, shifted_pieces, whole
-from accountants.pairs.worst import Atoms, Mixed, Placed, Shifted
 from dpkernels.numerics import gauss_legendre
 from dpkernels.roots import halved
 
@@ -73,6 +69,11 @@ class Spectrum:
     runs: tuple[Run, ...]
     unseen: float = 0.0
 
+    def scaled(self, weight: float) -> Spectrum:
+        """The same outcomes, ``weight`` times as likely."""
+        runs = (replace(run, p=_times(weight, run.p), q=_times(weight, run.q)) for run in self.runs)
+        return Spectrum(weight * self.p, weight * self.q, self.loss, tuple(runs), weight * self.unseen)
+
     def mirrored(self) -> Spectrum:
         """The pair (q, p)."""
         runs = tuple(
@@ -119,6 +120,10 @@ def _after(outer: Any, inner: Any) -> Function:
     return lambda x: outer(inner(x))
 
 
+def _times(weight: float, density: Function) -> Function:
+    return lambda x: weight * density(x)
+
+
 def _mix(run: Run, rate: float) -> Function:
     return lambda x: rate * run.p(x) + (1 - rate) * run.q(x)
 
@@ -129,61 +134,10 @@ def joined(parts: Sequence[Spectrum]) -> Spectrum:
     return Spectrum(p, q, loss, sum((part.runs for part in parts), ()), sum(part.unseen for part in parts))
 
 
-@singledispatch
-def spectrum(pair: Any) -> Spectrum:
-    """The atoms and runs of a pair with concrete parameters.
-
-    Raises:
-        TypeError: a pair of an unknown type.
-    """
-    raise TypeError(f"pair: {type(pair).__name__} has no known loss distribution")
-
-
-@spectrum.register
-def _(pair: Atoms) -> Spectrum:
-    with jax.enable_x64(True):
-        nodes = jax.tree.map(np.asarray, losses(pair))
-    return Spectrum(nodes.p, nodes.q, nodes.loss, ())
-
-
-@spectrum.register
-def _(pair: Mixed) -> Spectrum:
-    w = float(pair.weight)
-    return joined([_scaled(spectrum(pair.first), w), _scaled(spectrum(pair.second), 1 - w)])
-
-
-def _scaled(whole: Spectrum, weight: float) -> Spectrum:
-    def times(density: Function) -> Function:
-        return lambda x: weight * density(x)
-
-    runs = tuple(Run(r.left, r.right, times(r.p), times(r.q), r.loss, r.inverse) for r in whole.runs)
-    return Spectrum(weight * whole.p, weight * whole.q, whole.loss, runs, weight * whole.unseen)
-
-
-@spectrum.register
-def _(pair: Shifted) -> Spectrum:
-    with jax.enable_x64(True):
-        single, pieces, bend = jax.tree.map(np.asarray, shifted_pieces(pair))
-    keep = (single.p > 0) | (single.q > 0)
-    reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
-    D = float(pair.shift)
-    low, high = min(0.0, D) - reach, max(0.0, D) + reach
-    runs = []
-    for j in np.flatnonzero((pieces.slope != 0) & (pieces.width > 0)):
-        left, right = float(np.clip(pieces.left[j], low, high)), float(np.clip(pieces.right[j], low, high))
-        if right > left:
-            at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
-            runs.append(_affine(left, right, at, log_p, rise, loss, slope, float(bend)))
-    return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(runs), UNSEEN if bend > 0 else 0.0)
-
-
-_AFFINE = ("at", "log_p", "rise", "loss", "slope")
-
-
-def _affine(
+def affine(
     left: float, right: float, at: float, log_p: float, rise: float, loss: float, slope: float, bend: float
 ) -> Run:
-    """A piece of a shifted pair: log p a polynomial of degree 2 at most, the loss affine."""
+    """A run of an affine loss, log p being a polynomial of degree 2 at most; both are given at ``at``."""
 
     def log_density(x: np.ndarray) -> np.ndarray:
         return log_p + rise * (x - at) - bend * (x - at) ** 2 / 2
@@ -199,13 +153,6 @@ def _affine(
         level,
         lambda value: at + (value - loss) / slope,
     )
-
-
-@spectrum.register
-def _(pair: Placed) -> Spectrum:
-    """Pieces between the knots of both densities, cut again where the loss turns."""
-    p, q, ends = whole(jax.tree.map(float, pair))
-    return between_knots(p, q, lambda x: np.log(p(x)) - np.log(q(x)), ends)
 
 
 def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray) -> Spectrum:

@@ -1,188 +1,141 @@
-"""Hockey sticks of additive noise in closed form, piece by piece: sums over the pieces of a shifted pair.
-
-Where the loss l = log p - log q is affine, {l > eps} is an interval with closed-form ends. Knots' masses do not depend
-on eps and are computed once.
-"""
+"""Additive noise under two inputs: a law, and the same law a distance further on."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.pieces import Pieces, split
-from accountants.pairs.worst import Shifted
-from dpkernels.numerics import gauss_legendre, like
+from accountants.pairs import noise_sticks, runs
+from accountants.pairs.base import Curve, Pair
+from accountants.pairs.losses import FEW, PANELS, REACH, Losses, joined, panel_rule, range_of
+from accountants.pairs.noise_sticks import Pieces, split
+from accountants.pairs.runs import Spectrum
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution, Symmetric
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.pytrees import pytree
 
-Curve = Callable[[Any], Any]
-
-_NODES, _WEIGHTS = gauss_legendre(6)
-
-
-def cap(dtype: Any) -> float:
-    """The largest budget told apart from larger ones: e^eps must stay finite."""
-    return 0.97 * float(np.log(jnp.finfo(dtype).max))
-
-
-def of_noise(pair: Shifted) -> Curve:
-    """eps -> delta(eps)."""
-    return (_steps, _exponentials, _gaussians)[pair.noise.law.degree](pair)
+_AFFINE = ("at", "log_p", "rise", "loss", "slope")
+# Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
+_TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
 
 
-def largest_loss_of_noise(pair: Shifted) -> Any:
-    """The supremum of the loss."""
+@partial(pytree, static=("periods",))
+@dataclass(frozen=True)
+class Shifted(Pair):
+    """p = f, q = f(. - D): additive noise under two inputs a distance D apart.
+
+    Attributes:
+        noise: the law with density f.
+        shift: D, of any sign.
+        periods: how many periods of a staircase on either side are kept step by step; the others follow geometrically.
+    """
+
+    noise: Distribution
+    shift: Any
+    periods: int = _TRACED_PERIODS
+
+    def hockey_stick(self) -> Curve:
+        return noise_sticks.of_noise(self)
+
+    def largest_loss(self) -> Any:
+        return noise_sticks.largest_loss_of_noise(self)
+
+    def losses(self, panels: int = 0) -> Losses:
+        single, pieces, bend = shifted_pieces(self)
+        return single if self.noise.law.degree == 0 else joined([single, _sloped(self, pieces, bend, panels)])
+
+    def spectrum(self) -> Spectrum:
+        with jax.enable_x64(True):
+            single, pieces, bend = jax.tree.map(np.asarray, shifted_pieces(self))
+        keep = (single.p > 0) | (single.q > 0)
+        reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
+        D = float(self.shift)
+        low, high = min(0.0, D) - reach, max(0.0, D) + reach
+        found = []
+        for j in np.flatnonzero((pieces.slope != 0) & (pieces.width > 0)):
+            left, right = float(np.clip(pieces.left[j], low, high)), float(np.clip(pieces.right[j], low, high))
+            if right > left:
+                at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
+                found.append(runs.affine(left, right, at, log_p, rise, loss, slope, float(bend)))
+        return Spectrum(
+            single.p[keep], single.q[keep], single.loss[keep], tuple(found), runs.UNSEEN if bend > 0 else 0.0
+        )
+
+    def mirror(self) -> Shifted:
+        return Shifted(self.noise, -self.shift, self.periods)
+
+    def asymmetry(self) -> Any:
+        return 0.0 if is_even(self.noise) else np.inf
+
+    def check(self) -> None:
+        checks.sensitivity(np.abs(self.shift))
+
+
+def is_even(noise: Distribution) -> bool:
+    """Whether the density is even for certain: under tracing, only where its type says so."""
+    if not isinstance(noise, Reweighted):
+        return isinstance(noise, Symmetric)
+    low, high = checks.concrete(noise.low), checks.concrete(noise.high)
+    known = low is not None and high is not None
+    return known and bool(np.all(noise.low == -noise.high)) and is_even(noise.kernel)
+
+
+def shifted(noise: Distribution, shift: Any) -> Shifted:
+    """The pair of additive noise and its shift, with as many periods of a staircase as it needs.
+
+    Raises:
+        ValueError: a staircase with too many steps within the shift.
+    """
+    if noise.law.degree:
+        return Shifted(noise, shift)
+    law: Any = noise.law
+    parameters = law.epsilon, law.period, shift, *noise.edges
+    numbers = [number for number in map(checks.concrete, parameters) if number is not None]
+    if len(numbers) < len(parameters):
+        return Shifted(noise, shift)
+    epsilon, period, D, *edges = (float(np.max(np.abs(number))) for number in numbers)
+    reach = min(max([0.0, *edges]) / period, 120 / epsilon)
+    needed = 4 + 2 * math.ceil(D / period) + math.ceil(reach)
+    if needed > _MOST_PERIODS:
+        raise ValueError(f"sensitivity: {D:g} is {D / period:g} periods of the staircase; at most 30000 are accounted")
+    return Shifted(noise, shift, 1 << max(4, needed - 1).bit_length())
+
+
+def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
+    """Pieces of constant loss as outcomes, all pieces, and minus the second derivative of the log density."""
+    pieces, law, D = split(pair), pair.noise.law, pair.shift
+    bend = -law.score(jnp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
+    if law.degree == 0:
+        p = jnp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
+        q = jnp.where(jnp.isfinite(pieces.loss), p * jnp.exp(-pieces.loss), 0.0)
+        return Losses(p, q, pieces.loss, 0 * p), pieces, bend
+    flat = (pieces.slope == 0) & (pieces.width > 0)
+    p = pieces.weight_p * law.mass(pieces.left, pieces.right)
+    q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
+    p, q = jnp.where(flat, p, 0.0), jnp.where(flat, q, 0.0)
+    return Losses(p, q, pieces.loss, 0 * p), pieces, bend
+
+
+def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int) -> Losses:
+    """Panels of the pieces whose loss is not constant."""
+    left, right, D, few = pieces.left, pieces.right, pair.shift, FEW
     if pair.noise.law.degree == 2:
-        return jnp.inf + 0 * pair.shift
-    pieces = split(pair)
-    top = pieces.loss + jnp.abs(pieces.slope) * _top(pieces)[2]
-    return jnp.where(pieces.width > 0, top, -jnp.inf).max()
-
-
-def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
-    """Sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each is one pass over eps."""
-
-    def add(total: Any, item: Any) -> tuple[Any, None]:
-        return total + jnp.maximum(term(item)(epsilon), 0.0), None
-
-    dtype = jnp.result_type(epsilon, *jax.tree.leaves(items))
-    return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
-
-
-def _top(pieces: Pieces) -> tuple[Any, Any, Any]:
-    """The end of each piece with the larger loss (the finite one if it is flat), -1 if it is the left one, its offset.
-
-    The offset is |top - at|, and the loss at the top loss + |slope| offset.
-    """
-    rightwards = jnp.where(pieces.slope == 0, ~jnp.isfinite(pieces.left), pieces.slope > 0)
-    top = jnp.where(rightwards, pieces.right, pieces.left)
-    return top, jnp.where(rightwards, 1.0, -1.0), jnp.abs(top - pieces.at)
-
-
-def _exponentials(pair: Shifted) -> Curve:
-    """Sum over pieces; t is the distance from the top, r the derivative of log p in t, s = |slope|.
-
-    integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s.
-    """
-    pieces = split(pair)
-    top, side, offset = _top(pieces)
-    fall = jnp.abs(pieces.slope)
-    loss = pieces.loss + fall * offset
-    log_p = pieces.log_p + pieces.rise * (top - pieces.at)
-    log_q = jnp.where(jnp.isfinite(loss), log_p - jnp.where(jnp.isfinite(loss), loss, 0.0), -jnp.inf)
-    items = log_p, log_q, loss, -side * pieces.rise, fall, pieces.width
-
-    def term(item: Any) -> Curve:
-        log_p, log_q, loss, r, s, width = item
-
-        def at(eps: Any) -> Any:
-            T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
-            T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
-            return _growth(log_p, r, T) - _growth(log_q + eps, r + s, T)
-
-        return at
-
-    return lambda eps: total(term, items, eps)
-
-
-def _growth(log_start: Any, r: Any, T: Any) -> Any:
-    """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0."""
-    endless = jnp.isinf(T)
-    y = r * jnp.where(endless, 1.0, T)
-    tiny = jnp.abs(y) < 1e-8
-    size = jnp.where(tiny, 1.0, jnp.abs(r))
-    bounded = jnp.where(tiny, jnp.where(endless, 1.0, T), -jnp.expm1(-jnp.abs(y)) / size)
-    exponent = log_start + jnp.where(endless, 0.0, jnp.maximum(y, 0.0))
-    return jnp.exp(exponent) * jnp.where(endless, 1 / size, bounded)
-
-
-def _gaussians(pair: Shifted) -> Curve:
-    """Sum over pieces of w_P K(cut, top) - e^eps w_Q K(cut - D, top - D), K the Gaussian's mass, from the nearer tail.
-
-    Where the cut is next to the top the difference would lose its digits: there, by quadrature.
-    """
-    pieces = split(pair)
-    law: Any = pair.noise.law
-
-    def term(piece: Pieces) -> Curve:
-        ends = (piece.right, piece.left), (piece.left, piece.right)
-        up: Any = piece.slope >= 0
-        side, (top, far) = jnp.where(up, 1, -1), (jnp.where(up, right, left) for right, left in ends)
-
-        def at(eps: Any) -> Any:
-            sloped = jnp.isfinite(piece.loss)
-            reach = (eps - jnp.where(sloped, piece.loss, 0.0)) / jnp.where(piece.slope != 0, piece.slope, 1.0)
-            cut = jnp.clip(piece.at + reach, piece.left, piece.right)
-            cut = jnp.where(sloped, cut, jnp.where(piece.loss > 0, far, top))
-            p = piece.weight_p * law.mass(side * cut, side * top)
-            q = piece.weight_q * law.mass(side * (cut - pair.shift), side * (top - pair.shift))
-            short = sloped & _is_short(piece, law.sigma, cut, top)
-            near = jnp.where(short, cut, 0.0), jnp.where(short, top, 0.0)
-            by_nodes = jax.lax.cond(short.any(), lambda: _short_mass(piece, law, eps, *near), lambda: 0 * p)
-            # At the top two equal tails, one of an array and one of a number, may differ in their last bit.
-            return jnp.where(short, by_nodes, jnp.where(cut == top, 0.0, p - jnp.exp(eps) * q))
-
-        return at
-
-    return lambda eps: total(term, pieces, eps)
-
-
-def _is_short(piece: Pieces, sigma: Any, cut: Any, top: Any) -> Any:
-    """Whether neither the density nor the loss changes much from the cut to the top."""
-    finite = jnp.isfinite(top) & jnp.isfinite(cut)
-    cut, top = jnp.where(finite, cut, 0.0), jnp.where(finite, top, 0.0)
-    z = (jnp.abs(top - cut) + 0 * cut) / sigma
-    steep = (1 + jnp.maximum(jnp.abs(top), jnp.abs(cut)) / sigma) * z
-    return finite & (z > 0) & (steep <= 0.5) & (jnp.abs(piece.slope) * sigma * z <= 1)
-
-
-def _short_mass(piece: Pieces, law: Any, eps: Any, cut: Any, top: Any) -> Any:
-    """Integral of p (1 - e^(eps - l)) from the cut to the top."""
-    nodes, weights = like(_NODES, eps), like(_WEIGHTS, eps)
-    x = cut[..., None] + (top - cut)[..., None] * nodes
-    loss = jnp.where(jnp.isfinite(piece.loss), piece.loss, 0.0) + piece.slope * (x - piece.at)
-    gain = piece.weight_p * jnp.exp(law.log_prob(x)) * -jnp.expm1(eps[..., None] - loss)
-    return jnp.abs(top - cut) * (gain @ weights)
-
-
-def _steps(pair: Shifted) -> Curve:
-    """The loss takes the values l_1 < l_2 < ...: delta is linear in e^eps between them, and summed from the top.
-
-    delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
-    """
-    pieces = split(pair)
-    largest = cap(pieces.loss.dtype)
-    mass = jnp.exp(pieces.log_p) * pieces.width * step_copies(pair, pieces.at)
-    certain = pieces.loss >= largest
-    level = jnp.clip(pieces.loss, -largest, largest)
-    order = jnp.argsort(-level)
-    level, other = level[order], jnp.where(certain, 0.0, mass * jnp.exp(-level))[order]
-    above = jnp.cumsum(other)
-    steps = above[:-1] * jnp.exp(level[:-1]) * -jnp.expm1(level[1:] - level[:-1])
-    delta = jnp.where(certain, mass, 0.0).sum() + jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
-    slope = above * jnp.exp(level)
-
-    def at(eps: Any) -> Any:
-        count = len(level) - jnp.searchsorted(level[::-1], eps, side="right")
-        i = jnp.maximum(count - 1, 0)
-        return delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
-
-    return at
-
-
-def step_copies(pair: Shifted, at: Any) -> Any:
-    """How often a piece counts: beyond all edges a staircase repeats, e^-eps as high each period.
-
-    The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.
-    """
-    law: Any = pair.noise.law
-    D = law.period
-    shift = jnp.abs(pair.shift)
-    reach = (pair.periods - 1 - jnp.ceil(shift / D)) * D
-    needed = shift + jnp.abs(jnp.stack([0 * shift, *pair.noise.edges])).max()
-    x = jnp.abs(at)
-    copies = jnp.where(x < reach - D, 1.0, jnp.where(x < reach, -1 / jnp.expm1(-law.epsilon), 0.0))
-    negligible = law.epsilon * (reach / D - 1) > 120
-    return jnp.where((reach - D >= needed) | negligible, copies, jnp.nan)
+        reach = REACH / jnp.sqrt(bend)
+        low, high = jnp.minimum(0.0, D) - reach, jnp.maximum(0.0, D) + reach
+        left, right, few = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, PANELS // len(left))
+    present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
+    left, right = jnp.where(present, left, 0.0), jnp.where(present, right, 1.0)
+    share, weight = panel_rule(max(1, panels // len(left)) if panels else few, left, dense=panels > 0 and len(left) > 1)
+    x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
+    log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2
+    loss = jnp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
+    weight = jnp.where(present, right - left, 0.0)[:, None] * weight
+    width = range_of(loss)
+    return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, width)))

@@ -1,17 +1,92 @@
-"""Pairs of the user's own that are tables: two laws on finitely many reports, randomised response."""
+"""Two laws on finitely many reports: tables, the user's own among them, and randomised response."""
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.worst import Atoms
+from accountants.pairs.base import Curve, Pair
+from accountants.pairs.losses import Losses
+from accountants.pairs.runs import Spectrum
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import floating, namespace
+from dpkernels.pytrees import pytree
 
 _NORMALISED = 1e-9
+
+
+@partial(pytree, static=("moved", "near"))
+@dataclass(frozen=True)
+class Atoms(Pair):
+    """Two laws on the same finitely many reports.
+
+    Attributes:
+        p: probabilities under one input, a 1-D array.
+        q: under the other.
+        moved: of even noise on a lattice, how many points q is further on than p; None for other laws.
+        near: whether the inputs are within a sensitivity, of laws that are not moved: inputs twice as far apart, as
+            where a record is replaced, may have others.
+    """
+
+    p: Any
+    q: Any
+    moved: int | None = None
+    near: bool = False
+
+    joint: ClassVar[bool] = True
+    has_two_ways: ClassVar[bool] = True
+
+    def hockey_stick(self) -> Curve:
+        return lambda eps: jnp.maximum(self.p - jnp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
+
+    def largest_loss(self) -> Any:
+        possible = self.p > 0
+        both = possible & (self.q > 0)
+        loss = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
+        return jnp.where(both, loss, jnp.where(possible, jnp.inf, -jnp.inf)).max()
+
+    def losses(self, panels: int = 0) -> Losses:
+        p, q = (floating(jnp.asarray(mass)) for mass in (self.p, self.q))
+        both = (p > 0) & (q > 0)
+        loss = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
+        return Losses(p, q, jnp.where(both, loss, jnp.where(p > 0, jnp.inf, -jnp.inf)), 0 * p)
+
+    def spectrum(self) -> Spectrum:
+        with jax.enable_x64(True):
+            nodes = jax.tree.map(np.asarray, self.losses())
+        return Spectrum(nodes.p, nodes.q, nodes.loss, ())
+
+    def mirror(self) -> Atoms:
+        return Atoms(self.q, self.p, near=self.near)
+
+    def asymmetry(self) -> Any:
+        if self.moved is not None:
+            return 0.0
+        gap = self.q - self.p[::-1]
+        return namespace(gap).abs(gap).max()
+
+    def check(self) -> None:
+        for name, mass in (("p", self.p), ("q", self.q)):
+            checks.within(name, mass, 0.0, 1.0)
+            if np.shape(mass) != np.shape(self.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
+                raise ValueError(f"{name}: is not of as many probabilities as the other, or they do not add up to 1")
+        if self.moved is not None:
+            _check_moved(self)
+
+
+def _check_moved(pair: Atoms) -> None:
+    n = checks.whole("moved", pair.moved, 1, len(pair.p) - 1)
+    weights = pair.p[: len(pair.p) - n]
+    falls = np.all(np.diff(weights[len(weights) // 2 :]) <= 0)
+    if any(pair.p[-n:]) or any(pair.q[:n]) or np.any(pair.q[n:] != weights):
+        raise ValueError(f"moved: {n}; q is not p so many points further on")
+    if np.any(weights != weights[::-1]) or not falls:
+        raise ValueError("p: of noise on a lattice is even and falls from the middle")
 
 
 def weights(p: Any, q: Any) -> Atoms:
@@ -72,4 +147,10 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     low = xp.exp(-epsilon) / (1 + (k - 1) * xp.exp(-epsilon))
     high = 1 - (k - 1) * low
     p = xp.stack([high, low] if k == 2 else [high, (k - 2) * low, low])
+    return Atoms(p, p[::-1])
+
+
+def two_points(high: Any, low: Any) -> Atoms:
+    """The pair of (high, low), low = 1 - high, and its reverse, which no pure mechanism of its level exceeds."""
+    p = namespace(high, low).stack([high, low])
     return Atoms(p, p[::-1])

@@ -1,4 +1,4 @@
-"""The worst pair of neighbouring inputs of a mechanism: two laws of the report, the unit of all accounting.
+"""The dominating pair of a mechanism: the laws of its report under the worst two neighbouring inputs.
 
 The privacy profile of a mechanism is the pointwise maximum of the hockey sticks of its worst pairs,
 
@@ -10,96 +10,33 @@ and a pair and its mirror (q and p swapped) are both meant where they have the s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from fractions import Fraction
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
-from accountants.pairs import pure
+from accountants.pairs import pure, rows
+from accountants.pairs.base import Mixed, Pair
+from accountants.pairs.densities import Densities
+from accountants.pairs.placed import Placed, falls
+from accountants.pairs.shifted import is_even, shifted
+from accountants.pairs.tables import Atoms, two_points
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution, Symmetric
+from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
-from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.rows.form import ExactRows
+from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed.bases import Base
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
-from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.numerics import namespace
-from dpkernels.pytrees import pytree
-
-# Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
-_TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
-
-
-@partial(pytree, static=("periods",))
-@dataclass(frozen=True)
-class Shifted:
-    """p = f, q = f(. - D): additive noise under two inputs a distance D apart.
-
-    Attributes:
-        noise: the law with density f.
-        shift: D, of any sign.
-        periods: how many periods of a staircase on either side are kept step by step; the others follow geometrically.
-    """
-
-    noise: Distribution
-    shift: Any
-    periods: int = _TRACED_PERIODS
-
-
-@pytree
-@dataclass(frozen=True)
-class Placed:
-    """p = density(. | x), q = density(. | other) of a windowed mechanism.
-
-    Attributes:
-        mechanism: a window that falls from its middle, on a base that falls from 0.
-        x: the input of p.
-        other: the input of q.
-    """
-
-    mechanism: Windowed
-    x: Any
-    other: Any
-
-
-@partial(pytree, static=("moved", "near"))
-@dataclass(frozen=True)
-class Atoms:
-    """Two laws on the same finitely many reports.
-
-    Attributes:
-        p: probabilities under one input, a 1-D array.
-        q: under the other.
-        moved: of even noise on a lattice, how many points q is further on than p; None for other laws.
-        near: whether the inputs are within a sensitivity, of laws that are not moved: inputs twice as far apart, as
-            where a record is replaced, may have others.
-    """
-
-    p: Any
-    q: Any
-    moved: int | None = None
-    near: bool = False
-
-
-@pytree
-@dataclass(frozen=True)
-class Mixed:
-    """The pair ``first`` with probability w, else ``second``; a report tells which: delta = w delta_1 + (1-w) delta_2.
-
-    Attributes:
-        weight: w.
-        first: a pair.
-        second: a pair at the same two inputs.
-    """
-
-    weight: Any
-    first: Any
-    second: Any
 
 
 @singledispatch
@@ -121,14 +58,18 @@ def worst_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
 
-@worst_pairs.register(Shifted)
-@worst_pairs.register(Placed)
-@worst_pairs.register(Atoms)
-@worst_pairs.register(Mixed)
-def _(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+@worst_pairs.register
+def _(mechanism: Pair, sensitivity: Any = None) -> tuple[Any, ...]:
     """A pair by itself, such as two weight tables of the user's own."""
     take_none(sensitivity)
     return (mechanism,)
+
+
+@worst_pairs.register
+def _(mechanism: Densities, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The pair and its mirror."""
+    take_none(sensitivity)
+    return (mechanism, mechanism.mirror())
 
 
 @worst_pairs.register
@@ -181,36 +122,6 @@ def _(noise: Lattice, sensitivity: Any) -> tuple[Any, ...]:
     return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n),)
 
 
-def is_even(noise: Distribution) -> bool:
-    """Whether the density is even for certain: under tracing, only where its type says so."""
-    if not isinstance(noise, Reweighted):
-        return isinstance(noise, Symmetric)
-    low, high = checks.concrete(noise.low), checks.concrete(noise.high)
-    known = low is not None and high is not None
-    return known and bool(np.all(noise.low == -noise.high)) and is_even(noise.kernel)
-
-
-def shifted(noise: Distribution, shift: Any) -> Shifted:
-    """The pair of additive noise and its shift, with as many periods of a staircase as it needs.
-
-    Raises:
-        ValueError: a staircase with too many steps within the shift.
-    """
-    if noise.law.degree:
-        return Shifted(noise, shift)
-    law: Any = noise.law
-    parameters = law.epsilon, law.period, shift, *noise.edges
-    numbers = [number for number in map(checks.concrete, parameters) if number is not None]
-    if len(numbers) < len(parameters):
-        return Shifted(noise, shift)
-    epsilon, period, D, *edges = (float(np.max(np.abs(number))) for number in numbers)
-    reach = min(max([0.0, *edges]) / period, 120 / epsilon)
-    needed = 4 + 2 * math.ceil(D / period) + math.ceil(reach)
-    if needed > _MOST_PERIODS:
-        raise ValueError(f"sensitivity: {D:g} is {D / period:g} periods of the staircase; at most 30000 are accounted")
-    return Shifted(noise, shift, 1 << max(4, needed - 1).bit_length())
-
-
 def take_none(sensitivity: Any) -> None:
     """Refuse a sensitivity for a bounded mechanism, which has none or one of its own.
 
@@ -244,25 +155,16 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     take_none(sensitivity)
     if falls(mechanism.window) and falls(mechanism.base):
         return (Placed(mechanism, mechanism.upper, mechanism.lower),)
-    high = 1 / (1 + math.exp(-pure.epsilon(mechanism)))
-    return (Atoms(np.array([high, 1 - high]), np.array([1 - high, high])),)
-
-
-def falls(shape: Window | Base) -> bool:
-    """Whether a window or a base falls from its middle; only a table may not."""
-    if not isinstance(shape, TabulatedWindow | TabulatedBase):
-        return True
-    outward = shape.shape.heights[len(shape.shape.heights) // 2 :]
-    return bool(np.all(np.diff(outward) <= 0))
+    level = pure.epsilon(mechanism)
+    return (two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level))),)
 
 
 @worst_pairs.register
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends: either probability is affine in the input."""
     take_none(sensitivity)
-    p = mechanism.probability_high(mechanism.upper)
-    xp = namespace(p)
-    return (Atoms(xp.stack([p, 1 - p]), xp.stack([1 - p, p])),)
+    high, low = mechanism.probability_high(mechanism.upper), mechanism.probability_low(mechanism.upper)
+    return (two_points(high, low),)
 
 
 @worst_pairs.register
@@ -272,8 +174,7 @@ def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
     Exact where a report tells the part, as a density and two points do; for other parts an upper bound.
     """
     take_none(sensitivity)
-    (first,), (second,) = worst_pairs(mechanism.first), worst_pairs(mechanism.second)
-    return (Mixed(mechanism.weight, first, second),)
+    return _mixed(mechanism.weight, mechanism)
 
 
 @worst_pairs.register
@@ -290,3 +191,38 @@ def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
             "and accountants.epsilon(mechanism) is the pure level of all"
         )
     return worst_pairs(mechanism.coordinate)
+
+
+@worst_pairs.register
+def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
+    """The choice revealed; both parts at the two ends."""
+    take_none(sensitivity)
+    return _mixed(float(form.certificate.weight), form)
+
+
+def _mixed(weight: Any, mixture: Any) -> tuple[Mixed]:
+    (first,), (second,) = worst_pairs(mixture.first), worst_pairs(mixture.second)
+    return (Mixed(weight, first, second),)
+
+
+@worst_pairs.register
+def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
+    return rows.exact_noise_pairs(form, sensitivity)
+
+
+_ROWS: dict[type, Callable[[Any], Any]] = {
+    Optimal: rows.optimal_pair,
+    CentralPiecewise: rows.central_pair,
+    ExactRows: rows.rows_pair,
+    ExactWindow: rows.window_pair,
+}
+
+
+@worst_pairs.register(Optimal)
+@worst_pairs.register(CentralPiecewise)
+@worst_pairs.register(ExactRows)
+@worst_pairs.register(ExactWindow)
+def _(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+    """One pair of which the profile is the table's, or barely above it; neighbours are those of the mechanism."""
+    take_none(sensitivity)
+    return (_ROWS[type(mechanism)](mechanism),)

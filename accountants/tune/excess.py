@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from accountants.pairs.hockey_stick import curve
-from accountants.pairs.worst import shifted
+from accountants.pairs.shifted import shifted
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

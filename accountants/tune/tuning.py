@@ -19,8 +19,7 @@ from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.shuffled import Shuffled
 from accountants.tune.family import Family
 from accountants.tune.objectives import Objective, as_objective
-from accountants.tune.published import composite as published
-from accountants.tune.published import recycling as _published_recycling  # noqa: F401 - registers its searches
+from accountants.tune.published.enumerated import enumerated
 from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks
@@ -242,7 +241,7 @@ def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
 
 
 def _by_enumeration(family: Family, objective: Objective) -> Result:
-    chosen = published.enumerated(family, objective)
+    chosen = enumerated(family, objective)
     epsilon, delta = realised(family, chosen.mechanism)
     return Result(
         family=f"{family.name}, {chosen.source}",

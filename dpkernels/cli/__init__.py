@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from dpkernels.cache_folder import keep_programs
 from dpkernels.cli.interrupts import interruptible, is_finished, was_asked
 
 _EXTRAS = {"click": "cli", "pyarrow": "cli", "rich": "cli", "matplotlib": "plot"}
@@ -30,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with interruptible(last=arguments is None):
             if arguments is None:
                 _occupy_closed_streams()
+                keep_programs()
             return _run(list(sys.argv[1:] if arguments is None else arguments))
     except KeyboardInterrupt as error:
         return _fail("interrupted" + _also(error))

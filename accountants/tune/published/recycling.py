@@ -14,7 +14,7 @@ from accountants.scale import smallest_scale
 from accountants.tune.families.recycled import Recycled, scale_symbol
 from accountants.tune.families.sampled import SampledRecycled
 from accountants.tune.objectives import Objective
-from accountants.tune.published.composite import Enumerated, enumerated
+from accountants.tune.published.composite import Enumerated
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -26,8 +26,7 @@ from dpkernels.roots import lowest, safe_root
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
 
-@enumerated.register
-def _(family: Recycled, objective: Objective) -> Enumerated:
+def recycled_search(family: Recycled, objective: Objective) -> Enumerated:
     """Jiang 2024, Algorithm 2 with Algorithm 1 inside; see ``recycling.published_budget`` for what is wrong with them.
 
     Raises:
@@ -41,8 +40,7 @@ def _(family: Recycled, objective: Objective) -> Enumerated:
     return Enumerated("Jiang 2024", made, parameters, float(best.acceptance), count, [float(best.acceptance)])
 
 
-@enumerated.register
-def _(family: SampledRecycled, objective: Objective) -> Enumerated:
+def sampled_search(family: SampledRecycled, objective: Objective) -> Enumerated:
     """Jiang 2024, Algorithm 4: a ternary search for the rate p of the largest acceptance, Algorithm 2 at every p.
 
     The choice at a rate has the budget that ``accountants.subsampling.on_sample`` allows on the sample. What is wrong

@@ -1,16 +1,14 @@
 """Solved programs on disk: a saving of time that no guarantee relies on.
 
-The folder is ``$DPKERNELS_CACHE``, by default ``$XDG_CACHE_HOME/dpkernels`` or ``~/.cache/dpkernels``; an empty
-``DPKERNELS_CACHE`` turns it off. A table that is read is checked to be private, unbiased and on the grids asked for,
-and a release certifies its integers anyway; that it has the least variance is not checked. So whoever can write into
-the folder can make reports noisier, not less private.
+The folder is that of ``cache_folder``. A table that is read is checked to be private, unbiased and on the grids asked
+for, and a release certifies its integers anyway; that it has the least variance is not checked. So whoever can write
+into the folder can make reports noisier, not less private.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import os
 import zipfile
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpkernels.cache_folder import folder
 from dpkernels.staging import staged
 
 # Part of every key: raise it whenever the program or the format changes.
@@ -27,18 +26,6 @@ FORMAT = 2
 _MOST_BYTES = 1 << 24
 
 Arrays = dict[str, np.ndarray]
-
-
-def folder() -> Path | None:
-    """Where solutions are kept; None where they are not."""
-    chosen = os.environ.get("DPKERNELS_CACHE")
-    if chosen is not None:
-        return Path(chosen) if chosen else None
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(home) if home else Path.home() / ".cache") / "dpkernels"
-    except RuntimeError:  # There is no home.
-        return None
 
 
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:

@@ -1,0 +1,289 @@
+"""Hockey sticks of additive noise in closed form: sums over the pieces of a ``Shifted`` pair, which all here take.
+
+p = f,  q = f(. - D),  l = log p - log q.  With log f a polynomial of degree d <= 2 between knots, its second
+derivative the same everywhere,  l(x) = l(at) + slope (x - at)  between the knots of f and of its shift.
+
+Where the loss is affine, {l > eps} is an interval with closed-form ends. Knots' masses do not depend
+on eps and are computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.numerics import floating, gauss_legendre, like
+from dpkernels.pytrees import pytree
+
+Curve = Callable[[Any], Any]
+
+_NODES, _WEIGHTS = gauss_legendre(6)
+
+
+@pytree
+@dataclass(frozen=True)
+class Pieces:
+    """One entry a piece, left to right; arrays of one length.
+
+    Attributes:
+        left: lower end; -inf for the first, but for laws of steps.
+        right: upper end; inf for the last, but for laws of steps.
+        width: right - left, and 0 where the ends are equal but for rounding.
+        at: where log_p and loss are given, the formulas of the piece being extended to there if it is outside.
+        log_p: log density of p there; -inf for a piece without mass.
+        rise: derivative of log p there.
+        loss: l there; inf where only q is 0, -inf where only p is.
+        slope: of l.
+        weight_p: p relative to ``noise.law``.
+        weight_q: q relative to the shift of ``noise.law``.
+    """
+
+    left: Any
+    right: Any
+    width: Any
+    at: Any
+    log_p: Any
+    rise: Any
+    loss: Any
+    slope: Any
+    weight_p: Any
+    weight_q: Any
+
+
+def split(pair: Any) -> Pieces:
+    """The pieces; the whole line, but for laws of steps, where it is between the outermost knots kept."""
+    noise, D, law = pair.noise, pair.shift, pair.noise.law
+    left, right = _ends(pair)
+    width = width_between(left, right, D)
+    inner = _inside(left, right, D)
+    weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
+    # For one Gaussian the loss is that of the law, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2.
+    at = D / 2 + 0 * inner if law.degree == 2 else inner
+    rise = law.score(at)
+    slope = law.score(D + 0 * at) if law.degree == 2 else rise - law.score(at - D)
+    log_p = law.log_prob(at)
+    loss = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q)
+    # Where neither is possible the loss is that of as little of both: derivatives in the weight are taken there.
+    both = (weight_p > 0) == (weight_q > 0)
+    loss = jnp.where(both, loss, jnp.where(weight_p > 0, jnp.inf, -jnp.inf))
+    log_p = jnp.where(weight_p > 0, log_p + _log(weight_p), -jnp.inf)
+    slope = jnp.where(both, slope, 0.0)
+    return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
+
+
+def _ends(pair: Any) -> tuple[Any, Any]:
+    """Neighbouring knots of f and of its shift."""
+    knots = knots_of(pair)
+    ends = jnp.sort(jnp.concatenate([knots, knots + pair.shift]))
+    if pair.noise.law.degree == 0:
+        return ends[:-1], ends[1:]
+    infinity = jnp.full(1, jnp.inf, ends.dtype)
+    return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity])
+
+
+def knots_of(pair: Any) -> Any:
+    """Knots of f; of a staircase as many periods of steps as the pair keeps."""
+    noise: Any = pair.noise
+    law = noise.law
+    points = [floating(jnp.asarray(k)) for k in (law.knots if law.degree else law.steps(pair.periods), *noise.edges)]
+    return jnp.concatenate([jnp.atleast_1d(k) for k in points])
+
+
+def width_between(left: Any, right: Any, D: Any) -> Any:
+    """Knots may meet but for rounding: what is between them is no piece, its loss would be that of no real one."""
+    rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
+    sliver = jnp.isfinite(rounding) & (right - left <= rounding)
+    return jnp.where(sliver, 0.0, right - left)
+
+
+def _inside(left: Any, right: Any, D: Any) -> Any:
+    """A point inside each piece."""
+    near = jnp.where(jnp.isfinite(left), left, jnp.where(jnp.isfinite(right), right - 2 * jnp.abs(D), 0.0))
+    far = jnp.where(jnp.isfinite(right), right, jnp.where(jnp.isfinite(left), left + 2 * jnp.abs(D), 0.0))
+    return (near + far) / 2
+
+
+def _log(weight: Any) -> Any:
+    """log, and 0 where the weight is 0."""
+    return jnp.log(jnp.where(weight > 0, weight, 1.0))
+
+
+def cap(dtype: Any) -> float:
+    """The largest budget told apart from larger ones: e^eps must stay finite."""
+    return 0.97 * float(np.log(jnp.finfo(dtype).max))
+
+
+def of_noise(pair: Any) -> Curve:
+    """eps -> delta(eps)."""
+    return (_steps, _exponentials, _gaussians)[pair.noise.law.degree](pair)
+
+
+def largest_loss_of_noise(pair: Any) -> Any:
+    """The supremum of the loss."""
+    if pair.noise.law.degree == 2:
+        return jnp.inf + 0 * pair.shift
+    pieces = split(pair)
+    top = pieces.loss + jnp.abs(pieces.slope) * _top(pieces)[2]
+    return jnp.where(pieces.width > 0, top, -jnp.inf).max()
+
+
+def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
+    """Sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each is one pass over eps."""
+
+    def add(total: Any, item: Any) -> tuple[Any, None]:
+        value = term(item)(epsilon)
+        # Not their maximum, which halves the derivative of what is 0 only while nothing is there.
+        return total + jnp.where(value >= 0, value, 0.0), None
+
+    dtype = jnp.result_type(epsilon, *jax.tree.leaves(items))
+    return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
+
+
+def _top(pieces: Pieces) -> tuple[Any, Any, Any]:
+    """The end of each piece with the larger loss (the finite one if it is flat), -1 if it is the left one, its offset.
+
+    The offset is |top - at|, and the loss at the top loss + |slope| offset.
+    """
+    rightwards = jnp.where(pieces.slope == 0, ~jnp.isfinite(pieces.left), pieces.slope > 0)
+    top = jnp.where(rightwards, pieces.right, pieces.left)
+    return top, jnp.where(rightwards, 1.0, -1.0), jnp.abs(top - pieces.at)
+
+
+def _exponentials(pair: Any) -> Curve:
+    """Sum over pieces; t is the distance from the top, r the derivative of log p in t, s = |slope|.
+
+    integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s.
+    """
+    pieces = split(pair)
+    law: Any = pair.noise.law
+    top, side, offset = _top(pieces)
+    fall, moved = jnp.abs(pieces.slope), pieces.at - pair.shift
+    further = law.score(moved)
+    log_p = law.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
+    log_q = law.log_prob(moved) + further * (top - pieces.at)
+    loss = pieces.loss + fall * offset
+    p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
+
+    def term(item: Any) -> Curve:
+        (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width = item
+
+        def at(eps: Any) -> Any:
+            T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
+            T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
+            return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
+
+        return at
+
+    return lambda eps: total(term, (p, q, loss, fall, pieces.width), eps)
+
+
+def _growth(log_start: Any, r: Any, T: Any) -> Any:
+    """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0."""
+    endless = jnp.isinf(T)
+    y = r * jnp.where(endless, 1.0, T)
+    tiny = jnp.abs(y) < 1e-8
+    size = jnp.where(tiny, 1.0, jnp.abs(r))
+    bounded = jnp.where(tiny, jnp.where(endless, 1.0, T), -jnp.expm1(-jnp.abs(y)) / size)
+    exponent = log_start + jnp.where(endless, 0.0, jnp.maximum(y, 0.0))
+    return jnp.exp(exponent) * jnp.where(endless, 1 / size, bounded)
+
+
+def _gaussians(pair: Any) -> Curve:
+    """Sum over pieces of w_P K(cut, top) - e^eps w_Q K(cut - D, top - D), K the Gaussian's mass, from the nearer tail.
+
+    Where the cut is next to the top the difference would lose its digits: there, by quadrature.
+    """
+    pieces = split(pair)
+    law: Any = pair.noise.law
+
+    def term(piece: Pieces) -> Curve:
+        ends = (piece.right, piece.left), (piece.left, piece.right)
+        up: Any = piece.slope >= 0
+        side, (top, far) = jnp.where(up, 1, -1), (jnp.where(up, right, left) for right, left in ends)
+
+        def at(eps: Any) -> Any:
+            sloped = jnp.isfinite(piece.loss)
+            reach = (eps - jnp.where(sloped, piece.loss, 0.0)) / jnp.where(piece.slope != 0, piece.slope, 1.0)
+            cut = jnp.clip(piece.at + reach, piece.left, piece.right)
+            cut = jnp.where(sloped, cut, jnp.where(piece.loss > 0, far, top))
+            p = piece.weight_p * law.mass(side * cut, side * top)
+            q = piece.weight_q * law.mass(side * (cut - pair.shift), side * (top - pair.shift))
+            short = sloped & _is_short(piece, law.sigma, cut, top)
+            near = jnp.where(short, cut, 0.0), jnp.where(short, top, 0.0)
+            by_nodes = jax.lax.cond(short.any(), lambda: _short_mass(piece, law, eps, *near), lambda: 0 * p)
+            # At the top two equal tails, one of an array and one of a number, may differ in their last bit.
+            return jnp.where(short, by_nodes, jnp.where(cut == top, 0.0, p - jnp.exp(eps) * q))
+
+        return at
+
+    return lambda eps: total(term, pieces, eps)
+
+
+def _is_short(piece: Pieces, sigma: Any, cut: Any, top: Any) -> Any:
+    """Whether neither the density nor the loss changes much from the cut to the top."""
+    finite = jnp.isfinite(top) & jnp.isfinite(cut)
+    cut, top = jnp.where(finite, cut, 0.0), jnp.where(finite, top, 0.0)
+    z = (jnp.abs(top - cut) + 0 * cut) / sigma
+    steep = (1 + jnp.maximum(jnp.abs(top), jnp.abs(cut)) / sigma) * z
+    return finite & (z > 0) & (steep <= 0.5) & (jnp.abs(piece.slope) * sigma * z <= 1)
+
+
+def _short_mass(piece: Pieces, law: Any, eps: Any, cut: Any, top: Any) -> Any:
+    """Integral of p (1 - e^(eps - l)) from the cut to the top."""
+    nodes, weights = like(_NODES, eps), like(_WEIGHTS, eps)
+    x = cut[..., None] + (top - cut)[..., None] * nodes
+    loss = jnp.where(jnp.isfinite(piece.loss), piece.loss, 0.0) + piece.slope * (x - piece.at)
+    gain = piece.weight_p * jnp.exp(law.log_prob(x)) * -jnp.expm1(eps[..., None] - loss)
+    return jnp.abs(top - cut) * (gain @ weights)
+
+
+def _steps(pair: Any) -> Curve:
+    """The loss takes the values l_1 < l_2 < ...: delta is linear in e^eps between them, and summed from the top.
+
+    delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
+    """
+    pieces = split(pair)
+    largest = cap(pieces.loss.dtype)
+    log_prob, size = pair.noise.law.log_prob, pieces.width * step_copies(pair, pieces.at)
+    mass = pieces.weight_p * jnp.exp(log_prob(pieces.at)) * size
+    certain = pieces.loss >= largest
+    sure, as_sure = (
+        jnp.where(certain, each, 0.0).sum()
+        for each in (mass, pieces.weight_q * jnp.exp(log_prob(pieces.at - pair.shift)) * size)
+    )
+    level = jnp.clip(pieces.loss, -largest, largest)
+    order = jnp.argsort(-level)
+    level, other = level[order], jnp.where(certain, 0.0, mass * jnp.exp(-level))[order]
+    above = jnp.cumsum(other)
+    steps = above[:-1] * jnp.exp(level[:-1]) * -jnp.expm1(level[1:] - level[:-1])
+    delta = jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
+    slope = above * jnp.exp(level)
+
+    def at(eps: Any) -> Any:
+        count = len(level) - jnp.searchsorted(level[::-1], eps, side="right")
+        i = jnp.maximum(count - 1, 0)
+        some = delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
+        return some + sure - jnp.exp(eps) * as_sure
+
+    return at
+
+
+def step_copies(pair: Any, at: Any) -> Any:
+    """How often a piece counts: beyond all edges a staircase repeats, e^-eps as high each period.
+
+    The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.
+    """
+    law: Any = pair.noise.law
+    D = law.period
+    shift = jnp.abs(pair.shift)
+    reach = (pair.periods - 1 - jnp.ceil(shift / D)) * D
+    needed = shift + jnp.abs(jnp.stack([0 * shift, *pair.noise.edges])).max()
+    x = jnp.abs(at)
+    copies = jnp.where(x < reach - D, 1.0, jnp.where(x < reach, -1 / jnp.expm1(-law.epsilon), 0.0))
+    negligible = law.epsilon * (reach / D - 1) > 120
+    return jnp.where((reach - D >= needed) | negligible, copies, jnp.nan)

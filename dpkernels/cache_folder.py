@@ -1,0 +1,58 @@
+"""Where what took long to compute is kept between runs, and when that may be trusted.
+
+The folder is ``$DPKERNELS_CACHE``, by default ``$XDG_CACHE_HOME/dpkernels`` or ``~/.cache/dpkernels``; an empty
+``DPKERNELS_CACHE`` turns it off.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import MutableMapping
+from pathlib import Path
+
+# Programs that compile in less are not kept: reading them takes about as long.
+_LEAST_SECONDS = "0.1"
+
+
+def folder() -> Path | None:
+    """Where results are kept; None where they are not."""
+    chosen = os.environ.get("DPKERNELS_CACHE")
+    if chosen is not None:
+        return Path(chosen) if chosen else None
+    home = os.environ.get("XDG_CACHE_HOME")
+    try:
+        return (Path(home) if home else Path.home() / ".cache") / "dpkernels"
+    except RuntimeError:  # There is no home.
+        return None
+
+
+def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Have JAX keep its compiled programs, unless the user has said where; before JAX is imported.
+
+    A compiled program is run as it is read, so whoever can write where it is kept decides what runs: only a folder of
+    this user's own, which no other can enter, is used.
+
+    Args:
+        environment: of this process.
+    """
+    place = folder()
+    if place is None or "JAX_COMPILATION_CACHE_DIR" in environment or "JAX_ENABLE_COMPILATION_CACHE" in environment:
+        return
+    programs = place / "programs"
+    if _is_ours_alone(programs):
+        environment["JAX_COMPILATION_CACHE_DIR"] = str(programs)
+        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_SECONDS)
+
+
+def _is_ours_alone(place: Path) -> bool:
+    """Whether the folder, made if need be, is this user's and nobody else's."""
+    if not hasattr(os, "getuid"):  # Windows, where a mode says nothing.
+        return False
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.mkdir(mode=0o700, exist_ok=True)
+        found = place.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

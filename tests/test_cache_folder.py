@@ -1,0 +1,77 @@
+"""Compiled programs between runs of the command: kept in a folder of the user's own, or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dpkernels.cache_folder import keep_programs
+
+PLACE = "JAX_COMPILATION_CACHE_DIR"
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DPKERNELS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "programs"
+
+
+def kept(**given: str) -> dict[str, str]:
+    environment = dict(given)
+    keep_programs(environment)
+    return environment
+
+
+def test_the_folder_is_made_for_the_owner_alone(place: Path) -> None:
+    assert kept()[PLACE] == str(place)
+    assert place.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o701, 0o720, 0o755, 0o777])
+def test_a_folder_that_others_may_enter_is_not_used(place: Path, mode: int) -> None:
+    place.mkdir(parents=True)
+    place.chmod(mode)
+    assert kept() == {}
+
+
+def test_a_link_a_file_and_no_place_are_not_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.parent.mkdir()
+    place.symlink_to(place.parent.parent)
+    assert kept() == {}
+    place.unlink()
+    place.touch()
+    assert kept() == {}
+    monkeypatch.setenv("DPKERNELS_CACHE", "")
+    assert kept() == {}
+
+
+def test_another_users_folder_is_not_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir(parents=True, mode=0o700)
+    monkeypatch.setattr(os, "getuid", lambda: place.stat().st_uid + 1)
+    assert kept() == {}
+
+
+def test_what_the_user_has_set_stays(place: Path) -> None:
+    for given in ({PLACE: "elsewhere"}, {"JAX_ENABLE_COMPILATION_CACHE": "false"}):
+        assert kept(**given) == given
+    assert not place.exists()
+
+
+def test_a_second_run_reads_what_the_first_compiled(place: Path) -> None:
+    command = [sys.executable, "-c", "from dpkernels.cli import main; main()", "account", "duchi"]
+    options = ["--lower", "0", "--upper", "1", "--epsilon", "1", "--reports", "3", "--at-delta", "1e-6"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment["JAX_PLATFORMS"] = "cpu"
+    printed = []
+    for _ in range(2):
+        done = subprocess.run([*command, *options], env=environment, capture_output=True, text=True, check=True)
+        printed.append((done.stdout, {path.name for path in place.glob("*-cache")}))
+    (first, kept_then), (second, kept_now) = printed
+    assert first == second
+    # What takes about a tenth of a second is kept in the one run or the other.
+    assert kept_then <= kept_now
+    assert len(kept_now - kept_then) < len(kept_then)
