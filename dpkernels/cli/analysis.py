@@ -99,11 +99,11 @@ def account(
 
         found = Composed.of(found, at_epsilon, at_delta, **several)
     if together:
-        from dpkernels.cli import shuffled
+        from dpkernels.cli.composed import ShuffledAccount, draw_shuffled
 
-        found = shuffled.ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
+        found = ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
     if plot is not None and together:
-        shuffled.draw(plot, found)
+        draw_shuffled(plot, found)
     elif plot is not None:
         from dpkernels.cli.profile_plot import draw
 

@@ -1,10 +1,13 @@
-"""``dpkernels account --reports``: what several reports of a mechanism reveal together."""
+"""``dpkernels account --reports`` and ``--shuffle``: what several reports of a mechanism reveal together."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,15 +15,24 @@ import numpy as np
 
 import accountants
 from accountants.composition.characteristic import ConvergenceError
+from accountants.shuffle import published
 from dpkernels import checks
 from dpkernels.cli.account import Account
 from dpkernels.cli.release.sidecar import parameters
 from dpkernels.cli.text import aligned
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.certify import certify
 
 COVERS = (
     "these reports together, of the law, in exact arithmetic; their mechanism fixed in advance. Does not cover "
     "sampling in floating point (a release samples certified integers instead), other reports, or side channels."
 )
+
+SHUFFLED_COVERS = (
+    "one report of each of n people, of certified integers, shuffled. Does not cover other reports of these people, "
+    "what comes with a report (its time, its address), a shuffler that tells, or side channels."
+)
+_MOST_POINTS, _DECADES = 25, 2
 
 
 @dataclass(frozen=True)
@@ -134,3 +146,118 @@ def _finite(value: float) -> float | None:
 
 def _shown(value: float | None) -> str:
     return "none" if value is None else f"{value:.9g}"
+
+
+@dataclass(frozen=True)
+class ShuffledAccount:
+    """Shuffled reports of one mechanism, and where to read what they reveal.
+
+    Attributes:
+        one: the mechanism.
+        form: its exact form.
+        made: what the reports reveal.
+        epsilons: where to print delta.
+        deltas: where to print epsilon.
+    """
+
+    one: Account
+    form: Any
+    made: accountants.Shuffled
+    epsilons: Sequence[float]
+    deltas: Sequence[float]
+
+    @classmethod
+    def of(cls, one: Account, epsilons: Sequence[float], deltas: Sequence[float], n: int) -> ShuffledAccount:
+        """Certify the mechanism and shuffle n reports of it.
+
+        Raises:
+            click.UsageError: n below 2, or a mechanism that nothing hides.
+            CertificateError: its integers do not have the guarantee.
+        """
+        try:
+            accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
+            form = certify(one.mechanism)
+            made = accountants.shuffled(form, n)
+        except CertificateError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(f"--shuffle: {error}") from error
+        return cls(one, form, made, tuple(epsilons), tuple(deltas if deltas or epsilons else one.deltas))
+
+    @property
+    def tables(self) -> dict[str, list[dict[str, float]]]:
+        """Of each number asked for an estimate, its value where all others hold one input, and the rigorous bracket."""
+        made = self.made
+        return {
+            "epsilon_at_delta": [
+                {"delta": at, "epsilon": made.epsilon(at), **_ends(made.lower(delta=at), made.bracket(delta=at))}
+                for at in self.deltas
+            ],
+            "delta_at_epsilon": [
+                {"epsilon": at, "delta": made.delta(at), **_ends(made.lower(epsilon=at), made.bracket(epsilon=at))}
+                for at in self.epsilons
+            ],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {
+            "mechanism": self.one.name,
+            "parameters": parameters(self.one.mechanism),
+            "shuffled": self.made.n,
+            "neighbouring": self.made.neighbouring,
+            "covers": SHUFFLED_COVERS,
+            **self.tables,
+        }
+
+    def __str__(self) -> str:
+        facts = {
+            "mechanism": self.one.description,
+            "shuffled": f"{self.made.n} honest reports",
+            "neighbouring": self.made.neighbouring,
+            "covers": SHUFFLED_COVERS,
+        }
+        lines = [f"{name:<19} {text}" for name, text in facts.items()]
+        for rows in self.tables.values():
+            if rows:
+                cells = [[f"{value:.9g}" for value in row.values()] for row in rows]
+                lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
+        return "\n".join(lines)
+
+
+def _ends(revealed: float, bracket: tuple[float, float]) -> dict[str, float]:
+    return {"some_inputs": float(revealed), "at_least": float(bracket[0]), "at_most": float(bracket[1])}
+
+
+def draw_shuffled(target: Path, account: ShuffledAccount) -> None:
+    """Draw central eps against n, around the n asked for, into a PNG; with what is known of eps0 alone."""
+    from matplotlib.figure import Figure
+
+    from dpkernels.cli.plot import write_png
+
+    n, delta = account.made.n, (account.deltas or account.one.deltas)[0]
+    ends = np.log10(max(2, n / 10**_DECADES)), np.log10(n) + _DECADES
+    counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
+    made = [accountants.shuffled(account.form, int(count)) for count in counts]
+    level = float(account.made.blanket.level)
+    clones = [
+        published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
+    ]
+    figure = Figure(figsize=(8, 5.5), dpi=150)
+    axes = figure.subplots()
+    axes.axhline(level, color="0.5", linestyle=":", label=f"one report without the shuffler: {level:.4g}")
+    axes.plot(
+        counts, clones, "--", color="C1", label="known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
+    )
+    axes.plot(counts, [one.epsilon(delta) for one in made], color="C0", linewidth=2, label="this mechanism, any inputs")
+    revealed = [one.lower(delta=delta) for one in made]
+    axes.plot(counts, revealed, color="C2", linestyle="-.", label="revealed where all others hold one input")
+    axes.plot([n], [account.made.epsilon(delta)], "o", color="C3", label=f"n = {n}: {account.made.epsilon(delta):.4g}")
+    axes.set(xscale="log", yscale="log", xlabel="n, honest reports", ylabel=f"central epsilon at delta {delta:g}")
+    axes.set(title=f"Shuffled reports: {account.one.name}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, loc="lower left", fontsize=8)
+    note = f"{account.one.description}. Neighbouring: {account.made.neighbouring}. Covers {SHUFFLED_COVERS}"
+    figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
+    figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
+    write_png(figure, target)
