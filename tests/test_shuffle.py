@@ -158,9 +158,11 @@ def _check(mechanism, n, delta):
     low, high = made.bracket(epsilon=at)
     value = made.delta(at)
     slack = {"counts": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(made._upper.ways)]
+    # What the grid allows for rounding of losses, which is all there is next to eps0.
+    rounding = 1e-12 if at < (1 - 1e-9) * float(made.blanket.level) else 1e-8
     assert low <= high * (1 + 1e-12)
     assert low <= value * (1 + slack)
-    assert value <= high * (1 + slack) + 1e-12
+    assert value <= high * (1 + slack) + rounding
     level = float(made.blanket.level)
     pairs = made.blanket.pairs
     distance = max(0.5 * np.abs(pair.first - pair.second).sum() for pair in pairs)
@@ -171,7 +173,7 @@ def _check(mechanism, n, delta):
     ]
     if len(pairs[0].upper.merged.mass) <= 3:
         bounds.append(published.published_variation_ratio(level, n, at, distance))
-    assert value <= min(bounds) * (1 + slack) + 1e-12  # What rounding of losses may add.
+    assert value <= min(bounds) * (1 + slack) + rounding
 
 
 def test_random_mechanisms():

@@ -63,6 +63,8 @@ class Shuffled:
         An estimate: exact to rounding for three outcomes (flat windows, two points, randomised response) and up to
         10,000 reports or so; beyond, and for more outcomes, by the integral, precise to 1e-6 of delta and mostly
         1e-9 (1e-5 at eps = 0); few reports of more outcomes on a grid from above, to 1e-4. Rigorous is ``bracket``.
+        The worst pair of inputs is proven (see ``blanket``) but for tables row by row, where it is the worst of those
+        found to be at a grid of eps, and windows that overlap, of which the ends are; the bracket goes over all pairs.
 
         Args:
             epsilon: eps >= 0, any shape.
