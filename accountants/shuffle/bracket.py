@@ -82,8 +82,9 @@ def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) 
 
 
 def _of_crowd(crowd: Crowd, E: float) -> Law:
-    size = float((crowd.p + E * crowd.q).max())
-    return _one_report(crowd.p - E * crowd.q, crowd.mass, crowd.gamma, size)
+    some = np.asarray(crowd.mass) > 0
+    mass, p, q = (np.asarray(column, float)[some] for column in (crowd.mass, crowd.p, crowd.q))
+    return _one_report(p - E * q, mass, float(crowd.gamma), float((p + E * q).max()))
 
 
 def _of_bound(blanket: Blanket, stop_loss: StopLoss, E: float) -> Law:
@@ -239,12 +240,12 @@ def upper_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     if blanket.stop_loss is not None:
         law, gamma = _of_bound(blanket, blanket.stop_loss, E), float(blanket.pairs[0].least.sum())
         return min(_bound(law, n, 1) / (gamma * n) * (1 + _MASS), 1.0)
-    return max(of_crowd(pair.upper.merged, n, epsilon) for pair in blanket.pairs)
+    return max(of_crowd(pair.upper, n, epsilon) for pair in blanket.pairs)
 
 
 def lower_delta(crowd: Crowd, n: int, epsilon: float) -> float:
     """What n reports, all others of one input, reveal at least: delta from below at eps."""
-    return _bound(_of_crowd(crowd.merged, math.exp(epsilon)), n, -1) / n * (1 - _MASS)
+    return _bound(_of_crowd(crowd, math.exp(epsilon)), n, -1) / n * (1 - _MASS)
 
 
 def crossing(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:

@@ -37,9 +37,10 @@ class Estimate:
         values = (self._log_value(crowd, way, epsilon) for crowd, way in zip(self.crowds, self.ways, strict=True))
         return max(values, default=-math.inf)
 
-    def largest(self, epsilon: float) -> Crowd:
-        """The crowd that hides least at one eps, next to it; by the integral."""
-        return max(self.crowds, key=lambda crowd: integral.host_log_delta(_thin(crowd), self.n, epsilon)[0])
+    def largest(self, epsilon: float) -> int:
+        """The number of the crowd that hides least at one eps, or nearly; by the integral."""
+        values = [integral.host_log_delta(_thin(crowd), self.n, epsilon)[0] for crowd in self.crowds]
+        return max(range(len(values)), key=values.__getitem__)
 
     @cached_property
     def ways(self) -> tuple[str, ...]:

@@ -175,7 +175,12 @@ class Shuffled:
 
     @cached_property
     def _lower(self) -> Estimate:
-        return self._estimate(crowd for pair in self.blanket.pairs[:_LOWER] for crowd in pair.lower)
+        return self._estimate(self._alike)
+
+    @cached_property
+    def _alike(self) -> tuple[Crowd, ...]:
+        """Others that all hold one input."""
+        return tuple(crowd for pair in self.blanket.pairs[:_LOWER] for crowd in pair.lower)
 
     def _estimate(self, crowds: Iterable[Crowd]) -> Estimate:
         return Estimate(tuple(crowd.merged for crowd in crowds), self.n, self.blanket.level)
@@ -204,7 +209,7 @@ class Shuffled:
         """Of the crowd whose estimate is the largest at eps; any is valid."""
         if not self._lower.crowds:
             return lambda _: 0.0
-        return partial(bracket.lower_delta, self._lower.largest(epsilon), n)
+        return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
 
 
 def shuffled(mechanism: Any, n: Any) -> Shuffled:
