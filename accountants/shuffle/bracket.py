@@ -21,8 +21,8 @@ from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
 _MASS, _VALUE = 1e-12, 1e-14
-# What an outcome is moved up in its cell, and the grid down, of a cell: more than rounding within a cell.
-_MOVED = 1e-11
+# What an outcome is moved up, or down, of a cell: more than rounding does in as many cells as there are at most.
+_MOVED, _UNIT = 1e-9, 2.0**-53
 # Sums are made outcome by outcome from so many pairs of them at most, and have so many.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
 # Points of the grids over the sum; how many deviations of it they are for; the relative width that is enough.
@@ -156,9 +156,9 @@ def _below(law: Law, step: float, count: int) -> Masses:
     Chords of f exceed it inside a cell, at most by an e at its outcomes; so f - d at grid points, d the larger e of
     the two cells beside, has chords below f, and so has the convex hull from below, at slopes of -1 or more.
     """
-    place = (law.value - law.slack) / step
+    place = (law.value - law.slack) / step - _MOVED
     k, first, size = _cells(place)
-    mass = law.mass * (1 - _MASS * law.reports)
+    mass = law.mass * (1 - _MASS * law.reports - _UNIT * law.points)
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
