@@ -12,10 +12,10 @@ from accountants.shuffle import Shuffled
 from accountants.shuffle import shuffled as account
 from dpkernels import checks
 from dpkernels.exact.certify import certify
-from dpkernels.roots import NotPrivateError
+from dpkernels.roots import until_private
 
-# Steps of log eps0 to the safe side: the least, and what is stepped of log delta, which falls 2 times as fast or more.
-_FEWER, _STEP, _MOST_STEPS = 1e-9, 0.1, 100
+# Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
+_NUDGES = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 to where a constructor takes no more.
 _FEWEST = 1e-2
 
@@ -61,7 +61,11 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
     t = _largest(excess, low, high)
-    return until_private(lambda t: constructor(epsilon=math.exp(max(t, low)), **arguments), t, epsilon, delta, n)
+
+    def made(nudge: float) -> Any:
+        return constructor(epsilon=math.exp(max(t - nudge, low)), **arguments)
+
+    return until_private(made, lambda one: proven(one, n).upper_bound(epsilon) <= delta, _NUDGES)
 
 
 def _largest(excess: Callable[[float], float], low: float, high: float) -> float:
@@ -78,17 +82,6 @@ def _largest(excess: Callable[[float], float], low: float, high: float) -> float
             if step < _FEWEST:
                 break
     return safe
-
-
-def until_private(made: Callable[[float], Any], t: float, epsilon: float, delta: float, n: int) -> Any:
-    """The mechanism of t, or of the next ones below, whose bracket meets the target."""
-    for _ in range(_MOST_STEPS):
-        mechanism = made(t)
-        found = proven(mechanism, n).upper_bound(epsilon)
-        if found <= delta:
-            return mechanism
-        t -= max(_FEWER, _STEP * math.log(found / delta))
-    raise NotPrivateError(f"epsilon, delta: {epsilon:g}, {delta:g}; no mechanism was found whose bracket proves it")
 
 
 def proven(mechanism: Any, n: int) -> Shuffled:
