@@ -107,7 +107,8 @@ def published_budget(
     often twice, and more the larger D/theta and eps are.
 
     Raises:
-        ValueError: a kernel other than ``Gaussian`` and ``Laplace``, or an argument out of range.
+        ValueError: a kernel other than ``Gaussian`` and ``Laplace``; theta not positive; epsilon not in [0.01, 20];
+            delta not in (0, 1).
     """
     checks.positive("theta", theta)
     checks.epsilon(epsilon)

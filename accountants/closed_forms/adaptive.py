@@ -71,7 +71,8 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: an unknown kind of mechanism, or an argument out of range.
+        ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 not positive; epsilon negative;
+            cells not in 2..10^5.
     """
     order = _kinds(order)
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
@@ -94,7 +95,8 @@ def ordering_table(
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: an argument out of range.
+        ValueError: k not in 1..20; bounded_range not in 0..k; epsilon0 not positive; epsilon negative; cells not in
+            2..10^5.
 
     Example:
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]

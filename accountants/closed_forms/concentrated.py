@@ -137,7 +137,7 @@ class Concentrated:
         leak: probability, in [0, 1), of what rho does not cover.
 
     Raises:
-        ValueError: an attribute out of range.
+        ValueError: rho negative or not finite; leak not in [0, 1).
     """
 
     rho: Any
@@ -192,7 +192,7 @@ def setwise_epsilon(
             it; ``gaussian_concentration`` has Gaussian noise's.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: delta not in (0, 1); another parameter negative or not finite.
     """
     terms = [*map(pure_terms, pure), *map(bounded_range_terms, bounded_range)]
     terms += [(_budget(mu, "mu"), _budget(tau, "tau") ** 2) for mu, tau in concentrated]

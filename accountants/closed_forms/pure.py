@@ -36,7 +36,7 @@ def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: an argument out of range.
+        ValueError: epsilon0 not positive; k not in 0..10^6; epsilon NaN.
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
@@ -55,7 +55,7 @@ def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: an argument out of range.
+        ValueError: epsilon0 not positive; k not in 0..10^6; delta not in [0, 1).
     """
     eps0, delta = numbers(epsilon0, checked_delta(delta))
     top, step, mass = pure_losses(eps0, k)
@@ -89,7 +89,7 @@ def pure_mix_delta(epsilons: Any, epsilon: Any, *, points: int = 1 << 16) -> Any
         delta of epsilon's shape, NumPy.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilons not positive, or not a vector; epsilon NaN; points not in 2^8..2^24.
     """
     points = checks.whole("points", points, 1 << 8, 1 << 24)
     checks.within("epsilon", epsilon, -np.inf, np.inf)

@@ -126,7 +126,7 @@ class Guarantee:
             and every parameter of the mechanism. Use 64 bits: tails of sums are lost in 32.
 
         Raises:
-            ValueError: epsilon out of range.
+            ValueError: epsilon negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._read("delta", epsilon, profile)
@@ -182,7 +182,7 @@ class Guarantee:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
 
         Raises:
-            ValueError: not exactly one of the two, or out of range.
+            ValueError: not exactly one of the two; epsilon negative; delta not in (0, 1).
         """
         if (epsilon is None) == (delta is None):
             raise ValueError("epsilon, delta: exactly one of them must be given")

@@ -61,7 +61,8 @@ def known_domain(
         Both scales; the guarantee at them, as computed, is at most eps.
 
     Raises:
-        ValueError: an argument out of range; picks that leave nothing for the counts, with what they cost.
+        ValueError: k not in 1..10^6; epsilon not in [0.01, 20]; delta not in (0, 1); share not in (0, 1); noise of
+            another name; discovery_epsilon not positive; picks that leave nothing for the counts, with what they cost.
         TypeError: k is not a whole number.
 
     Example:

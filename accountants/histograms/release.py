@@ -93,7 +93,8 @@ def known_domain_top_k(
 
     Raises:
         TypeError: counts are not integers, or noise of a law that has no known charge.
-        ValueError: an argument out of range.
+        ValueError: counts negative, 2^53 or more, or not 1-D; k not in 1..len(counts); discovery_epsilon not in
+            [1e-4, 20]; delta not in (0, 1); noise whose claim is for a sensitivity below 1.
     """
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise.noise, noise))
@@ -144,7 +145,9 @@ def unknown_domain_top_k(
 
     Raises:
         TypeError: counts are not integers.
-        ValueError: an argument out of range.
+        ValueError: counts negative, or 2^53 or more; k or l0_sensitivity not in 1..10^6; sigma or linf_sensitivity not
+            positive, or sigma so small that a count may lose more than 20; truncation_delta not in (0, 1); delta not
+            below 1 and above the leak of D0 counts.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)

@@ -57,7 +57,8 @@ def best(
         The mechanism with its parameters, value, path and certificate.
 
     Raises:
-        ValueError: an argument out of range; no member is feasible; the best value is not good enough, with that value.
+        ValueError: an unknown method; starts or turns not in 1..100000; a budget that the family refuses; no member is
+            feasible; the best value is not good enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
         TypeError: no family; a family without a published search.
 
@@ -101,7 +102,8 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
 
     Raises:
-        ValueError: an argument out of range, or arrays that do not broadcast; no member is feasible at some budget.
+        ValueError: starts or turns not in 1..100000; arrays that do not broadcast; no member is feasible at some
+            budget.
     """
     chosen = as_objective(objective)
     family = aimed(_family(family), chosen)

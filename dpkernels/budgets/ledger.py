@@ -66,7 +66,7 @@ class Ledger:
 
         Raises:
             TypeError: a budget that is not of numbers.
-            ValueError: a budget out of range.
+            ValueError: epsilon not positive and finite; delta not in [0, 1).
             LedgerError: the file is there with another budget, or is not a sound ledger; or it cannot be made.
         """
         path, budget = Path(path), budgeted(epsilon, delta)

@@ -74,7 +74,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
 
     Raises:
         TypeError: scores are not integers.
-        ValueError: an argument out of range.
+        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20]; k not in 1..len(scores).
 
     Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
     Neighbouring: scores that differ by 0 to 1 each, all in the same direction; where they may move both ways, it is
@@ -100,7 +100,7 @@ def exponential_choice(scores: Any, epsilon: float, uniform: Uniform) -> int:
 
     Raises:
         TypeError: scores are not integers.
-        ValueError: an argument out of range.
+        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20].
     """
     return _choose(*_checked(scores, epsilon), uniform)
 

@@ -151,7 +151,7 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
     Raises:
         CertificateError: the total is not 2^bits, delta is larger than claimed for some shift, which says by how much,
             or weights rise after they fall in a table too large for a look at every shift.
-        ValueError: a claim is out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not positive.
     """
     checks.epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)

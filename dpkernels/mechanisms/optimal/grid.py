@@ -57,7 +57,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
         points: n; by default enough that rounding adds a percent or two to the variance.
 
     Raises:
-        ValueError: points even, or out of range.
+        ValueError: points even, or not in 3..1401.
     """
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
@@ -144,7 +144,7 @@ def outputs_for(rows: Grid, outputs: int | None) -> int:
     """(m - 1)/2 for m outputs, odd; by default about as many as rows, and at least 121.
 
     Raises:
-        ValueError: even, or out of range.
+        ValueError: outputs even or not in 9..2049, or above 2^21/points.
     """
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.cells < rows.points - 1 else 80

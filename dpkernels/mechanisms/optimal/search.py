@@ -78,7 +78,8 @@ def optimal(
             are to be perturbed.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what is said above; points even or
+            not in 3..1401; outputs even or not in 9..2049, or above 2^21/points; an objective of another form.
         ProgramError: the solver fails, for too few outputs or extreme grids.
 
     Example:
@@ -122,7 +123,7 @@ def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float 
     """Whether ``optimal`` of these finds its solution in the cache folder.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what ``optimal`` takes.
     """
     return optimal_cache.is_kept(repr(_problem(epsilon, lower, upper, sensitivity, None, None, "worst")))
 

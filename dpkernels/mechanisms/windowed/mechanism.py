@@ -164,7 +164,7 @@ class Windowed(Parabolic):
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
 
     Raises:
-        ValueError: width, height, interval or epsilon out of range.
+        ValueError: width not in (0, 2); height not in (0, 1/(area m)); not lower < upper; epsilon not in [0.01, 20].
     """
 
     window: Window
