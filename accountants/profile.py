@@ -22,7 +22,7 @@ def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
     """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
 
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
-    mechanism in exact arithmetic. See ``pairs.worst_pairs`` for the pairs and for the two kinds of mechanism
+    mechanism in exact arithmetic. See ``pairs.worst.worst_pairs`` for the pairs and for the two kinds of mechanism
     whose value is an upper bound.
 
     Args:

@@ -139,7 +139,7 @@ def published_composition(
     Args:
         kernel_profile: delta_T, of T kernel reports composed; for a Gaussian kernel
             ``lambda eps: additive_profile(kernel, sqrt(T) * D, eps)``. It is called with an array.
-        weight: W, as of ``published_weight``.
+        weight: W, from ``published_weight``.
         q: probability of a redraw, in [0, 1).
         count: T.
         epsilon: eps of all reports.

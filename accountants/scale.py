@@ -1,4 +1,4 @@
-"""The scale of any law: one root, of the profile in the shift."""
+"""The least scale of any law of noise for a budget: one root, of the profile in the shift."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
     An error shows the range, or ``span`` for it.
 
     Raises:
-        ValueError: naming the argument, the value and the range.
+        ValueError: it is outside; names the argument, the value and the range.
         TypeError: the value is text.
     """
     if isinstance(value, str):

@@ -217,7 +217,7 @@ def first_crossing(excess: Excess, parameters: Any, low: Any, high: Any, *, coun
         rtol: see ``safe_root``.
 
     Returns:
-        x as of ``safe_root``; NaN where no x was found.
+        x as ``safe_root`` finds it; NaN where no x was found.
     """
     parameters, low, high = alike(parameters, low, high)
     xp = namespace(low)

@@ -1,4 +1,4 @@
-"""JAX as the kernels are written for, whatever the user has set."""
+"""JAX's settings as the kernels need them, whatever the user has set."""
 
 from __future__ import annotations
 

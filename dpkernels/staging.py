@@ -30,7 +30,7 @@ _NEW = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CL
 
 
 class TakenError(OSError):
-    """Another process that runs is making the file."""
+    """Another running process is making the file."""
 
 
 @dataclass(frozen=True)

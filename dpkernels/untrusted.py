@@ -30,7 +30,7 @@ def parse_json(text: str) -> Any:
     """What JSON text holds; time and memory are those of a text of its size.
 
     Raises:
-        ValueError: it is no JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
+        ValueError: it is not JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
             is not finite.
     """
     try:

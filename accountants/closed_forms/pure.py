@@ -1,7 +1,7 @@
 """Optimal composition of pure-DP mechanisms.
 
 The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 with probability 1/(1 + e^-eps0), else
--eps0. What neighbouring means is whatever the mechanisms' eps0 was taken over.
+-eps0. Neighbours are those for which the mechanisms' eps0 holds.
 
 ``pure_delta`` and ``pure_epsilon`` take NumPy arrays (float64) or JAX ones (in their precision: float32 has three
 digits for k = 10^4), broadcast, and are differentiable in all but k. Floating point moves a delta by parts in 10^15
@@ -143,7 +143,7 @@ def _dotted(eps0: Any, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
-    """top, step and mass (``loss_lattice``) of the loss of k randomised responses."""
+    """top, step and mass (see ``lattice``) of the loss of k randomised responses."""
     checks.positive("epsilon0", eps0)
     k, ways = _counts(k)
     xp = namespace(eps0)

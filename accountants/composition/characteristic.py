@@ -26,13 +26,13 @@ _BISECTIONS = 60
 
 
 class ConvergenceError(ValueError):
-    """No number of the precision promised can be given."""
+    """The promised precision cannot be reached."""
 
 
 @pytree
 @dataclass(frozen=True)
 class Part:
-    """n times the same pair.
+    """n reports with the same pair.
 
     Attributes:
         losses: its nodes, or None for Gaussian noise alone.
@@ -82,7 +82,7 @@ class Part:
     def revival(self, c: Any, u: Any) -> Any:
         """log of an estimate of the largest |E_p exp((c + i v) l)| over v > u.
 
-        Atoms may come back in step, all of them at worst; what is spread out does not, and is taken as it is at u.
+        Atoms may come back in phase, at worst all of them; what is spread out does not, and is taken at its value at u.
         """
         if self.losses is None:
             return self.log_moment(c) - (u * self.mu) ** 2 / 2

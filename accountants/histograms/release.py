@@ -1,9 +1,9 @@
 """Top-k of a histogram (Cesar & Rogers 2021, section 6.2), released: known and unknown domain.
 
 Discovery is sampled exactly (``dpkernels.exact.choice``), counts are released by ``perturb``. The guarantee that comes
-with a release is that of the laws of noise; what is sampled is integer tables near them. Of Laplace noise the claim
-that ``perturb`` certifies is what is charged, so tables are covered; of Gaussian noise, truncated or not, what a table
-differs from its law is not. Timing and other side channels are not covered either.
+with a release is that of the laws of noise; what is sampled is integer tables near them. Laplace noise is
+charged by the claim that ``perturb`` certifies, so its tables are covered; for Gaussian noise, truncated or not, the
+difference of a table from its law is not. Timing and other side channels are not covered either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KnownTopK:
     Attributes:
         items: indices of the found counts, in the order of discovery.
         counts: their released counts, not increasing and not negative.
-        noisy: the same before both were imposed.
+        noisy: the same before order and sign were imposed.
         guarantee: what all of it costs.
     """
 
@@ -57,7 +57,7 @@ class UnknownTopK:
     Attributes:
         items: the released items, by falling noisy count, ties by their repr.
         counts: their noisy counts, all above the threshold.
-        threshold: above what counts were released.
+        threshold: only counts above it were released.
         guarantee: what all of it costs.
     """
 

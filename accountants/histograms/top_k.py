@@ -29,7 +29,7 @@ from dpkernels.numerics import ndtr
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Several valid bounds of one release.
+    """Several valid bounds on what one release costs.
 
     Attributes:
         parts: what was composed, in words.

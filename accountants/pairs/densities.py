@@ -78,7 +78,7 @@ class Densities(Pair):
         return np.inf
 
     def check(self) -> None:
-        """Nothing: ``densities`` has."""
+        """Nothing: ``densities`` has checked it."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:

@@ -34,7 +34,7 @@ class Piece:
 
     Attributes:
         left: its lower end; may be -inf.
-        right: its upper end; may be inf, one of both is finite.
+        right: its upper end; may be inf if left is finite.
         scale: a length.
     """
 
@@ -152,7 +152,7 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
 
 
 def nodes_on(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
-    """(mass of p, mass of q, loss, width) at a panel's nodes, as of ``Losses``."""
+    """(mass of p, mass of q, loss, width) at a panel's nodes, as in ``Losses``."""
     p, q = log_densities(piece, logs, start + (end - start) * NODES)
     loss = log_ratio(p, q)
     finite = loss[np.isfinite(loss)]

@@ -1,4 +1,4 @@
-"""Hockey sticks of a ``Placed`` pair, which all here take, piece by piece between the knots of both densities.
+"""Hockey sticks of a ``Placed`` pair, piece by piece between the knots of both densities.
 
 On the scaled reports v, mirrored so that the window of p is the right one, with middles s' < s,
 

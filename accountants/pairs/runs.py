@@ -60,7 +60,7 @@ class Spectrum:
         q: under the other law.
         loss: their losses.
         runs: all else.
-        unseen: at most so much mass of p, and of q, is in none of these: Gaussian tails beyond their reach.
+        unseen: bound on the mass of p, and of q, that is in none of these: Gaussian tails beyond their reach.
     """
 
     p: np.ndarray

@@ -1,4 +1,4 @@
-"""How high a window may be at a budget, traceable: ``mechanisms.windowed.heights`` for a search that moves it."""
+"""How high a window may be at a budget: ``mechanisms.windowed.heights``, but traceable by JAX, for searches."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def best(
 
 
 def compare(families: Sequence[Family], objective: Any, **options: Any) -> list[Result]:
-    """The best of each family, best first; options as of ``best``.
+    """The best of each family, best first; options as for ``best``.
 
     Raises:
         ValueError: no family, and as for ``best``.
@@ -94,9 +94,9 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
 
     Args:
         family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
-        objective: as of ``best``.
-        starts: as of ``best``.
-        turns: as of ``best``.
+        objective: as for ``best``.
+        starts: as for ``best``.
+        turns: as for ``best``.
 
     Returns:
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.

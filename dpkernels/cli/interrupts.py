@@ -17,7 +17,7 @@ _AGAIN_SECONDS = 0.02
 
 @dataclass
 class _State:
-    """Of the command that runs in this process.
+    """The state of the command that runs in this process.
 
     Attributes:
         asked: the request to stop that was seen; 0 for none.

@@ -151,7 +151,7 @@ def _with_kind(form: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong while a form is read is a ``CertificateError``: the form is no certificate.
+    """Whatever goes wrong while a form is read becomes a ``CertificateError``: the form is not a certificate.
 
     Raises:
         CertificateError: for any of these errors.

@@ -24,7 +24,7 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.random import host
 
-# The stream of a release's key for choices; 16 to 19 are those of ``forms``.
+# The stream of a release's key for choices; 16 to 19 are those of ``form``.
 CHOICE_UNIFORM_STREAM = 20
 
 EPSILON_RANGE = (1e-4, 20.0)

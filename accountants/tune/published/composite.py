@@ -32,7 +32,7 @@ class Enumerated:
         source: whose it is.
         mechanism: its choice.
         parameters: by the family's names.
-        value: the objective of it, in its natural direction.
+        value: its objective, in its natural direction.
         evaluations: how often the objective, or for recycling the privacy profile, was computed.
         rounds: the best value after each round.
     """

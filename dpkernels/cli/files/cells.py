@@ -134,7 +134,7 @@ def _rounded(cells: pa.Array, values: np.ndarray) -> np.ndarray | None:
 
 
 class CellError(ValueError):
-    """A cell that is no number.
+    """A cell that is not a number.
 
     Attributes:
         row: its number in the piece.

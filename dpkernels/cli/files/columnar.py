@@ -145,7 +145,7 @@ class ParquetFile(Source):
 
 
 class _ParquetSink:
-    """Gathers a row group, and writes it when it is whole, or too large to be held, in the way of another file."""
+    """Gathers a row group, and writes it when it is whole, or too large to be held, in the manner of another file."""
 
     def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
         self._file = file

@@ -218,7 +218,7 @@ class _LineSink:
 
 
 def _check_kind(block: bytes, done: int) -> None:
-    """Refuse what is no text in UTF-8 or the like."""
+    """Refuse what is not text in UTF-8 or the like."""
     for mark, problem in _OTHER_KINDS.items():
         if not done and block.startswith(mark):
             raise ValueError(problem)

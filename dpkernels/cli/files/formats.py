@@ -31,7 +31,7 @@ class Numbers:
     """A column of a piece.
 
     Attributes:
-        values: the numbers; where they are missing, any.
+        values: the numbers; arbitrary where they are missing.
         missing: where they are; None for nowhere.
         rounded: where the file has whole numbers that floats do not hold; None for nowhere.
     """

@@ -6,7 +6,7 @@ Unknowns are the probabilities p_ij of output y_j given input x_i and, for the w
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
 or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
-``optimal_profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
+``profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
 difference of the equations is taken, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
 
     sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
