@@ -171,7 +171,7 @@ def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: 
 
 
 def check_target(epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> None:
-    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is that of numbers."""
+    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is for numbers."""
     for name, value in (("epsilon", epsilon), ("delta", delta), ("sensitivity", sensitivity)):
         if np.ndim(value):
             raise ValueError(f"{name}: has shape {np.shape(value)}; calibration takes numbers (jax.vmap takes arrays)")

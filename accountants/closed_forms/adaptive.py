@@ -29,6 +29,7 @@ from dpkernels import checks
 from dpkernels.numerics import namespace
 
 KINDS = ("BR", "DP")
+# Of the grid, on eps0: twice as many give bounds four times as close in four times the time.
 CELLS = 512
 ROUNDING = 4e-15  # A step of the recursion loses less than this over 1 - E in float64.
 

@@ -19,6 +19,7 @@ from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log
 from dpkernels import checks
 from dpkernels.numerics import namespace
 
+# The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
 

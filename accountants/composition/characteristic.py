@@ -22,7 +22,7 @@ from dpkernels.pytrees import pytree
 # Trapezoid nodes and the largest t: the first that converges is taken, under tracing the middle one.
 SMALL, MIDDLE, LARGE = (96, 3.6), (400, 6.0), (768, 9.0)
 ACCEPTED = 1e-9  # Relative error of delta.
-_BISECTIONS = 60
+_BISECTIONS = 60  # For a saddle, on log c; any c gives the right value, a near one gives it with few nodes.
 
 
 class ConvergenceError(ValueError):

@@ -266,7 +266,7 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
 
     Raises:
         TypeError: an unknown mechanism.
-        ValueError: no sensitivity for an additive mechanism, or one for another; a pair of what are not laws.
+        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is not one of laws.
     """
     if isinstance(mechanism, Pair):
         take_none(sensitivity)

@@ -15,6 +15,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.roots import safe_root
 
+# The eps of a pick is searched between these; a budget that the first exceeds is refused.
 _SMALLEST_PICK, _LARGEST_PICK = 1e-6, 10.0
 # What ``known_domain_guarantee`` calls the scale of the noise, and what else it takes.
 _ARGUMENTS: dict[str, tuple[str, dict[str, float]]] = {

@@ -23,7 +23,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.roots import safe_root
 
-MOST_COUNTS = 10**6
+MOST_COUNTS = 10**6  # As many mechanisms as ``pure_delta`` composes.
 
 
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:

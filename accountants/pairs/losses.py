@@ -52,7 +52,7 @@ class Losses:
         return Losses(weight * self.p, weight * self.q, self.loss, self.width)
 
     def capped(self, cap: Any) -> Losses:
-        """The same at every eps up to the cap: beyond it (p, q) becomes (e^cap q, q), and the rest of p has infinite loss.
+        """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
 
         Composed it is the same as long as all other losses together are eps - cap at least.
         """

@@ -43,7 +43,7 @@ def optimal_pair(mechanism: Optimal) -> Atoms:
 
 
 def _traced(mechanism: Optimal) -> Atoms:
-    """The same of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    """``optimal_pair`` of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
     p, cells = mechanism.probabilities, mechanism.cells
     ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
     t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
@@ -64,7 +64,7 @@ def _of_mechanism(mechanism: Optimal) -> Atoms:
 
 @lru_cache(maxsize=32)
 def rows_pair(form: ExactRows) -> Atoms:
-    """The same of the integers that a release samples."""
+    """``optimal_pair`` of the integers that a release samples."""
     table, near = form.table, form.certificate.sensitivity is not None
     return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
 

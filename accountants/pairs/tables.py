@@ -17,7 +17,7 @@ from dpkernels import checks
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
-_NORMALISED = 1e-9
+_NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
 
 
 @partial(pytree, static=("moved", "near"))

@@ -24,7 +24,7 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 
 LEAST_WEIGHT = 1e-15  # Of the outside: q stays below 1.
-_NEWTON_STEPS = 60
+_NEWTON_STEPS = 60  # At most: steps from u = 0 are monotone, and quadratic near the root.
 _SETTLED = 1e-8  # Newton's next step is its square.
 
 

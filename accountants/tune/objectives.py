@@ -138,7 +138,7 @@ def maximise(function: Callable[[Any], Any]) -> Objective:
 
 
 def as_objective(objective: Any) -> Objective:
-    """An objective, of itself or of a callable.
+    """The objective itself, or that of a callable.
 
     Raises:
         TypeError: neither.

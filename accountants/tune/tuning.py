@@ -23,6 +23,7 @@ from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks
 
+# A search ends by itself, see ``search.PATIENCE``; this bounds the time of one that creeps.
 TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
@@ -197,7 +198,7 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
 
 
 def _determined(family: Family, objective: Objective) -> Result:
-    """Of a family with nothing free."""
+    """The result of a family with nothing free."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
     found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)
@@ -235,7 +236,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 @_value.register(Recycled)
 @_value.register(RecycledShape)
 def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
-    """Of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
+    """That of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective), as_float64(mechanism)))
 

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_AGAIN_SECONDS = 0.02
+_AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is sent again, when that has returned
 
 
 @dataclass

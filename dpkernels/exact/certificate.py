@@ -170,7 +170,7 @@ def line(label: str, text: str) -> str:
 
 
 def check_totals(table: Table) -> None:
-    """Refuse weights that are no distribution, or out of no word's total.
+    """Refuse weights that are not a distribution, or whose total is not that of a random word.
 
     Raises:
         CertificateError: says what is wrong.

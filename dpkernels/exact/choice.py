@@ -27,9 +27,10 @@ from dpkernels.random import host
 # The stream of a release's key for choices; 16 to 19 are those of ``form``.
 CHOICE_UNIFORM_STREAM = 20
 
+# Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps. Above the largest there is no privacy.
 EPSILON_RANGE = (1e-4, 20.0)
 _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
-_TABLE_BITS = 320
+_TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 # e^-70 < 2^-100: what floats take for 0.
 _NEGLIGIBLE_NATS = 70
 

@@ -17,6 +17,7 @@ from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
+# Every step is a term of all formulas, and needs cells of its own in an exact table.
 _MOST_STEPS = 64
 
 

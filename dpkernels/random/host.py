@@ -10,7 +10,7 @@ import numpy as np
 
 from dpkernels.random.chacha import FOLD_STREAM
 
-_ZEROS = memoryview(bytes(1 << 20))
+_ZEROS = memoryview(bytes(1 << 20))  # What is encrypted to get key stream, 1 MiB at a time.
 
 
 class Source:

@@ -170,7 +170,7 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
 
 
 def check_lattice(table: NoiseTable) -> None:
-    """Refuse a table whose weights are no distribution, or whose cells the sampler cannot compute with.
+    """Refuse a table whose weights are not a distribution, or whose cells the sampler cannot compute with.
 
     Raises:
         CertificateError: says what is wrong.

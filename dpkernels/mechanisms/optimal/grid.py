@@ -22,6 +22,7 @@ _MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
 _MOST_NEEDED = 1000
 # What rounding of inputs between rows may add to the variance.
 _ROUNDING = 0.008
+# The least rows for any two inputs, and rows of a sensitivity: small budgets would do with fewer by the rounding alone.
 _FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
 
 # Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.

@@ -43,7 +43,7 @@ _FEW_ROWS, _FEW_OUTPUTS = 21, 81
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
 # What prices promise less of than this share is rounding.
 _PROMISE = 1e-7
-_ROUNDS = 40
+_ROUNDS = 40  # At most; then the last solution is taken, whose variance may be above the least.
 # The cost of what is missing of a sum or a mean, in variances: a program that cannot do without has no solution.
 _MISSING = 1e4
 

@@ -120,7 +120,7 @@ class _Problem:
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
-    """Whether ``optimal`` of these finds its solution in the cache folder.
+    """Whether ``optimal`` with these arguments finds its solution in the cache folder.
 
     Raises:
         ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what ``optimal`` takes.
