@@ -236,7 +236,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 @_value.register(Recycled)
 @_value.register(RecycledShape)
 def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
-    """That of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
+    """The mechanism's own: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective), as_float64(mechanism)))
 

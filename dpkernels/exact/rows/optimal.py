@@ -14,7 +14,7 @@ from dpkernels.mechanisms.optimal.search import solved_again
 
 @lru_cache(maxsize=64)
 def optimal_form(mechanism: Optimal) -> ExactRows:
-    """The form of the mechanism, or of its program solved again where a solution from the cache folder cannot be certified."""
+    """The form, from its program solved again where a solution from the cache folder cannot be certified."""
     try:
         return row_form(mechanism, _narrowest(mechanism))
     except CertificateError:
