@@ -12,6 +12,7 @@ interval is (lower to upper) as its maker states it.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.metadata
 import math
 import os
@@ -28,7 +29,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 import dpkernels as dpk
-from accountants import calibrate
+from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.guarantee import Guarantee, Term, guarantee
 from accountants.pairs.tables import Atoms
@@ -258,6 +259,46 @@ def installed() -> Iterator[Accountant]:
             print(f"{package}: left out ({error})", flush=True)
 
 
+PIECEWISE: Any = tune.piecewise(epsilon=0.1, lower=-1.0, upper=1.0)
+# Of a scalar of each: what repeats, at which counts, on which samples; no peer's value has a derivative.
+GRADIENTS: dict[str, Callable[[Any], Any]] = {
+    "piecewise, eps 0.1": lambda t: dataclasses.replace(PIECEWISE, epsilon=0.1 / t).build({"eta": 1.5}),
+    "Laplace, eps 0.1": lambda t: dpk.Additive(dpk.Laplace(10.0 * t), 1.0),
+    "recycled Gaussian": lambda t: dpk.Additive(dpk.Reweighted(dpk.Gaussian(9.0 * t), -8.0, 8.0, 0.3), 1.0),
+    "Gaussian, sigma 9": lambda t: dpk.Additive(dpk.Gaussian(9.0 * t), 1.0),
+}
+
+
+def gradient_rows(count: int, sets: int, seconds: float) -> Iterator[list[str]]:
+    """eps of so many reports with its derivative in what widens the noise: compiled and warm, and of many at once."""
+    for name, mechanism in GRADIENTS.items():
+        for rate in (None, RATE):
+
+            def epsilon(t: Any, mechanism: Any = mechanism, rate: Any = rate) -> Any:
+                one = guarantee(mechanism(t))
+                return (one if rate is None else one.subsample(rate)).repeat(count).epsilon(DELTA)
+
+            both = jax.value_and_grad(epsilon)
+            start, processor = jax.numpy.float64(1.0), time.process_time()
+            step = jax.jit(both).lower(start).compile()
+            compiled = time.process_time() - processor
+            value, slope = (float(each) for each in step(start))
+            warm = measured(lambda step=step, start=start: jax.block_until_ready(step(start)), seconds)[1]  # type: ignore[misc]
+            many = jax.jit(jax.vmap(both)).lower(np.linspace(0.9, 1.1, sets)).compile()
+            began = time.perf_counter()
+            jax.block_until_ready(many(np.linspace(0.9, 1.1, sets)))
+            took = time.perf_counter() - began
+            sampled = "" if rate is None else f", samples of {rate:g}"
+            yield [
+                f"{count} x {name}{sampled}",
+                f"{value:.9g}",
+                f"{slope:.6g}",
+                f"{compiled:.2g}",
+                f"{1e3 * warm:.3g}",
+                f"{took:.2g}",
+            ]
+
+
 def machine() -> str:
     """What the figures were measured on, with the load at the start."""
     versions = []
@@ -285,6 +326,11 @@ def main() -> None:
     ):
         columns = ["task", "by", "value", against, "ms", "x ours"]
         print(f"\n### {title}\n\n{markdown(columns, rows(tasks, accountants, seconds))}", flush=True)
+    sets = 10 if options.quick else 1000
+    columns = ["task", "eps", "d eps / d log width", "compile, processor s", "warm ms", f"{sets} at once, s"]
+    print(f"\n### A value and its gradient, which no peer has, at delta = {DELTA:g}\n", flush=True)
+    with jax.enable_x64(True):
+        print(markdown(columns, gradient_rows(COUNT, sets, seconds)), flush=True)
 
 
 if __name__ == "__main__":

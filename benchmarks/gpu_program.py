@@ -1,11 +1,13 @@
-"""What an H200 would launch and move for an exact release, read from programs compiled without one.
+"""What an H200 would launch, move and compute for a release, read from programs compiled without one.
 
     pip install -e '.[gpu-program]'
     python -m benchmarks.gpu_program                    # float32, less than a minute
-    python -m benchmarks.gpu_program --dtype float64
+    python -m benchmarks.gpu_program --dtype float64    # exact releases only
 
-XLA's compiler for GPUs takes a description of the device in its place. The limit is what memory alone allows: 4.3 TB/s
-of an H200. Tables that are looked up count once whole, as XLA counts them.
+XLA's compiler for GPUs takes a description of the device in its place. Two limits: 4.3 TB/s of an H200's memory, where
+tables that are looked up count once whole, as XLA counts them; and 132 processors of 64 integer operations at 1.98 GHz.
+Instructions are those of the PTX that is compiled: arithmetic, logic and comparisons on integers, those of 64 bits
+counted twice, without loads, stores, moves and jumps, ten times in ChaCha20's loop, times the threads launched.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import argparse
 import math
 import os
 import re
+import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 # Before JAX is imported: it should look for no GPU here, nor say that it found none.
@@ -39,6 +45,8 @@ H200 = """gpu_device_info { threads_per_block_limit: 1024 threads_per_warp: 32 s
  registers_per_block_limit: 65536 }
 platform_name: "CUDA" dnn_version_info { major: 9 minor: 1 patch: 1 } device_description_str: "NVIDIA H200" """
 BANDWIDTH = 4.3e12
+OPERATIONS = 132 * 64 * 1.98e9
+DOUBLE_ROUNDS = 10
 VALUES = 1 << 24
 
 _SPAN: dict[str, Any] = {"epsilon": 1.0, "lower": -1.0, "upper": 1.0}
@@ -56,18 +64,83 @@ _BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "s32": 4, "u32": 4, "
 _NOT_LAUNCHED = ("parameter", "constant", "get-tuple-element", "tuple", "bitcast")
 
 
-def compiled(mechanism: Any, dtype: str) -> tuple[str, float]:
-    """The program of a mechanism's exact release on an H200, as XLA writes it, and the seconds of its compilation."""
-    form = dpk.certify(mechanism)
-    described = topologies.get_topology_desc("h200", "cuda", target_config=H200, topology="1x1x1")
-    mesh = Mesh(np.array(described.devices), "values")
+_INTEGER = re.compile(r"\t(?!ld|st|mov|cvt|bra|ret)[a-z]+[\w.]*\.[bsu](?:16|32|(64))\s")
+
+
+@dataclass(frozen=True)
+class Program:
+    """What a program takes, a value: ``VALUES`` of them at once.
+
+    Attributes:
+        kernels: how many are launched.
+        bytes: read and written.
+        instructions: on integers.
+        seconds: of compilation, in all.
+    """
+
+    kernels: int
+    bytes: float
+    instructions: float
+    seconds: float
+
+
+def exact_release(mechanism: Any, dtype: str) -> Program:
+    """The exact release of a mechanism on an H200."""
+    form, mesh = dpk.certify(mechanism), _described()
     split = NamedSharding(mesh, PartitionSpec("values"))
     with jax.enable_x64(True):
         x = jax.ShapeDtypeStruct((VALUES,), dtype, sharding=split)
         heads = [jax.ShapeDtypeStruct((12,), jnp.uint32, sharding=split) for _ in form.words]
-        lowered = device_engine.sharded(form, tuple(mesh.devices.ravel())).lower(x, *heads)
+        return _read(device_engine.sharded(form, tuple(mesh.devices.ravel())).lower(x, *heads))
+
+
+def float_kernel(mechanism: Any) -> Program:
+    """A mechanism's own sampler of float32 on an H200."""
+    mesh = _described()
+    x = jax.ShapeDtypeStruct((VALUES,), jnp.float32, sharding=NamedSharding(mesh, PartitionSpec("values")))
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    return _read(jax.jit(mechanism.sample).lower(key, x))
+
+
+def _described() -> Mesh:
+    described = topologies.get_topology_desc("h200", "cuda", target_config=H200, topology="1x1x1")
+    return Mesh(np.array(described.devices), "values")
+
+
+def _read(lowered: Any) -> Program:
+    with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
-        return lowered.compile().as_text() or "", time.perf_counter() - start
+        text = lowered.compile(compiler_options={"xla_dump_to": folder}).as_text() or ""
+        seconds = time.perf_counter() - start
+        kernels, moved = kernels_and_bytes(text)
+        ptx = "".join(path.read_text() for path in Path(folder).glob("*.ptx"))
+        launches = next(Path(folder).glob("*thunk_sequence.txt")).read_text()
+    return Program(kernels, moved / VALUES, integer_instructions(ptx, launches) / VALUES, seconds)
+
+
+def integer_instructions(ptx: str, launches: str) -> int:
+    """Instructions on integers that all threads of all kernels carry out.
+
+    Args:
+        ptx: the text of the kernels; every loop is ChaCha20's.
+        launches: lines that give each kernel's ``grid: [x, y, z] threads: [x, y, z]``.
+    """
+    pattern = r"(\S+) grid: \[(\d+), (\d+), (\d+)\] threads: \[(\d+), (\d+), (\d+)\]"
+    threads: Counter[str] = Counter()
+    for name, *sizes in re.findall(pattern, launches):
+        threads[name] += math.prod(map(int, sizes))
+    bodies = re.findall(r"\.entry (\w+)\((.*?)\n\}", ptx, flags=re.DOTALL)
+    return sum(threads[name] * _carried_out(body) for name, body in bodies)
+
+
+def _carried_out(body: str) -> int:
+    """Instructions on integers of one thread."""
+    loops = re.findall(r"\n(\$\w+):(.*?bra(?:\.uni)? \t?\1;)", body, flags=re.DOTALL)
+    return _written(body) + (DOUBLE_ROUNDS - 1) * sum(_written(loop) for _, loop in loops)
+
+
+def _written(body: str) -> int:
+    return sum(2 if wide else 1 for wide in _INTEGER.findall(body))
 
 
 def kernels_and_bytes(program: str) -> tuple[int, int]:
@@ -91,14 +164,21 @@ def main() -> None:
     """Compile and print."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_program", description="What an H200 would run.")
     parser.add_argument("--dtype", default="float32", choices=("float32", "float64"))
-    options = parser.parse_args()
-    head = ["exact release", "kernels", "bytes a value", "10^9 values/s at most", "compiled in, s"]
+    dtype = parser.parse_args().dtype
+    head = ["program", "kernels", "bytes a value", "integer instructions a value"]
+    head += ["10^9 values/s by memory", "10^9 values/s by instructions", "compiled in, s"]
     print("| " + " | ".join(head) + " |\n| --- |" + " ---: |" * (len(head) - 1))
     for name, make in MADE.items():
-        program, seconds = compiled(make(), options.dtype)
-        kernels, moved = kernels_and_bytes(program)
-        most = BANDWIDTH / (moved / VALUES) / 1e9
-        print(f"| {name} | {kernels} | {moved / VALUES:.1f} | {most:.0f} | {seconds:.1f} |", flush=True)
+        print(_row(f"exact {name}", exact_release(make(), dtype)), flush=True)
+    for name, make in MADE.items() if dtype == "float32" else ():
+        print(_row(f"float {name.partition(',')[0]}", float_kernel(make())), flush=True)
+
+
+def _row(name: str, program: Program) -> str:
+    by_memory, by_instructions = BANDWIDTH / program.bytes / 1e9, OPERATIONS / program.instructions / 1e9
+    cells = [str(program.kernels), f"{program.bytes:.1f}", f"{program.instructions:.0f}"]
+    cells += [f"{by_memory:.0f}", f"{by_instructions:.0f}", f"{program.seconds:.1f}"]
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 if __name__ == "__main__":

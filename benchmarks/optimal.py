@@ -2,6 +2,7 @@
 
     python -m benchmarks.optimal            # about ten minutes, most of them for the finer grids
     python -m benchmarks.optimal --quick    # four budgets: a smoke run
+    python -m benchmarks.optimal --steps    # central_piecewise alone: default steps beside the source's; seconds
 
 Seconds are those of a core, of the solution alone. Variances are in units of the sensitivity squared, with all
 roundings; the best closed form is the least of piecewise, hybrid and, below the interval's width, central_piecewise;
@@ -41,7 +42,7 @@ def row(epsilon: float, ratio: float) -> dict[str, str]:
     worst = float(dpk.certify(m).certificate.worst_variance)
     closed: list[Any] = [make(**interval) for make in (dpk.piecewise, dpk.hybrid)]
     if ratio > 1:
-        closed += [dpk.central_piecewise(steps=math.ceil(ratio) + k, **near) for k in range(4)]
+        closed.append(dpk.central_piecewise(**near))
     best = min(float(one.worst_variance) for one in closed)
     return {
         "eps": f"{epsilon:g}",
@@ -52,6 +53,24 @@ def row(epsilon: float, ratio: float) -> dict[str, str]:
         "of the best closed form": f"{worst / best:.3f}",
         "of staircase noise": f"{worst / float(dpk.staircase(epsilon=epsilon, sensitivity=1.0).noise.variance):.3f}",
         "gain of finer grids": f"{100 * gain(m, epsilon, ratio):.2f} %",
+    }
+
+
+def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
+    """Worst-case variances of central_piecewise in units of the sensitivity squared."""
+    near: dict[str, Any] = {"epsilon": epsilon, "lower": 0.0, "upper": float(ratio), "sensitivity": 1.0}
+    made = dpk.central_piecewise(**near)
+    others = [dpk.central_piecewise(core=core, steps=math.ceil(ratio), **near) for core in ("published", "best")]
+    published, same_steps = (float(one.worst_variance) for one in others)
+    worst = float(made.worst_variance)
+    return {
+        "eps": f"{epsilon:g}",
+        "R/D": f"{ratio:g}",
+        "published core and steps": f"{published:.4g}",
+        "best core, published steps": f"{same_steps:.4g}",
+        "default": f"{worst:.4g}",
+        "steps": str(made.steps),
+        "gain": f"{100 * (1 - worst / published):.1f} %",
     }
 
 
@@ -70,9 +89,13 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="four budgets")
-    chosen = QUICK if parser.parse_args().quick else PAIRS
+    parser.add_argument("--steps", action="store_true", help="the default steps of central_piecewise")
+    given = parser.parse_args()
     os.environ["DPKERNELS_CACHE"] = ""
-    rows = [row(*pair) for pair in chosen]
+    if given.steps:
+        rows = [steps_row(epsilon, ratio) for ratio in (1.5, 2, 4, 8, 16) for epsilon in (0.1, 0.5, 1, 2, 4, 8)]
+    else:
+        rows = [row(*pair) for pair in (QUICK if given.quick else PAIRS)]
     print(markdown(list(rows[0]), [list(one.values()) for one in rows]))
 
 

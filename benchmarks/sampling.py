@@ -4,8 +4,11 @@
     python -m benchmarks.sampling --quick             # 10^4 and 10^5: a smoke run
     python -m benchmarks.sampling --sizes 7 --only exact,numpy
     python -m benchmarks.sampling --sizes 6,7 --only "laplace,gaussian,staircase,numpy normal"
+    python -m benchmarks.sampling --device --sizes 6,7,8    # arrays that stay on JAX's device, a GPU where it finds one
 
-Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values.
+Every figure is the median of warm runs on this machine. Peers slower than 1 us a value are timed on fewer values. The
+share of the limit is that of a copy of the values and of ChaCha20 for a release's words on all cores, both of the same
+run; on a device, of reading and writing float32.
 """
 
 from __future__ import annotations
@@ -25,12 +28,26 @@ import jax.numpy as jnp
 import numpy as np
 
 import dpkernels as dpk
-
-EPSILON, DELTA, LOWER, UPPER = 1.0, 1e-6, 0.0, 120.0
-WIDTH = UPPER - LOWER
-_KEY_SEED = 7
-
-Task = Callable[[], Any]
+from benchmarks.sampling_peers import (
+    DELTA,
+    EPSILON,
+    KEY_SEED,
+    LOWER,
+    UPPER,
+    WIDTH,
+    Task,
+    chacha20,
+    device_copy,
+    diffprivlib_laplace,
+    inputs,
+    jax_laplace,
+    memory_copy,
+    numpy_noise,
+    on_device,
+    opendp_laplace,
+    textbook_jax,
+    textbook_numpy,
+)
 
 
 @dataclass(frozen=True)
@@ -41,19 +58,13 @@ class Contestant:
         name: row of the table.
         prepare: from a number of values to the task that is timed.
         largest: the most values it is timed on.
+        words: of 32 bits that a value takes, if the row has a limit.
     """
 
     name: str
     prepare: Callable[[int], Task]
     largest: int = 10**9
-
-
-def _inputs(count: int, dtype: Any = np.float64) -> np.ndarray:
-    return np.random.default_rng(1).uniform(LOWER, UPPER, count).astype(dtype)
-
-
-def _device(task: Callable[[], jax.Array]) -> Task:
-    return lambda: task().block_until_ready()
+    words: Callable[[], float] | None = None
 
 
 # Additive noise of the scale of the peers', by the name of its row.
@@ -87,18 +98,22 @@ def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
     """``perturb`` from a NumPy array to a NumPy array, with a fresh key of the operating system."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = _inputs(count, dtype), _mechanism(name)
+        x, mechanism = inputs(count, dtype), _mechanism(name)
         return lambda: dpk.perturb(x, mechanism, progress=False)
 
     return prepare
+
+
+def _words(name: str) -> Callable[[], float]:
+    return lambda: sum(need.bits for need in dpk.certify(_mechanism(name)).words) / 32
 
 
 def exact_device(name: str) -> Callable[[int], Task]:
     """``perturb`` of a float32 JAX array that stays on its device."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
-        return _device(lambda: dpk.perturb(x, mechanism, progress=False))
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        return on_device(lambda: dpk.perturb(x, mechanism, progress=False))
 
     return prepare
 
@@ -107,94 +122,34 @@ def float_kernel(name: str) -> Callable[[int], Task]:
     """``sample`` with a simulation key, float32 on the default device."""
 
     def prepare(count: int) -> Task:
-        x, mechanism = jnp.asarray(_inputs(count, np.float32)), _mechanism(name)
-        key = dpk.simulation_key(_KEY_SEED)
-        return _device(lambda: mechanism.sample(key, x))
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        key = dpk.simulation_key(KEY_SEED)
+        return on_device(lambda: mechanism.sample(key, x))
 
     return prepare
-
-
-def _textbook(u: Any, x: Any, xp: Any) -> Any:
-    """Wang 2019, Algorithm 2, on [-1, 1], as its readers write it."""
-    e = np.exp(EPSILON / 2)
-    C = (e + 1) / (e - 1)
-    left = (C + 1) / 2 * x - (C - 1) / 2
-    right = left + C - 1
-    inside = left + (right - left) * u[1]
-    low_side, high_side = left + C, C - right
-    v = u[1] * (low_side + high_side)
-    outside = xp.where(v < low_side, v - C, v - low_side + right)
-    return xp.where(u[0] < e / (e + 1), inside, outside)
-
-
-def textbook_numpy(count: int) -> Task:
-    """The textbook piecewise mechanism in NumPy."""
-    x, rng = _inputs(count) / 60 - 1, np.random.default_rng(2)
-    return lambda: _textbook(rng.random((2, count)), x, np)
-
-
-def textbook_jax(count: int) -> Task:
-    """The textbook piecewise mechanism on ``jax.random.uniform``, jitted, float32."""
-    x, key = jnp.asarray(_inputs(count, np.float32)) / 60 - 1, jax.random.key(_KEY_SEED)
-    run = jax.jit(lambda key, x: _textbook(jax.random.uniform(key, (2, count)), x, jnp))
-    return _device(lambda: run(key, x))
-
-
-def numpy_noise(kind: str) -> Callable[[int], Task]:
-    """Inputs plus NumPy's noise, float64."""
-
-    def prepare(count: int) -> Task:
-        x, rng = _inputs(count), np.random.default_rng(3)
-        return lambda: x + getattr(rng, kind)(0.0, WIDTH / EPSILON, count)
-
-    return prepare
-
-
-def jax_laplace(count: int) -> Task:
-    """Inputs plus ``jax.random.laplace``, jitted, float32."""
-    x, key = jnp.asarray(_inputs(count, np.float32)), jax.random.key(_KEY_SEED)
-    run = jax.jit(lambda key, x: x + WIDTH / EPSILON * jax.random.laplace(key, x.shape))
-    return _device(lambda: run(key, x))
-
-
-def opendp_laplace(count: int) -> Task:
-    """OpenDP's Laplace measurement on a vector of floats."""
-    import opendp.prelude as dp
-
-    dp.enable_features("contrib")
-    space = dp.vector_domain(dp.atom_domain(T=float, nan=False)), dp.l1_distance(T=float)
-    measure, x = dp.m.make_laplace(*space, scale=WIDTH / EPSILON), _inputs(count).tolist()
-    return lambda: measure(x)
-
-
-def diffprivlib_laplace(count: int) -> Task:
-    """The Laplace mechanism of diffprivlib, value by value as it offers."""
-    from diffprivlib.mechanisms import Laplace
-
-    mechanism, x = Laplace(epsilon=EPSILON, sensitivity=WIDTH), _inputs(count).tolist()
-    return lambda: [mechanism.randomise(value) for value in x]
-
-
-def memory_copy(count: int) -> Task:
-    """Read 8 bytes and write 8 bytes a value into fresh memory: the floor for an array to an array."""
-    x = _inputs(count)
-    return lambda: x.copy()
 
 
 BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
+COPY, DEVICE_COPY, WORD = "memory copy float64", "device copy float32", "chacha20, a word"
+
+
+def exact(name: str, dtype: str = "float64") -> Contestant:
+    """The row of a release from a NumPy array to a NumPy array."""
+    return Contestant(f"exact perturb {dtype}, {name}", exact_numpy(name, dtype), words=_words(name))
+
 
 CONTESTANTS = (
     Contestant("float kernel, piecewise", float_kernel("piecewise")),
     Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
     Contestant("float kernel, optimal", float_kernel("optimal")),
     *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
-    Contestant("exact perturb float64, piecewise", exact_numpy("piecewise", np.float64)),
-    Contestant("exact perturb float32, piecewise", exact_numpy("piecewise", np.float32)),
-    Contestant("exact perturb float64, sine-quartic", exact_numpy("sine-quartic", np.float64)),
-    Contestant("exact perturb float64, hybrid", exact_numpy("hybrid", np.float64)),
-    Contestant("exact perturb float64, optimal", exact_numpy("optimal", np.float64)),
+    exact("piecewise"),
+    exact("piecewise", "float32"),
+    exact("sine-quartic"),
+    exact("hybrid"),
+    exact("optimal"),
     Contestant("exact perturb, JAX array, piecewise", exact_device("piecewise")),
-    *(Contestant(f"exact perturb float64, {name}", exact_numpy(name, np.float64)) for name in CLAIMED),
+    *(exact(name) for name in CLAIMED),
     Contestant("textbook piecewise, numpy", textbook_numpy),
     Contestant("textbook piecewise, jax.random.uniform", textbook_jax),
     Contestant("numpy laplace", numpy_noise("laplace")),
@@ -202,7 +157,16 @@ CONTESTANTS = (
     Contestant("jax.random.laplace", jax_laplace),
     Contestant("opendp laplace", opendp_laplace, largest=10**4),
     Contestant("diffprivlib laplace", diffprivlib_laplace, largest=10**4),
-    Contestant("memory copy float64", memory_copy),
+    Contestant(COPY, memory_copy),
+    Contestant(WORD, chacha20),
+)
+
+_BOUNDED = ("piecewise", "sine-quartic", "duchi", "hybrid", "optimal")
+ON_DEVICE = (
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in (*_BOUNDED, "laplace", "gaussian")),
+    *(Contestant(f"exact perturb, JAX array, {name}", exact_device(name)) for name in (*_BOUNDED, *CLAIMED)),
+    Contestant("jax.random.laplace", jax_laplace),
+    Contestant(DEVICE_COPY, device_copy),
 )
 
 
@@ -220,12 +184,25 @@ def nanoseconds(contestant: Contestant, count: int, seconds: float) -> float:
     return float(np.median(times)) / count * 1e9
 
 
-def table(results: dict[str, float], count: int) -> str:
-    """The results at one size as Markdown: ns and 10^6 values a second, and how many times faster than a baseline."""
+def limits(contestants: list[Contestant], results: dict[str, float]) -> dict[str, float]:
+    """What the rows would take at the least, ns a value, where what that is made of is in the results."""
+    if DEVICE_COPY in results:
+        return dict.fromkeys((name for name in results if name.startswith(("float", "exact"))), results[DEVICE_COPY])
+    if not {COPY, WORD} <= results.keys():
+        return {}
+    word = results[WORD] / (os.cpu_count() or 1)
+    return {c.name: results[COPY] + c.words() * word for c in contestants if c.words is not None}
+
+
+def table(results: dict[str, float], count: int, least: dict[str, float]) -> str:
+    """The results at one size as Markdown: ns, 10^6 values a second, share of the limit, times as fast as baselines."""
     present = [name for name in BASELINES if name in results]
-    head = ["sampler", "ns a value", "10^6 values/s", *(f"x {name}" for name in present)]
+    head = ["sampler", "ns a value", "10^6 values/s", "of the limit", *(f"x {name}" for name in present)]
     rows = [
-        [name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", *(f"{results[base] / ns:,.1f}" for base in present)]
+        [
+            *(name, f"{ns:.2f}", f"{1e3 / ns:,.2f}", f"{least[name] / ns:.0%}" if name in least else ""),
+            *(f"{results[base] / ns:,.1f}" for base in present),
+        ]
         for name, ns in results.items()
     ]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
@@ -256,13 +233,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
     parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
     parser.add_argument("--quick", action="store_true", help="sizes 4,5 and short runs")
+    parser.add_argument("--device", action="store_true", help="arrays that stay on JAX's device")
     options = parser.parse_args()
     sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
-    wanted = [c for c in CONTESTANTS if any(part in c.name for part in options.only.split(","))]
+    every = ON_DEVICE if options.device else CONTESTANTS
+    wanted = [c for c in every if any(part in c.name for part in options.only.split(","))]
     print(machine(), flush=True)
     for size in sizes:
         results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
-        print("\n" + table(results, 10**size), flush=True)
+        print("\n" + table(results, 10**size, limits(wanted, results)), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     return (nodes + 1) / 2, weights / 2
 
 
-_NODES, _WEIGHTS = gauss_legendre(16)
+GAUSS_LEGENDRE = gauss_legendre(16)
 
 
 def namespace(*values: Any) -> ModuleType:
@@ -132,6 +132,25 @@ def log1p_over(rate: Any, q: Any) -> Any:
     return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
+def exponential_moment(power: int, start: Any, rate: Any, width: Any) -> Any:
+    """Integral of (start + s)^power exp(-rate s) over [0, width], power 0, 1 or 2; rate may be 0, or width infinite."""
+    if power == 0:
+        return _exponential_mass(rate, width)
+    m0, m1, m2 = exponential_moments(rate, width)
+    return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
+
+
+def _exponential_mass(rate: Any, width: Any) -> Any:
+    """(1 - exp(-rate width))/rate, for rate 0 the width."""
+    xp = namespace(rate, width)
+    endless = xp.isinf(width)
+    finite = xp.where(endless, 1.0, width)
+    y = rate * finite
+    flat = (y < 1e-8) & ~endless
+    decay = xp.where(endless, 1.0, -xp.expm1(-y))
+    return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
+
+
 def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
     """Integrals of 1, s and s^2 times exp(-rate s) over [0, width]; rate may be 0, or width infinite (not both).
 
@@ -149,10 +168,10 @@ def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
         (2 - (2 + 2 * r * w + (r * w) ** 2) * decay) / r**3,
     )
     short = xp.where(small, width, 1.0)
-    s = xp.expand_dims(short, -1) * like(_NODES, short)
-    weight = (
-        xp.expand_dims(short, -1) * like(_WEIGHTS, short) * xp.exp(-xp.expand_dims(xp.where(small, rate, 0.0), -1) * s)
-    )
+    nodes, weights = (like(part, short) for part in GAUSS_LEGENDRE)
+    short, slow = xp.expand_dims(short, -1), xp.expand_dims(xp.where(small, rate, 0.0), -1)
+    s = short * nodes
+    weight = short * weights * xp.exp(-slow * s)
     series = (weight.sum(-1), (weight * s).sum(-1), (weight * s**2).sum(-1))
     zeroth, first, second = (xp.where(small, near, far) for near, far in zip(series, closed, strict=True))
     return zeroth, first, second
@@ -182,3 +201,10 @@ def root_or_zero(value: Any) -> Any:
     xp = namespace(value)
     positive = value > 0
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
+
+
+def log_or_never(probability: Any) -> Any:
+    """The log of what is above 0, and -inf of 0, with a finite gradient there."""
+    xp = namespace(probability)
+    possible = probability > 0
+    return xp.where(possible, xp.log(xp.where(possible, probability, 1.0)), -xp.inf)

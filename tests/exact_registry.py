@@ -29,7 +29,7 @@ INTERVALS = ((0.0, 120.0), (-1.5, 4.0), (1000.0, 1000.1), (-1e-3, 2e-3))
 def _gentle(**budget):
     """Less signal than the budget allows: a window 20 % lower than the highest private one."""
     mechanism = composite("sine", "constant", **budget)
-    return dataclasses.replace(mechanism, height=0.8 * mechanism.height)
+    return dataclasses.replace(mechanism, relative_height=0.8 * mechanism.relative_height)
 
 
 def _raised_cosine(z):

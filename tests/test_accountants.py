@@ -55,8 +55,7 @@ def worst_ratio(m):
 
 def raise_odds(m, factor):
     """The mechanism whose window is ``factor`` times higher against the base."""
-    height = m.height * factor / (factor * m.window_mass + m.base_mass)
-    return dataclasses.replace(m, height=height)
+    return dataclasses.replace(m, relative_height=factor * m.relative_height)
 
 
 @over(WINDOWED)

@@ -79,9 +79,7 @@ def test_an_audit_stays_below_the_budget_and_comes_close(name, epsilon, found):
 
 def too_signalling(made, factor):
     """The same mechanism with its ratio of window to base height raised; ``certify`` refuses it."""
-    ratio = factor * made.height / made.level
-    share = made.window.area * made.width
-    return dataclasses.replace(made, height=ratio / (ratio * share + 2 * made.base.area))
+    return dataclasses.replace(made, relative_height=factor * made.relative_height)
 
 
 @pytest.mark.parametrize("name", ["piecewise", "piecewise-eta3"])

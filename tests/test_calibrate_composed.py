@@ -125,9 +125,11 @@ def test_jax_values_derivatives_and_vmap(x64, at):
 
 
 @pytest.mark.slow
-def test_no_value_under_tracing_is_not_a_number(x64):
-    """Two reports of Laplace noise: no contour converges, and only a bracket could tell."""
-    assert np.isnan(calibrate.composed_scale(Laplace(1.0), epsilon=jnp.float64(1.0), delta=1e-6, count=2))
+def test_few_reports_have_a_scale_under_tracing(x64):
+    """Two reports of Laplace noise, of which no contour converges: a bracket's upper end needs a little more noise."""
+    found = calibrate.composed_scale(Laplace(1.0), epsilon=jnp.float64(1.0), delta=1e-6, count=2)
+    bound = calibrate.composed_scale(Laplace(1.0), epsilon=1.0, delta=1e-6, count=2)
+    assert float(found) <= bound <= float(found) * (1 + 1e-4)
 
 
 # Budgets of mechanisms

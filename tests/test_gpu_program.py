@@ -1,10 +1,10 @@
-"""Exact releases on a GPU launch few kernels and move few bytes, by the programs that XLA compiles for an H200."""
+"""Releases on a GPU launch few kernels and move few bytes, by the programs that XLA compiles for an H200."""
 
 import importlib.util
 
 import pytest
 
-from benchmarks.gpu_program import MADE, VALUES, compiled, kernels_and_bytes
+from benchmarks.gpu_program import MADE, exact_release, float_kernel, integer_instructions, kernels_and_bytes
 
 PROGRAM = """HloModule made
 ENTRY %main (x: f32[8]) -> f32[8] {
@@ -16,6 +16,38 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 }
 """
 
+PTX = """
+.visible .entry rounds(
+	.param .u64 first
+)
+{
+	.reg .b32 	%r<3>;
+	ld.global.b32 	%r0, [%rd1];
+	mov.u32 	%r1, %tid.x;
+	add.s32 	%r2, %r1, %r0;
+$L__BB0_1:
+	xor.b32 	%r2, %r2, %r1;
+	shf.l.wrap.b32 	%r2, %r2, %r2, 16;
+	setp.ne.b32 	%p2, %r117, 0;
+	@%p2 bra 	$L__BB0_1;
+	st.global.b32 	[%rd1], %r2;
+	ret;
+}
+.visible .entry report(
+	.param .u64 first
+)
+{
+	mul.hi.u64 	%rd1, %rd2, %rd3;
+	cvt.rn.f64.s32 	%fd1, %r1;
+	add.rn.f64 	%fd2, %fd1, %fd1;
+	ret;
+}
+"""
+LAUNCHES = """001: kCustomKernel [a] rounds grid: [4, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
+002: kCustomKernel [b] rounds grid: [2, 1, 1] threads: [128, 1, 1]  shared_memory: 0 bytes
+003: kCustomKernel [c] report grid: [2, 3, 1] threads: [32, 1, 1]  shared_memory: 0 bytes
+"""
+
 # At most so many bytes a value of float32; kernels at most 5.
 MOST = {name: 72 if "64 bits" in name else 60 if name == "hybrid" else 40 for name in MADE}
 
@@ -25,10 +57,28 @@ def test_kernels_and_bytes_are_counted():
     assert kernels_and_bytes(PROGRAM) == (2, 32 + 48 + 3 * 32 + 32)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-program")
+def test_instructions_are_counted():
+    """One addition and ten times three in the loop, a thread, launched twice; one of 64 bits."""
+    assert integer_instructions(PTX, LAUNCHES) == (512 + 256) * 31 + 192 * 2
+
+
+needs_compiler = pytest.mark.skipif(
+    importlib.util.find_spec("jax_cuda12_plugin") is None, reason="needs the extra gpu-program"
+)
+
+
+@needs_compiler
 @pytest.mark.parametrize("name", MADE)
-def test_a_release_on_a_gpu_is_a_few_kernels(name):
-    program, _ = compiled(MADE[name](), "float32")
-    kernels, moved = kernels_and_bytes(program)
-    assert kernels <= 5
-    assert moved <= MOST[name] * VALUES
+def test_an_exact_release_is_a_few_kernels(name):
+    program = exact_release(MADE[name](), "float32")
+    assert program.kernels <= 5
+    assert program.bytes <= MOST[name]
+    assert 80 < program.instructions < 300  # ChaCha20 alone takes 65 a word.
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", MADE)
+def test_a_float_kernel_reads_and_writes_once(name):
+    program = float_kernel(MADE[name]())
+    assert program.kernels <= 3
+    assert program.bytes <= (24 if name == "optimal" else 8.1)

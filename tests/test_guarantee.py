@@ -16,7 +16,7 @@ from noise_registry import LAWS
 import dpkernels as dpk
 from accountants import Guarantee, compare, guarantee
 from accountants import guarantee as call
-from accountants.composition.guarantee import _values
+from accountants.composition.values import values_of
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -83,11 +83,11 @@ def test_other_parameters_do_not_compile_again():
         made.epsilon(1e-6 * (1 + step))
 
     calls(0.0)
-    before = _values._cache_size()
+    before = values_of._cache_size()
     calls(0.25)
-    assert _values._cache_size() == before
+    assert values_of._cache_size() == before
     guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10).delta(np.ones((5, 2)))
-    assert _values._cache_size() == before + 1
+    assert values_of._cache_size() == before + 1
 
 
 def test_kinds_and_shapes():
@@ -280,3 +280,16 @@ def test_guarantees_of_a_pair_of_laws():
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
+
+
+def test_a_guarantee_whose_windows_are_kept_by_their_height_is_read():
+    """As it was written before windows were kept by how high they are over their base."""
+    made = guarantee(dpk.composite(epsilon=2.0, lower=0.0, upper=1.0, window="sine", base="quartic"))
+    form = made.to_dict()
+    (pair,) = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"]
+    windowed, m = pair["mechanism"], made.terms[0].pairs[0].mechanism
+    windowed["height"] = float(m.height)
+    del windowed["relative_height"]
+    again = Guarantee.from_dict(form)
+    assert again.terms[0].pairs[0].mechanism.relative_height == pytest.approx(m.relative_height, rel=1e-14)
+    assert again.epsilon(1e-6) == pytest.approx(made.epsilon(1e-6), rel=1e-12)

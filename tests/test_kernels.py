@@ -143,7 +143,7 @@ def _moved(m, shift):
         return dataclasses.replace(m, first=_moved(m.first, shift), second=_moved(m.second, shift), weight=0.3)
     changed = {"lower": m.lower - shift, "upper": m.upper + shift, "epsilon": m.epsilon * 1.1}
     if isinstance(m, dpk.Windowed):
-        changed |= {"width": 0.9 * m.width, "height": 0.9 * m.height}
+        changed |= {"width": 0.9 * m.width, "relative_height": 0.9 * m.relative_height}
     return dataclasses.replace(m, **changed)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import (
@@ -63,6 +65,42 @@ def test_cdf_is_the_integral_of_the_density(m):
         jumps = (p[:, None] * (points[1:] >= at[:, None]) * (points[:-1] < at[:, None])).sum(0)
         steps = piece_integrals(lambda y, x=x: m.pdf(y, x), points) + jumps
         np.testing.assert_allclose(np.diff(m.cdf(points, x)), steps, rtol=0, atol=TOLERANCE + rounding(m))
+
+
+@over(ALL)
+def test_log_prob_is_the_law(m):
+    """Its exponential adds up to 1 and to differences of the cdf, over atoms and between the density's knots."""
+    for x in inputs(m):
+        points = np.union1d(knots(m, x), np.linspace(*m.output_interval, 31))
+        at, p = m.atoms(x)
+        np.testing.assert_allclose(m.log_prob(at, x), np.log(p), rtol=0, atol=1e-12)
+        jumps = (np.exp(m.log_prob(at, x))[:, None] * (points[1:] >= at[:, None]) * (points[:-1] < at[:, None])).sum(0)
+        smooth = piece_integrals(lambda y, x=x: np.exp(m.log_prob(y, x)), points) if m.pdf(m.middle, m.middle) else 0.0
+        np.testing.assert_allclose(np.diff(m.cdf(points, x)), smooth + jumps, rtol=0, atol=TOLERANCE + rounding(m))
+        below = (p * (at <= points[0])).sum()
+        assert below + (smooth + jumps).sum() == pytest.approx(1, abs=TOLERANCE + rounding(m))
+
+
+@over(ALL)
+def test_log_prob_outside_the_reports_is_never(m):
+    low, high = m.output_interval
+    margin = 1e-3 * (high - low)
+    outside = np.array([low - margin, high + margin, -np.inf, np.inf])[:, None]
+    assert np.all(m.log_prob(outside, inputs(m)) == -np.inf)
+    if not m.pdf(m.middle, m.middle):
+        at, _ = m.atoms(m.middle)
+        assert np.all(m.log_prob((at[1:] + at[:-1]) / 2, m.middle) == -np.inf)
+
+
+@over(ALL)
+def test_log_prob_in_jax_and_its_derivative(m, x64):
+    x = jnp.asarray(inputs(m)[1:4])
+    y = jnp.asarray(np.append(np.linspace(*m.output_interval, 9)[1:8], m.atoms(m.middle)[0][:2]))
+    found = jax.jit(lambda m, y, x: m.log_prob(y, x))(m, y[:, None], x)
+    np.testing.assert_allclose(found, m.log_prob(np.asarray(y)[:, None], np.asarray(x)), rtol=1e-9)
+    assert not np.any(
+        np.isnan(jax.grad(lambda x: jnp.where(found > -jnp.inf, m.log_prob(y[:, None], x), 0.0).sum())(x))
+    )
 
 
 @over(ALL)
@@ -127,7 +165,7 @@ def _on_unit_interval(m):
         given = {field.name: getattr(m, field.name) for field in dataclasses.fields(m)}
         lengths = [name for name in ("reach", "spacing", "sensitivity") if given.get(name) is not None]
         return dataclasses.replace(m, lower=0.0, upper=1.0, **{name: given[name] / input_range(m) for name in lengths})
-    return dpk.Windowed(m.window, m.base, m.width, m.height, 0.0, 1.0, m.epsilon)
+    return dpk.Windowed(m.window, m.base, m.width, m.relative_height, 0.0, 1.0, m.epsilon)
 
 
 @over(WINDOWED)

@@ -1,6 +1,7 @@
 """``perturb``: certified reports whose noise belongs to a key and a position, and inputs refused in time."""
 
 import dataclasses
+import os
 import subprocess
 import sys
 import time
@@ -16,9 +17,9 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.random import host
+from dpkernels.release import device_engine, vectors
 from dpkernels.release import engines as release
 from dpkernels.release import perturb as perturbation
-from dpkernels.release import vectors
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
 from dpkernels.release.inputs import Bounds
 
@@ -145,6 +146,19 @@ def test_the_device_engine_makes_the_same_reports(name, dtype):
     for start in (0, 320):
         piece = in_chunks(engine, bounds, x[start:], start=start)
         np.testing.assert_array_equal(piece, perturb(x, form)[start:], strict=True)
+
+
+@pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
+def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count):
+    form, events = exact("piecewise", 1.0), []
+    x, sent = inputs(form.mechanism, count), DeviceRelease.sent
+    monkeypatch.setattr(device_engine, "_DEVICE_CHUNK", 256)
+    monkeypatch.setattr(DeviceRelease, "sent", lambda self, x, at: events.append(at) or sent(self, x, at))
+    engine, bounds = DeviceRelease(form, SECRET, (jax.devices()[0],)), Bounds.of(form.mechanism, clip=False)
+    reports = in_chunks(engine, bounds, x, advance=lambda done: events.append("back"))
+    np.testing.assert_array_equal(reports, perturb(x, form))
+    assert events == ([0, 256, "back", 512, "back", 768, "back", "back"] if count == 1000 else events)
+    assert events.count("back") == -(-count // 256)
 
 
 @pytest.mark.parametrize("start", [1, 1001])
@@ -424,7 +438,7 @@ def test_what_is_no_mechanism_is_refused(made, exactly):
 
 
 def test_a_mechanism_that_fails_its_certificate_is_not_released():
-    faulty = dataclasses.replace(AGES, height=AGES.height * 1.01)
+    faulty = dataclasses.replace(AGES, relative_height=AGES.relative_height * 1.01)
     with pytest.raises(dpk.CertificateError):
         dpk.perturb(np.ones(3), faulty)
 
@@ -471,13 +485,16 @@ print(memory("VmHWM") - before - y.nbytes)
 """
 
 
-def extra_memory(values):
+def extra_memory(values, devices):
     """Bytes above input and output that the release of so many float64 values needs at most."""
     command = [sys.executable, "-c", PEAK, str(values)]
-    return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+    return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | flags).stdout)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("values", [20_000_000, pytest.param(100_000_000, marks=pytest.mark.slow)])
-def test_a_release_needs_little_more_than_input_and_output(values):
-    assert extra_memory(values) <= 64 << 20
+@pytest.mark.parametrize(
+    ("values", "devices"), [(20_000_000, 1), (3 << 20, 8), pytest.param(100_000_000, 1, marks=pytest.mark.slow)]
+)
+def test_a_release_needs_little_more_than_input_and_output(values, devices):
+    assert extra_memory(values, devices) <= 64 << 20

@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ MADE = {
     "sine-quartic": lambda: dpk.composite("sine", "quartic", **SPAN),
     "hybrid": lambda: dpk.hybrid(**SPAN),
     "duchi": lambda: dpk.duchi(**SPAN),
-    "central": lambda: dpk.central_piecewise(**SPAN, sensitivity=50.0),
+    "central": lambda: dpk.central_piecewise(**SPAN, sensitivity=50.0, steps=3),
     "laplace": lambda: dpk.laplace(epsilon=1.0, sensitivity=0.7),
     "gaussian": lambda: dpk.gaussian(sigma=5.0, sensitivity=1.0, epsilon=1.0, delta=1e-6),
 }
@@ -107,6 +108,32 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
         engine._by_numpy(x, 0, by_numpy)
         engine._by_xla(x, 0, by_xla)
         np.testing.assert_array_equal(by_numpy, by_xla)
+
+
+@pytest.mark.parametrize(("count", "by_xla"), [(512, 0), (513, 3), (8193, 11)])
+def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch, count, by_xla):
+    form, called = dpk.certify(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
+    compute, x = HostRelease._by_xla, np.full(count, 0.25)
+    monkeypatch.setattr(HostRelease, "_by_xla", lambda *args: called.append(args) or compute(*args))
+    made = [in_chunks(HostRelease(form, SECRET), Bounds.of(form, clip=False), x) for _ in range(11)]
+    assert len(called) == by_xla
+    assert all(np.array_equal(reports, made[0]) for reports in made)
+
+
+def test_no_values_have_no_reports():
+    form = dpk.certify(MADE["duchi"]())
+    for engine in (HostRelease(form, SECRET), release.DeviceRelease(form, SECRET, (jax.devices()[0],))):
+        assert in_chunks(engine, Bounds.of(form, clip=False), np.empty((0, 3))).shape == (0, 3)
+
+
+def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
+    assert host_engine._here().client is not jax.devices("cpu")[0].client
+
+    def another(**options):
+        raise TypeError(options)
+
+    monkeypatch.setattr("jax._src.lib.xla_client.make_cpu_client", another)
+    assert host_engine._here.__wrapped__() == jax.devices("cpu")[0]
 
 
 def test_numpys_own_settings_change_nothing():

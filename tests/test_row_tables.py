@@ -21,8 +21,9 @@ from dpkernels.exact.combined import MultivariateCertificate, read_certificate
 from dpkernels.exact.rounding import fraction_bits, nearest_rows
 from dpkernels.exact.rows.central import central_table
 from dpkernels.exact.rows.certificate import certify_rows
-from dpkernels.exact.rows.form import row_columns, row_kernel
+from dpkernels.exact.rows.form import lookups, row_columns, row_kernel
 from dpkernels.exact.rows.lattice import row_table
+from dpkernels.settings import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
 SMALL = {"points": 9, "outputs": 41}
@@ -271,6 +272,21 @@ def test_every_word_of_sixteen_bits_is_sampled(m):
             for place, code in codes.items():
                 expected[place - lowest] = table.weights[row, code]
             np.testing.assert_array_equal(counts, expected)
+
+
+@pytest.mark.parametrize("m", [EVERY[name] for name in sorted(EVERY)[::3]], ids=sorted(EVERY)[::3])
+def test_a_gpus_look_ups_are_the_same_function(m):
+    table = dpk.certify(m).table
+    rows, bits = row_columns(table), table.bits
+    word, k = rows[0].packed.dtype.type, rows[0].log_columns
+    at = np.arange(len(rows) << k, dtype=np.int32)
+    edges = np.concatenate([columns.threshold for columns in rows])
+    columns = (at & ((1 << k) - 1)).astype(word) << word(bits - k)
+    with own_settings(x64=True):
+        by_column, by_triple = lookups(table, rows)
+        for low in (edges, edges - word(1), edges * 0):
+            r = columns | (low & word((1 << bits - k) - 1))
+            np.testing.assert_array_equal(by_triple(jnp.asarray(r), jnp.asarray(at)), by_column(r, at))
 
 
 @over(ROWS)

@@ -4,6 +4,7 @@ References are in 60 digits at the very parameters that the code was given. A va
 way, such as cdf(icdf(u)), may be off by what that float's resolution carries.
 """
 
+import itertools
 import math
 import zlib
 
@@ -12,7 +13,9 @@ import jax.numpy as jnp
 import mpmath as mp
 import numpy as np
 import pytest
+from helpers import UNIT
 
+import accountants
 import dpkernels as dpk
 
 SETTINGS = [30, pytest.param(500, marks=pytest.mark.slow)]
@@ -109,6 +112,82 @@ def test_reweighted_tails_have_their_digits(settings, precision):
     assert worst < 600 * EPSILON[precision]
 
 
+def random_kernel(random, precision):
+    """A symmetric law of any kind, its values as references, and its density, in pieces between breaks."""
+    kind = ("Gaussian", "Laplace", "MergedLaplace", "Staircase")[random.integers(4)]
+    if kind == "MergedLaplace":
+        law = merged(random, precision)
+    elif kind == "Staircase":
+        given, _ = typed([random.uniform(0.05, 8), np.exp(random.normal()), random.uniform()], precision)
+        law = dpk.Staircase(*given)
+    else:
+        given, _ = typed([np.exp(random.normal())], precision)
+        law = getattr(dpk, kind)(*given)
+    return law, float(law.variance) ** 0.5
+
+
+def exact_density(law):
+    """The kernel's unscaled density at z > 0 in many digits, and where its formula changes."""
+    values = [mp.mpf(float(leaf)) for leaf in jax.tree.leaves(law)]
+    if isinstance(law, dpk.Gaussian):
+        return (lambda z: mp.exp(-((z / values[0]) ** 2) / 2)), lambda high: []
+    if isinstance(law, dpk.Laplace):
+        return (lambda z: mp.exp(-z / values[0])), lambda high: []
+    if isinstance(law, dpk.Staircase):
+        eps, period, share = values
+
+        def stairs(z):
+            k = mp.floor(z / period)
+            return mp.exp(-eps * (k + (z / period - k >= share)))
+
+        return stairs, lambda high: [period * (k + part) for k in range(int(high / period) + 1) for part in (0, share)]
+    rates, breaks = values[: len(law.rates)], values[len(law.rates) :]
+
+    def merged_density(z):
+        ends = [mp.mpf(0), *breaks, mp.inf]
+        return mp.exp(-sum(rate * (min(z, b) - a) for rate, a, b in zip(rates, ends, ends[1:], strict=False) if z > a))
+
+    return merged_density, lambda high: breaks
+
+
+def exact_moment(law, power, high):
+    """Integral of z^power times the unscaled density over [0, high]."""
+    density, breaks = exact_density(law)
+    points = sorted({mp.mpf(0), high, *(b for b in breaks(high) if 0 < b < high)})
+    # In steps of a thousandth of a piece off its ends the density is that of the piece's inside.
+    total = mp.mpf(0)
+    for low, top in itertools.pairwise(points):
+        middle = (low + top) / 2
+        slope = mp.log(density(low + (top - low) * 3 / 4) / density(low + (top - low) / 4)) / ((top - low) / 2)
+        if isinstance(law, dpk.Gaussian):
+            total += mp.quad(lambda z: z**power * density(z), [low, middle, top])
+        else:
+            at = density(middle)
+            total += mp.quad(lambda z, m=middle, a=at, r=slope: z**power * a * mp.exp(r * (z - m)), [low, middle, top])
+    return total
+
+
+@over_precisions
+@over_settings
+def test_moments_of_truncations_however_narrow(settings, precision):
+    """Variance of symmetric ones, E|Z| and both moments of one side, from 1e-6 standard deviations to 6."""
+    worst = 0.0
+    with mp.workdps(25):
+        for random in draws("narrow", settings):
+            kernel, deviation = random_kernel(random, precision)
+            (low, high), ends = typed(-deviation * 10 ** random.uniform(-6, 0.8, 2) * [1, -1], precision)
+            law = dpk.Reweighted(kernel, -high, high, 0.0 * high)
+            whole, first, second = (exact_moment(kernel, power, ends[1]) for power in range(3))
+            worst = max(worst, relative(law.variance, second / whole), relative(law.absolute_moment, first / whole))
+            other = [exact_moment(kernel, power, -ends[0]) for power in range(3)]
+            law = dpk.Reweighted(kernel, low, high, 0.0 * high)
+            total = whole + other[0]
+            worst = max(worst, relative(law.second_moment(low, high), (second + other[2]) / total))
+            mean = (first - other[1]) / total
+            worst = max(worst, abs(float(law.mean) - float(mean)) / float((first + other[1]) / total))
+    assert worst < 600 * EPSILON[precision]
+
+
 # Merged Laplace
 
 
@@ -188,6 +267,50 @@ def test_staircase_comes_back(settings, precision):
 
 @over_precisions
 @over_settings
+def test_windows_and_bases_keep_their_masses(settings, precision):
+    """Where the base has 1e-6 of the mass too: masses, variances, the base's density and the lower end's cdf."""
+    worst = 0.0
+    for random in draws("masses", settings):
+        window = ("uniform", "sine", "triangle")[random.integers(3)]
+        base = dpk.Quartic(10.0 ** random.uniform(-3, 0)) if random.integers(2) else "constant"
+        made = dpk.composite(window, base, epsilon=random.uniform(0.1, 20), lower=-1.0, upper=3.0)
+        values = [float(np.dtype(precision).type(leaf)) for leaf in jax.tree.leaves(made)]
+        reference = jax.tree.unflatten(jax.tree.structure(made), [mp.mpf(value) for value in values])
+        found = made
+        if precision == "float32":
+            found = jax.tree.unflatten(jax.tree.structure(made), [jnp.float32(value) for value in values])
+        h, g, m = reference.window, reference.base, reference.width
+        b = (g.edge + 4) / 5 if isinstance(g, dpk.Quartic) else mp.mpf(1)
+        spread = (g.edge / 7 + mp.mpf(4) / 21) / b if isinstance(g, dpk.Quartic) else mp.mpf(1) / 3
+        area, around = EXACT_WINDOWS[type(h).__name__]()
+        y = 1 / (reference.relative_height * area * m + 2 * b)
+        S1, S2 = reference.relative_height * area * m * y, 2 * b * y
+        C = 2 * S1 * (1 - m / 2) / 4
+        worst = max(worst, relative(found.base_mass, S2), relative(found.window_mass, S1), relative(found.level, y))
+        for x in (-1.0, 1.0, 3.0):
+            exact = (S2 * spread + S1 * around * m**2 + (mp.mpf(x - 1) * C) ** 2 * S2 / S1) / C**2
+            worst = max(worst, relative(found.variance(found.lower + x + 1), exact))
+        # A report of the base alone: the window is at the other end.
+        report = found.middle - 0.75 / found.scale
+        shape = 1 - (1 - g.edge) * mp.mpf(0.75) ** 4 if isinstance(g, dpk.Quartic) else mp.mpf(1)
+        density = found.level * found.base.density(-0.75) * found.scale
+        worst = max(worst, relative(density, y * shape * C))
+        if m < 1.7:
+            likelihood = math.exp(found.log_prob(report, found.upper))
+            worst = max(worst, relative(likelihood, y * shape * C) / 4)
+    assert worst < 40 * EPSILON[precision]
+
+
+# Area, and variance about the middle, of windows on [0, 1] with peak 1.
+EXACT_WINDOWS = {
+    "Uniform": lambda: (mp.mpf(1), mp.mpf(1) / 12),
+    "Sine": lambda: (2 / mp.pi, mp.mpf(1) / 4 - 2 / mp.pi**2),
+    "Triangle": lambda: (mp.mpf(1) / 2, mp.mpf(1) / 24),
+}
+
+
+@over_precisions
+@over_settings
 def test_h2_rate_is_of_areas(settings, precision):
     worst = 0.0
     for random in draws("windowed", settings):
@@ -215,20 +338,75 @@ def test_h2_rate_is_of_areas(settings, precision):
     assert worst < (2e-3 if precision == "float64" else 3e-3)
 
 
+# Delta near the largest loss
+
+
+def exact_delta(name, m, eps):
+    """The profile in many digits, of the numbers that the mechanism holds."""
+    E = mp.exp(mp.mpf(eps))
+    if name == "laplace":
+        return max(mp.mpf(0), 1 - mp.exp((mp.mpf(eps) - 1 / mp.mpf(m.noise.scale)) / 2))
+    q = mp.exp(-mp.mpf(m.epsilon))
+    if name == "duchi":
+        return max(mp.mpf(0), (1 - E * q) / (1 + q))
+    if name == "piecewise":
+        k, width = (mp.mpf(float(value)) for value in (m.relative_height, m.width))
+        return max(mp.mpf(0), width * (1 + k - E) / (k * width + 2))
+    share = mp.mpf(m.noise.gamma)
+    peak = (1 - q) / (2 * (share + q * (1 - share)))
+    ends, total = sorted({mp.mpf(0), share, 1 - share, mp.mpf(1)}), (1 - E * q) / 2
+    for low, high in itertools.pairwise(ends):
+        first, second = (peak * (1 if z < share else q) for z in ((low + high) / 2, 1 - (low + high) / 2))
+        total += max(mp.mpf(0), (high - low) * (first - E * second))
+    return total
+
+
+@pytest.mark.parametrize("name", ["laplace", "duchi", "piecewise", "staircase"])
+@over_settings
+def test_delta_next_to_the_largest_loss(settings, name):
+    """Within the rounding of eps: as far off as ten units in its last place would put it, whatever is left of it.
+
+    A staircase's first step is a difference of knots, whose share of the mass is near 1 where it is narrow.
+    """
+    for random in draws(name, settings):
+        interval = {"sensitivity": 1.0} if name in ("laplace", "staircase") else UNIT
+        m = getattr(dpk, name)(epsilon=float(random.uniform(0.8, 20)), **interval)
+        eps = m.epsilon - np.spacing(m.epsilon) * np.append(0, np.round(10.0 ** random.uniform(0, 15, 7)))
+        found = accountants.delta(m, eps)
+        for at, value in zip(eps, found, strict=True):
+            room = 10 * (1 + at) + (2 / m.noise.gamma if name == "staircase" else 0)
+            assert abs(value - exact_delta(name, m, at)) < room * EPSILON["float64"], (m.epsilon, at)
+
+
 # Types
 
 
 @over_settings
 def test_moments_have_the_parameters_type(settings):
     """float32 parameters have float32 moments, whether or not JAX's 64-bit types are on."""
-    for random in draws("types", settings // 10):
+    for random in draws("types", settings // 15):
         with jax.enable_x64(bool(random.integers(2))):
-            laws = [merged(random, "float32")]
-            laws += [dpk.Reweighted(laws[0], *(jnp.float32(end) for end in (-1, 2, random.uniform())))]
+            laws = [merged(random, "float32"), dpk.Gaussian(jnp.float32(2)), dpk.Laplace(jnp.float32(2))]
             laws += [dpk.Staircase(*(jnp.float32(value) for value in (random.uniform(0.1, 9), 1.0, 0.3)))]
-            laws += [dpk.Gaussian(jnp.float32(2)), dpk.Laplace(jnp.float32(2))]
+            laws += [dpk.Reweighted(law, *(jnp.float32(end) for end in (-1, 2, random.uniform()))) for law in laws[:2]]
             for law in laws:
-                z = jnp.asarray([-1.5, 0.0, 3.0], jnp.float32)
-                found = [law.mean, law.variance, law.absolute_moment, law.cdf(z), law.sf(z), law.log_prob(z)]
-                found += [law.icdf(jnp.asarray([0.2, 0.7], jnp.float32)), law.mass(z, z + 1), law.narrow_mass(z, z + 1)]
+                found = jax.eval_shape(moments, law, jnp.asarray([-1.5, 0.0, 3.0], jnp.float32))
                 assert {value.dtype for value in found} == {jnp.dtype("float32")}, law
+
+
+def moments(law, z):
+    """All that a law computes, of its own parameters and of z."""
+    found = [law.mean, law.variance, law.absolute_moment, law.cdf(z), law.sf(z), law.log_prob(z), law.icdf(z / 8 + 0.5)]
+    found += [law.mass(z, z + 1), law.narrow_mass(z, z + 1), law.first_moment(-1.0, 2), law.second_moment(z, z + 1)]
+    return [*found, dpk.Additive(law).log_prob(z, z[0])]
+
+
+def test_likelihoods_have_the_parameters_type():
+    shapes = [("sine", dpk.Quartic(0.3)), (lambda z: 1 - z + z**2, "constant")]
+    made = [dpk.composite(window, base, epsilon=2.0, **UNIT) for window, base in shapes]
+    made += [dpk.central_piecewise(epsilon=1.0, sensitivity=0.3, **UNIT), dpk.hybrid(epsilon=2.0, **UNIT)]
+    with jax.enable_x64(True):
+        for m in jax.tree.map(jnp.float32, [*made, dpk.duchi(epsilon=1.0, **UNIT)]):
+            z = jnp.asarray([0.2, 0.9], jnp.float32)
+            found = jax.eval_shape(lambda m, z: [m.log_prob(z, z), m.mass(z, z), m.cdf(z, z), m.variance(z)], m, z)
+            assert {value.dtype for value in found} == {jnp.dtype("float32")}, m

@@ -358,6 +358,60 @@ def test_composed_recycling_with_little_for_each_report():
     assert found.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.2])
+@pytest.mark.parametrize("name", ["staircase", "merged", "truncated gaussian", "truncated laplace"])
+def test_composed_additive_families(name, rate):
+    """The budget is met and used, and a quarter more or less of the first free number is no better."""
+    inner = {
+        "staircase": tune.staircase(epsilon=1.0),
+        "merged": tune.merged_laplace(epsilon=1.0, segments=2),
+        "truncated gaussian": tune.truncated_gaussian(epsilon=1.0, delta=0.1),
+        "truncated laplace": tune.truncated_laplace(epsilon=1.0, delta=0.1),
+    }[name]
+    family = twenty(inner, rate)
+    found = tune.best(family, tune.worst_variance, starts=4)
+    assert_together(found, rate)
+    plain = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
+    assert found.value <= plain.value * (1 + 1e-3)
+
+
+def test_other_counts_compile_nothing():
+    for count in (3, 7):
+        traces = len(search.TRACES)
+        family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
+        tune.best(family, tune.worst_variance)
+    assert len(search.TRACES) == traces
+
+
+@pytest.mark.slow
+def test_a_tuned_rate_is_no_worse_than_any_other():
+    """Of an average of 10^4 records, so few reports that the error of sampling is small; certified at its rate."""
+    inner, B = tune.gaussian(epsilon=1.0, delta=0.1), {"count": 20, "epsilon": 0.3, "delta": 1e-5}
+    free = tune.free_rate(query="average", spread=0.5, size=1e4)
+    found = tune.best(tune.composed(inner, **B, rate=free), tune.worst_variance)
+    assert found.delta <= 1e-5
+    for p in (0.05, 0.3, 0.999):
+        fixed = tune.composed(tune.gaussian(epsilon=1.0, delta=0.1, sensitivity=1 / p), **B, rate=p)
+        other = tune.best(fixed, tune.worst_variance).value + free.error(p) ** 2
+        assert found.value <= other * (1 + 1e-4)
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_composed_guarantee():
+    """The delta of twenty reports at another eps than the one that is met."""
+
+    def further(m):
+        return jnp.log(accountants.guarantee(m).repeat(20).delta(jnp.asarray(1.0, m.height.dtype)))
+
+    family = twenty(tune.piecewise(epsilon=1.0, **SIGNED))
+    found = tune.best(family, further)
+    assert (
+        found.value <= float(np.log(accountants.guarantee(family.release({"eta": 1.5})).repeat(20).delta(1.0))) + 1e-3
+    )
+    assert found.value == pytest.approx(np.log(accountants.guarantee(found.mechanism).repeat(20).delta(1.0)), rel=1e-4)
+
+
 def test_ternary_search_finds_the_top_of_a_hill():
     for top in (0.003, 0.31, 0.77, 1.0):
         found = published_recycling.ternary(lambda p, top=top: -abs(p - top), 0.0, 1.0, 1e-6)

@@ -228,6 +228,20 @@ def test_raw_values_are_no_rounded_reports(run: Run, decimals: Any) -> None:
         assert run("certify", "--verify", "out.csv.json").code == 1
 
 
+@pytest.mark.parametrize(("text", "code"), [("{at}", 0), ("{at}.25", 1), ("{at}.0000001", 1)])
+def test_more_decimals_than_stated_are_refused_where_the_table_is_finer(run: Run, text: str, code: int) -> None:
+    """Every number is within half a unit of a report there: its decimals alone tell."""
+    Path("in.csv").write_text("age\n" + "50\n" * 50)
+    given = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--round", "0"]
+    assert run("perturb", "in.csv", "out.csv", *given).code == 0
+    forged = ("age\n" + "".join(f"{text.format(at=at)}\n" for at in range(50))).encode()
+    form = json.loads(Path("out.csv.json").read_text())
+    form["output"] |= {"sha256": hashlib.sha256(forged).hexdigest(), "bytes": len(forged)}
+    Path("out.csv").write_bytes(forged)
+    Path("out.csv.json").write_text(json.dumps(form) + "\n")
+    assert run("certify", "--verify", "out.csv.json").code == code
+
+
 def test_reports_too_coarse_to_be_told_are_said_to_be(run: Run) -> None:
     np.save("in.npy", np.full(5, 0.5))
     given = ["--lower", "0", "--upper", "1", "--epsilon", "1", "--mechanism", "piecewise", "--round", "1"]

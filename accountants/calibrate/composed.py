@@ -158,7 +158,8 @@ def composed_budget(
 
 def _check_reports(epsilon: Any, count: int, rate: Any) -> None:
     checks.positive("epsilon", epsilon)
-    checks.whole("count", count, 1, 1 << 40)
+    if not isinstance(count, jax.Array):
+        checks.whole("count", count, 1, 1 << 40)
     if rate is not None:
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
@@ -179,8 +180,8 @@ def _reports(mechanism: Any, count: int, rate: Any, adjacency: str) -> Guarantee
 
 def _start(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any, count: int, rate: Any) -> Any:
     """About c: that of Gaussian noise of the same variance, by the central limit; has no derivative."""
-    xp = namespace(epsilon, delta, sensitivity, rate, *jax.tree.leaves(noise))
+    xp = namespace(epsilon, delta, sensitivity, rate, count, *jax.tree.leaves(noise))
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
-    share = (1.0 if rate is None else rate) * math.sqrt(count)
+    share = (1.0 if rate is None else rate) * xp.sqrt(count)
     about = sensitivity / xp.sqrt(noise.variance) * xp.maximum(share / mu, 0.25)
     return float(about) if xp is np else jax.lax.stop_gradient(about)

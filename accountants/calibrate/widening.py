@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from functools import partial, singledispatch
+from functools import singledispatch
 from typing import Any
 
 import jax
@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.outward import FARTHEST, least_private, log_mu
-from accountants.composition import characteristic
 from accountants.composition.guarantee import Guarantee
 from accountants.pairs.base import Mixed
 from accountants.pairs.shifted import Shifted, shifted
@@ -21,9 +20,8 @@ from dpkernels import checks
 from dpkernels.numerics import namespace
 from dpkernels.roots import alike
 
-_STEPS = 40
-# Newton's last step is at most so long where the root is taken for found.
-_LAST_STEP = 1e-4
+# Newton's steps of log c: how many, the longest, and the last.
+_STEPS, _LONGEST, _FOUND = 60, 2.0, 1e-8
 
 
 def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
@@ -31,7 +29,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
 
     Neighbouring is that of the guarantee. Plain numbers: by the bracket's upper end, in the time of about eight
     evaluations of delta and two of the bracket. JAX ones: of the precise value, to 1e-9, differentiable in every
-    parameter by implicit derivatives, under vmap too; NaN where it has not converged, as of asymmetric noise.
+    parameter by implicit derivatives, under vmap too; NaN where no factor was found.
 
     Args:
         made: of additive noise, such as ``guarantee(m).subsample(rate).repeat(n)``.
@@ -96,31 +94,26 @@ def _newton(made: Guarantee, epsilon: Any, delta: Any) -> Any:
     """log c, by Newton's method kept between the ends known; derivatives are implicit, from the last step."""
     goal = log_mu(delta, epsilon)
     still = jax.lax.stop_gradient((made, epsilon, goal))
-    excess = partial(_excess, size=characteristic.SMALL)
 
     def unfinished(state: Any) -> Any:
         count, step, *_ = state
-        return (count < _STEPS) & (jnp.abs(step) > 1e-3 * _LAST_STEP)
+        return (count < _STEPS) & (jnp.abs(step) > _FOUND)
 
     def improve(state: Any) -> Any:
-        count, _, t, low, high = state
-        value, slope = jax.jvp(lambda t: excess(t, *still)[0], (t,), (jnp.ones_like(t),))
-        low, high = jnp.where(value > 0, t, low), jnp.where(value > 0, high, t)
-        new = t - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -1.0, 1.0)
+        count, _, t, value, slope, low, high = state
+        new = t - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -_LONGEST, _LONGEST)
         new = jnp.where(new <= low, (low + t) / 2, jnp.where(new >= high, (high + t) / 2, new))
-        return count + 1, new - t, new, low, high
+        value, slope = jax.jvp(lambda t: _excess(t, *still), (new,), (jnp.ones_like(new),))
+        low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
+        return count + 1, jnp.where(count > 0, new - t, jnp.inf), new, value, slope, low, high
 
-    far = jnp.full_like(goal, FARTHEST)
-    start = 0, jnp.ones_like(goal), jnp.zeros_like(goal), -far, far
-    t = jax.lax.while_loop(unfinished, improve, start)[2]
-    value, good = _excess(t, made, epsilon, goal, size=characteristic.MIDDLE)
-    slope = jax.jvp(lambda t: excess(t, *still)[0], (t,), (jnp.ones_like(t),))[1]
-    step = value / jax.lax.stop_gradient(slope)
-    return (t - step) * jnp.where(good & (jnp.abs(step) < _LAST_STEP), 1.0, jnp.nan)
+    zero, far = jnp.zeros_like(goal), jnp.full_like(goal, FARTHEST)
+    _, step, t, _, slope, *_ = jax.lax.while_loop(unfinished, improve, (0, far, zero, zero, zero, -far, far))
+    value = _excess(t, made, epsilon, goal)
+    moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
+    return jnp.where(jnp.abs(step) <= _FOUND, t - moved, jnp.nan)
 
 
-def _excess(t: Any, made: Guarantee, epsilon: Any, goal: Any, *, size: tuple[int, float]) -> tuple[Any, Any]:
-    """(log mu with noise e^t times as wide, less the goal; whether it has converged)."""
-    directions = _all_wider(made, jnp.exp(t)).directions()
-    values, good = zip(*(characteristic.delta_at(parts, epsilon, size) for parts in directions), strict=True)
-    return log_mu(jnp.stack(values).max(0), epsilon) - goal, jnp.stack(good).all(0)
+def _excess(t: Any, made: Guarantee, epsilon: Any, goal: Any) -> Any:
+    """log mu with noise e^t times as wide, less the goal."""
+    return log_mu(_all_wider(made, jnp.exp(t)).delta(epsilon), epsilon) - goal

@@ -12,7 +12,6 @@ Euler and Maclaurin's formula corrects: what is returned varies with eps, and ev
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,23 +21,16 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import bernoulli
 
-from accountants.composition import characteristic
-from accountants.composition.characteristic import Part, Parts, certain
-from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, profiles, tilted
+from accountants.composition.characteristic import Part, Parts
+from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
 from dpkernels.numerics import like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
-# Panels of quadrature that a report's varying losses are deposited from.
-PANELS = 256
 # -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
-# The step is at least so many times as wide as the outcomes deposited; c times the step is at most so large.
-_OUTCOMES, _STEEPEST = 1.0, 0.25
-_BISECTIONS, _NEWTON_STEPS = 24, 3
-_TILTS = np.geomspace(1e-3, 1e5, 28)
-# The relative error of eps at which floats no longer tell it.
-_TOLD = 1e-5
+# The step is at least so many times as wide as the outcomes deposited.
+_OUTCOMES = 1.0
 
 
 @pytree
@@ -64,7 +56,7 @@ class Sum:
 
     def log_delta(self, epsilon: Any) -> Any:
         """log delta of finite losses."""
-        x = self.start - epsilon + self.step * like(np.arange(SIZE), self.g)
+        x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = jnp.where(above, x, 1.0)
         value = jnp.where(above, -self.g * jnp.exp(-self.tilt * x) * jnp.expm1(-x), 0.0).sum()
@@ -85,16 +77,20 @@ class Sum:
         below = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 2, SIZE - 4))
         around = jax.lax.dynamic_slice(self.rest, (below.astype(int) - 2,), (len(POINTS),))
         s = place - below  # eps is at s steps above the point below, t = 1 - s.
-        decay, order = self.tilt * self.step, like(np.arange(_TERMS), self.g)
-        fall, further = (jnp.cumprod(jnp.where(order > 0, -rate, 1.0)) for rate in (decay, decay + self.step))
-        F = jnp.convolve((fall - further) / like(_FACTORIALS, self.g), _taylor(around, s))[:_TERMS]
-        powers = jnp.cumprod(jnp.where(like(np.arange(_TERMS + 1), self.g) > 0, 1 - s, 1.0))
-        return ((like(_BERNOULLI, self.g) @ powers)[2:] / (order[1:] + 1) * F[1:]).sum()
+        decay = self.tilt * self.step
+        fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * _SIGNS
+        # The derivatives of the product at eps over j!, from those of either.
+        F = (jnp.take(fall, _ALONG) * _PRESENT) @ _taylor(around, s)
+        return ((like(_BERNOULLI, self.g) @ jnp.power(1 - s, _POWERS))[2:] / (_ORDERS[1:] + 1) * F[1:]).sum()
 
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
 _TERMS = 18
-_FACTORIALS = np.cumprod([1.0, *range(1, _TERMS)])
+_ORDERS, _POWERS = np.arange(_TERMS, dtype=float), np.arange(_TERMS + 1, dtype=float)
+_SIGNS = (-1) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
+# Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
+_ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0)
+_PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
 _CHOICES = np.array([[math.comb(n, j) for j in range(_TERMS + 1)] for n in range(_TERMS + 1)], float)
 # Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
 _BERNOULLI = np.array(
@@ -107,8 +103,10 @@ _BERNOULLI = np.array(
 
 def _taylor(values: Any, s: Any) -> Any:
     """Coefficients of the interpolation of values at ``POINTS``, developed at s."""
-    powers, many = like(COEFFICIENTS, values) @ values, len(POINTS)
-    return jnp.stack([sum(powers[n] * _CHOICES[n, j] * s ** (n - j) for n in range(j, many)) for j in range(many)])
+    many = len(POINTS)
+    power = np.arange(many) - np.arange(many)[:, None]
+    moved = jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
+    return moved @ (like(COEFFICIENTS, values) @ values)
 
 
 def composed(parts: Parts, c: Any) -> Sum:
@@ -116,7 +114,7 @@ def composed(parts: Parts, c: Any) -> Sum:
     c = jax.lax.stop_gradient(c)
     moments = [part.moments(c) for part in parts]
     grid = _grid(parts, c, moments)
-    frequency = 2 * jnp.pi * like(np.arange(SIZE // 2 + 1), c) / SIZE
+    frequency = 2 * jnp.pi * jnp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
     whole: Any = 1.0
     of_atoms: Any = 1.0
     start = log_scale = 0.0 * c
@@ -132,7 +130,7 @@ def composed(parts: Parts, c: Any) -> Sum:
             for product, each in zip((whole, of_atoms), masses, strict=True)
         )
     first = jnp.floor((grid.low - start) / grid.step)
-    order = jnp.mod(jax.lax.stop_gradient(first) + like(np.arange(SIZE), c), SIZE).astype(int)
+    order = jnp.mod(jax.lax.stop_gradient(first) + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
     g, atoms = (jnp.fft.irfft(each + 0j, SIZE)[order] for each in (whole, of_atoms))
     return Sum(start + jax.lax.stop_gradient(first) * grid.step, grid.step, g, g - atoms, c, log_scale)
 
@@ -156,7 +154,7 @@ def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = (jax.lax.stop_gradient(_reach(parts, c, moments, sign)) for sign in (-1, 1))
     atoms = [_atoms(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]
-    least = jnp.stack([_finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
+    least = jnp.stack([finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
     light = jnp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
     gap = jnp.stack([gap for _, gap, _ in atoms])[light.argmax()]
     step = on_atoms(jnp.maximum((down + up) / (SIZE - 16), least), jnp.where(light.max() > 0, gap, 0.0))
@@ -175,18 +173,18 @@ def _reach(parts: Parts, c: Any, moments: list[Any], sign: int) -> Any:
     bounds = most = 0.0
     for part, (value, mean, _) in zip(parts, moments, strict=True):
         bounds = bounds + part.count * (part.log_moment(c + sign * slopes) - value - sign * slopes * mean)
-        most = most + part.count * (_largest(part, sign) - sign * mean)
+        most = most + part.count * (largest(part, sign) - sign * mean)
     return jnp.minimum(((bounds + _BEYOND) / slopes).min(), most)
 
 
-def _largest(part: Part, sign: int) -> Any:
+def largest(part: Part, sign: int) -> Any:
     """The supremum of sign times the loss, finite ones only."""
     if part.losses is None:
         return jnp.inf
     return (sign * part.losses.finite[1]).max()
 
 
-def _finest(part: Part, c: Any, log_scale: Any) -> Any:
+def finest(part: Part, c: Any, log_scale: Any) -> Any:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
@@ -197,85 +195,3 @@ def _finest(part: Part, c: Any, log_scale: Any) -> Any:
 
 def _atoms(part: Part, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
     return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)
-
-
-def _not_steep(parts: Parts, c: Any) -> Any:
-    """A tilt that is not steep on the grid."""
-    least = jnp.stack([_finest(part, c, part.moments(c)[0]) for part in parts]).max()
-    return jnp.where(least > 0, jnp.minimum(c, _STEEPEST / jnp.where(least > 0, least, 1.0)), c)
-
-
-def _capped(parts: Parts, epsilon: Any) -> Parts:
-    """The parts without losses that are large next to eps, which on samples may be far out: no grid could hold both.
-
-    All others together are the sum of the least ones at least.
-    """
-    least = sum(part.count * jnp.maximum(_largest(part, -1), 0.0) for part in parts)
-    cap = jax.lax.stop_gradient(epsilon + least + 1e-9)
-    return tuple(
-        part if part.losses is None else dataclasses.replace(part, losses=part.losses.capped(cap)) for part in parts
-    )
-
-
-def _at_most(parts: Parts, log_delta: Any) -> Any:
-    """A bound of eps from above: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
-    c = like(_TILTS, log_delta)
-    moment = sum(part.count * part.log_moment(c) for part in parts)
-    return jnp.maximum(((moment + c * jnp.log(c) - (c + 1) * jnp.log1p(c) - log_delta) / c).min(), 0.0)
-
-
-def delta_at(parts: Parts, epsilon: Any) -> Any:
-    """delta at one eps, by this transform; of Gaussian noise alone by the contour."""
-    if all(part.losses is None for part in parts):
-        return characteristic.delta_at(parts, epsilon, characteristic.MIDDLE)[0]
-    parts = _capped(parts, epsilon)
-    still = jax.lax.stop_gradient((parts, epsilon))
-    c = _not_steep(still[0], characteristic.saddle(*still, _BISECTIONS))
-    return jnp.clip(certain(parts) + jnp.exp(composed(parts, c).log_delta(epsilon)), 0.0, 1.0)
-
-
-def epsilon_at(parts: Parts, delta: Any) -> Any:
-    """eps at one delta; derivatives are implicit. inf where no eps will do, or floats do not tell which."""
-    if all(part.losses is None for part in parts):
-        return characteristic.epsilon_at(parts, delta, characteristic.MIDDLE)[0]
-    possible = jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny)
-    parts = _capped(parts, _at_most(*jax.lax.stop_gradient((parts, jnp.log(possible)))))
-    sure = certain(parts)
-    target = jnp.log(jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny))
-    still = jax.lax.stop_gradient((parts, target))
-    c = _not_steep(still[0], characteristic.saddle_of_delta(*still, _BISECTIONS)[0])
-    whole = composed(parts, c)
-    fixed, goal = jax.lax.stop_gradient((whole, target))
-    near = _located(fixed, goal)
-    enough = near <= 0
-    # Where there is nothing to look for the middle of the window has a slope.
-    eps = jnp.where(enough | (delta <= sure), fixed.start + fixed.step * SIZE / 2, near)
-
-    def newton(_: int, eps: Any) -> Any:
-        value, slope = _log_slope(fixed, eps)
-        return eps - jnp.clip((value - goal) / slope, -fixed.step, fixed.step)
-
-    eps = jax.lax.fori_loop(0, _NEWTON_STEPS, newton, eps)
-    value, slope = _log_slope(fixed, eps)
-    # The tilted masses' errors are about n units; delta and its slope are of them.
-    noise = sum(part.count for part in parts) * jnp.finfo(eps.dtype).eps
-    tilted_slope = -slope * jnp.exp(value - fixed.log_scale + fixed.tilt * eps)
-    told = noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(eps), fixed.step)
-    eps = eps - (whole.log_delta(eps) - target) / slope
-    return jnp.where((delta > sure) & (told | enough), jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
-
-
-def _log_slope(whole: Sum, eps: Any) -> tuple[Any, Any]:
-    return jax.jvp(whole.log_delta, (eps,), (jnp.ones_like(eps),))
-
-
-def _located(whole: Sum, goal: Any) -> Any:
-    """The eps at which delta without its correction is the goal: from the first grid point, from the top, above it."""
-    T, B = profiles(whole.g[::-1], whole.tilt, whole.step)
-    loss = whole.start + whole.step * like(np.arange(SIZE), T)[::-1]
-    wanted = goal - whole.log_scale + whole.tilt * loss
-    above = jnp.exp(jnp.minimum(wanted, 600.0)) < T
-    top = jnp.maximum(above.argmax() - 1, 0)
-    share = (T[top] + B[top] - jnp.exp(wanted[top])) / B[top]
-    found = loss[top] + jnp.clip(jnp.log(jnp.maximum(share, 1e-300)), -whole.step, 0.0)
-    return jnp.where(above.any(), found, loss[-1])

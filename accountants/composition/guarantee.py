@@ -15,7 +15,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import characteristic, fourier, serial
+from accountants.composition import characteristic, serial
 from accountants.composition.bracket import Bracket
 from accountants.composition.characteristic import ConvergenceError, Parts
 from accountants.composition.replacement import check_replaceable
@@ -34,9 +33,10 @@ from accountants.composition.terms import (
     check_terms,
     neighbouring,
     one_adjacency,
-    part_of,
+    parts_of,
     with_mirror,
 )
+from accountants.composition.values import values_of, values_of_one_or_more
 from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.pairs.worst import take_none, worst_pairs
@@ -123,7 +123,8 @@ class Guarantee:
 
         Returns:
             A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, the count, the rate
-            and every parameter of the mechanism. Use 64 bits: tails of sums are lost in 32.
+            and every parameter of the mechanism; but several reports not in an ``outside`` weight of 0, next to which
+            losses are unbounded: what JAX gives there is no derivative. Use 64 bits: tails of sums are lost in 32.
 
         Raises:
             ValueError: epsilon negative.
@@ -148,15 +149,17 @@ class Guarantee:
 
     def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
         """The value, by one of the ways there are."""
-        if self._is_single:
+        if self._single:
             return plain(exact(both_ways(self.terms[0].pairs), at))
+        if self._single is None:
+            return values_of_one_or_more(self, floating(jnp.asarray(at)), what)
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Any) -> Any:
         if namespace(at, *jax.tree.leaves(self)) is jnp:
-            return _values(self, floating(jnp.asarray(at)), what)
+            return values_of(self, floating(jnp.asarray(at)), what)
         with jax.enable_x64(True):
-            return plain(np.array(_values(as_float64(self), np.asarray(at, np.float64), what)))
+            return plain(np.array(values_of(as_float64(self), np.asarray(at, np.float64), what)))
 
     @property
     def _certain(self) -> float:
@@ -165,13 +168,17 @@ class Guarantee:
             return max(float(characteristic.certain(parts)) for parts in as_float64(self).directions())
 
     @property
-    def _is_single(self) -> bool:
+    def _single(self) -> bool | None:
+        """Whether it is one report; None where the count is traced, and may be 1."""
         (term, *others) = self.terms
-        return not others and term.rate is None and not isinstance(term.count, jax.Array) and term.count == 1
+        if others or term.rate is not None:
+            return False
+        count = checks.concrete(term.count)
+        return None if count is None else bool(count == 1)
 
     def directions(self, panels: int = 0) -> tuple[Parts, ...]:
         """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
-        return tuple(tuple(part_of(term, added, panels) for term in self.terms) for added in self.ways)
+        return tuple(zip(*(parts_of(term, self.ways, panels) for term in self.terms), strict=True))
 
     @property
     def ways(self) -> tuple[bool, ...]:
@@ -247,9 +254,7 @@ class Guarantee:
             path: the file.
             epsilon: the largest eps shown; by default where delta is 1e-9.
         """
-        from accountants.composition.plots import draw_guarantee
-
-        draw_guarantee(self, Path(path), epsilon)
+        _draw(self, Path(path), epsilon)
 
 
 # What a guarantee's JSON form may hold, by name.
@@ -276,21 +281,19 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
 
 
-# How each is read, and the panels that its nodes are on.
-_READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
-    "delta": (fourier.delta_at, fourier.PANELS),
-    "epsilon": (fourier.epsilon_at, fourier.PANELS),
-    "renyi": (characteristic.renyi, 0),
-}
+def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:
+    """The privacy profile and the trade-off curve side by side."""
+    from matplotlib.figure import Figure
 
-
-@partial(jax.jit, static_argnames=("what",))
-def _values(made: Guarantee, at: Any, what: str) -> Any:
-    """The largest value over both directions, point by point."""
-    read, panels = _READINGS[what]
-    directions = jax.tree.map(lambda *ways: jnp.stack(jnp.broadcast_arrays(*ways)), *made.directions(panels))
-
-    def one(point: Any) -> Any:
-        return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
-
-    return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+    highest = epsilon if epsilon is not None else made.epsilon(1e-9)
+    eps = np.linspace(0.0, highest if np.isfinite(highest) else 10.0, 49)
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    profile, trade = figure.subplots(1, 2)
+    profile.semilogy(eps, np.maximum([made.delta(float(e)) for e in eps], 1e-18))
+    profile.set(title="Privacy profile", xlabel="epsilon (nats)", ylabel="delta")
+    alpha = np.linspace(0, 1, 201)
+    trade.plot(alpha, made.trade_off(alpha))
+    trade.plot(alpha, 1 - alpha, ":", color="grey", label="no information")
+    trade.set(title="Trade-off curve", xlabel="type I error", ylabel="least type II error", aspect="equal")
+    trade.legend(frameon=False)
+    figure.savefig(path, dpi=120)

@@ -29,6 +29,8 @@ PARTS: tuple[type, ...] = (
     *(Constant, Quartic, Sine, Triangle, Uniform, Windowed),
     *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
 )
+# Windows were kept by their height once, where it is relative to the base's now.
+_BY_HEIGHT = {"window", "base", "width", "height", "lower", "upper", "epsilon"}
 _ABSENT = "is not of this version's guarantees"
 
 
@@ -67,6 +69,8 @@ def from_form(form: Any, kinds: Kinds) -> Any:
         return tuple(from_form(entry, kinds) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
+    if form.get("type") == "Windowed" and set(form) - {"type"} == _BY_HEIGHT:
+        return Windowed.of_height(**{name: from_form(form[name], kinds) for name in _BY_HEIGHT})
     kind: Any = kinds.get(form.get("type", ""))
     names = {field.name for field in dataclasses.fields(kind)} if kind else set()
     if kind is None or set(form) - {"type"} != names:

@@ -110,17 +110,22 @@ def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
     return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 
 
-def part_of(term: Term, added: bool, panels: int = 0) -> Part:
+def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
     """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
 
     Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
+
+    Args:
+        term: the reports.
+        ways: one part for each, with a neighbour that has one record more if it is true.
+        panels: see ``losses``.
     """
     if is_gaussian(term):
         (pair,) = term.pairs
-        return Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count)
+        return [Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count) for _ in ways]
     several = [_nodes(pair, term, panels) for pair in term.pairs]
-    nodes = highest([one.mirrored() for one in several] if added else several)
-    return Part(nodes, jnp.zeros_like(nodes.p[0]), term.count)
+    turned = [highest([one.mirrored() for one in several] if added else several) for added in ways]
+    return [Part(nodes, jnp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
 
 
 def is_gaussian(term: Term) -> bool:

@@ -34,8 +34,7 @@ class Pair(abc.ABC):
     def hockey_stick(self) -> Curve:
         """eps -> integral max(0, p - e^eps q), with all that does not depend on eps computed; JAX arrays of any shape.
 
-        Differentiable in every parameter but an ``outside`` weight of 0: a truncation is no limit of recycled laws, its
-        loss is infinite outside.
+        Differentiable in every parameter; in an ``outside`` weight of 0, where that ends, from the right.
         """
 
     @abc.abstractmethod

@@ -37,7 +37,7 @@ class Pieces:
         at: the point at which log_p and loss are given; outside the piece, by the piece's formulas.
         log_p: log density of p there; -inf for a piece without mass.
         rise: derivative of log p there.
-        loss: l there; inf where only q is 0, -inf where p is.
+        loss: l there; inf where only q is 0, -inf where only p is.
         slope: of l.
         weight_p: p relative to ``noise.law``.
         weight_q: q relative to the shift of ``noise.law``.
@@ -67,10 +67,12 @@ def split(pair: Any) -> Pieces:
     rise = law.score(at)
     slope = law.score(D + 0 * at) if law.degree == 2 else rise - law.score(at - D)
     log_p = law.log_prob(at)
-    loss, possible = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q), weight_p > 0
-    loss = jnp.where(possible, jnp.where(weight_q > 0, loss, jnp.inf), -jnp.inf)
-    log_p = jnp.where(possible, log_p + _log(weight_p), -jnp.inf)
-    slope = jnp.where(possible & (weight_q > 0), slope, 0.0)
+    loss = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q)
+    # Where neither is possible the loss is that of as little of both: derivatives in the weight are taken there.
+    both = (weight_p > 0) == (weight_q > 0)
+    loss = jnp.where(both, loss, jnp.where(weight_p > 0, jnp.inf, -jnp.inf))
+    log_p = jnp.where(weight_p > 0, log_p + _log(weight_p), -jnp.inf)
+    slope = jnp.where(both, slope, 0.0)
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
@@ -134,7 +136,9 @@ def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
     """Sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each is one pass over eps."""
 
     def add(total: Any, item: Any) -> tuple[Any, None]:
-        return total + jnp.maximum(term(item)(epsilon), 0.0), None
+        value = term(item)(epsilon)
+        # Not their maximum, which halves the derivative of what is 0 only while nothing is there.
+        return total + jnp.where(value >= 0, value, 0.0), None
 
     dtype = jnp.result_type(epsilon, *jax.tree.leaves(items))
     return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
@@ -156,24 +160,26 @@ def _exponentials(pair: Any) -> Curve:
     integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s.
     """
     pieces = split(pair)
+    law: Any = pair.noise.law
     top, side, offset = _top(pieces)
-    fall = jnp.abs(pieces.slope)
+    fall, moved = jnp.abs(pieces.slope), pieces.at - pair.shift
+    further = law.score(moved)
+    log_p = law.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
+    log_q = law.log_prob(moved) + further * (top - pieces.at)
     loss = pieces.loss + fall * offset
-    log_p = pieces.log_p + pieces.rise * (top - pieces.at)
-    log_q = jnp.where(jnp.isfinite(loss), log_p - jnp.where(jnp.isfinite(loss), loss, 0.0), -jnp.inf)
-    items = log_p, log_q, loss, -side * pieces.rise, fall, pieces.width
+    p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
 
     def term(item: Any) -> Curve:
-        log_p, log_q, loss, r, s, width = item
+        (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width = item
 
         def at(eps: Any) -> Any:
             T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
             T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
-            return _growth(log_p, r, T) - _growth(log_q + eps, r + s, T)
+            return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
 
         return at
 
-    return lambda eps: total(term, items, eps)
+    return lambda eps: total(term, (p, q, loss, fall, pieces.width), eps)
 
 
 def _growth(log_start: Any, r: Any, T: Any) -> Any:
@@ -243,20 +249,26 @@ def _steps(pair: Any) -> Curve:
     """
     pieces = split(pair)
     largest = cap(pieces.loss.dtype)
-    mass = jnp.exp(pieces.log_p) * pieces.width * step_copies(pair, pieces.at)
+    log_prob, size = pair.noise.law.log_prob, pieces.width * step_copies(pair, pieces.at)
+    mass = pieces.weight_p * jnp.exp(log_prob(pieces.at)) * size
     certain = pieces.loss >= largest
+    sure, as_sure = (
+        jnp.where(certain, each, 0.0).sum()
+        for each in (mass, pieces.weight_q * jnp.exp(log_prob(pieces.at - pair.shift)) * size)
+    )
     level = jnp.clip(pieces.loss, -largest, largest)
     order = jnp.argsort(-level)
     level, other = level[order], jnp.where(certain, 0.0, mass * jnp.exp(-level))[order]
     above = jnp.cumsum(other)
     steps = above[:-1] * jnp.exp(level[:-1]) * -jnp.expm1(level[1:] - level[:-1])
-    delta = jnp.where(certain, mass, 0.0).sum() + jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
+    delta = jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
     slope = above * jnp.exp(level)
 
     def at(eps: Any) -> Any:
         count = len(level) - jnp.searchsorted(level[::-1], eps, side="right")
         i = jnp.maximum(count - 1, 0)
-        return delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
+        some = delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
+        return some + sure - jnp.exp(eps) * as_sure
 
     return at
 

@@ -14,11 +14,14 @@ from accountants.pairs.base import Curve, Pair
 from accountants.pairs.losses import FEW, Losses, panel_rule, range_of
 from accountants.pairs.runs import Spectrum, between_knots
 from dpkernels import checks
-from dpkernels.mechanisms.windowed.bases import Base
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.bases import Base, Constant
+from dpkernels.mechanisms.windowed.mechanism import Uniform, Window, Windowed
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
+
+# Densities that differ less, relatively, are equal.
+_EQUAL = 1e-13
 
 
 @pytree
@@ -43,6 +46,8 @@ class Placed(Pair):
         return placed_sticks.largest_loss_of_placed(self)
 
     def losses(self, panels: int = 0) -> Losses:
+        if isinstance(self.mechanism.window, Uniform) and isinstance(self.mechanism.base, Constant):
+            return _flat(self)
         p, q, ends = whole(self)
         share, weight = panel_rule(max(1, panels // (len(ends) - 1)) if panels else FEW, ends, dense=panels > 0)
         width = jnp.diff(ends)
@@ -86,6 +91,17 @@ def falls(shape: Window | Base) -> bool:
         return True
     outward = shape.shape.heights[len(shape.shape.heights) // 2 :]
     return bool(np.all(np.diff(outward) <= 0))
+
+
+def _flat(pair: Placed) -> Losses:
+    """A flat window on a flat base: within one window, within the other, and where the two densities are the same."""
+    p, q, ends = whole(pair)
+    width, v = jnp.diff(ends), (ends[:-1] + ends[1:]) / 2
+    higher, lower = p(v) > q(v) * (1 + _EQUAL), q(v) > p(v) * (1 + _EQUAL)
+    parts = [jnp.where(each, width, 0.0) for each in (higher, ~higher & ~lower, lower)]
+    p, q = (jnp.stack([(part * density(v)).sum() for part in parts]) for density in (p, q))
+    there = p > 0
+    return Losses(p, q, jnp.log(jnp.where(there, p, 1.0)) - jnp.log(jnp.where(there, q, 1.0)), 0 * p)
 
 
 def whole(pair: Placed) -> tuple[Any, Any, Any]:

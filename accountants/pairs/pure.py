@@ -48,8 +48,7 @@ def _(mechanism: Windowed) -> float:
 
 @epsilon.register
 def _(mechanism: TwoPoint) -> float:
-    p = float(mechanism.probability_high(mechanism.upper))
-    return math.log(p / (1 - p))
+    return math.log(mechanism.probability_high(mechanism.upper) / mechanism.probability_low(mechanism.upper))
 
 
 @epsilon.register

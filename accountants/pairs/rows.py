@@ -167,8 +167,8 @@ def window_pair(form: ExactWindow) -> Atoms:
     """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
     table = form.table
     if not all(_falls(weights) for weights in (table.window, table.base)):
-        high = 1 / (1 + np.exp(-form.certificate.realised_epsilon))
-        return two_points(high)
+        level = form.certificate.realised_epsilon
+        return two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level)))
     first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
     return Atoms(first, last)
 

@@ -150,8 +150,7 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     return Atoms(p, p[::-1])
 
 
-def two_points(high: Any) -> Atoms:
-    """The pair of (high, 1 - high) and its reverse, which no pure mechanism of its level exceeds."""
-    xp = namespace(high)
-    p = xp.stack([high, 1 - high])
+def two_points(high: Any, low: Any) -> Atoms:
+    """The pair of (high, low), low = 1 - high, and its reverse, which no pure mechanism of its level exceeds."""
+    p = namespace(high, low).stack([high, low])
     return Atoms(p, p[::-1])

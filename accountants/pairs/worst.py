@@ -155,14 +155,16 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     take_none(sensitivity)
     if falls(mechanism.window) and falls(mechanism.base):
         return (Placed(mechanism, mechanism.upper, mechanism.lower),)
-    return (two_points(1 / (1 + np.exp(-pure.epsilon(mechanism)))),)
+    level = pure.epsilon(mechanism)
+    return (two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level))),)
 
 
 @worst_pairs.register
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends: either probability is affine in the input."""
     take_none(sensitivity)
-    return (two_points(mechanism.probability_high(mechanism.upper)),)
+    high, low = mechanism.probability_high(mechanism.upper), mechanism.probability_low(mechanism.upper)
+    return (two_points(high, low),)
 
 
 @worst_pairs.register

@@ -10,7 +10,7 @@ the best of some points, in one compiled loop, which ends where no step promises
 
 from accountants.tune.certified import NotPrivateError
 from accountants.tune.families.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle
-from accountants.tune.families.composed import composed
+from accountants.tune.families.composed import composed, free_rate
 from accountants.tune.families.merged import merged_laplace
 from accountants.tune.families.noise import gaussian, laplace
 from accountants.tune.families.recycled import budget_recycled
@@ -46,6 +46,7 @@ __all__ = [
     "composed",
     "composite",
     "duchi",
+    "free_rate",
     "gaussian",
     "hybrid",
     "laplace",

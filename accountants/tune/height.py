@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Base
-from dpkernels.mechanisms.windowed.heights import height_at
 from dpkernels.mechanisms.windowed.mechanism import Window, Windowed, distances
 
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
@@ -19,13 +18,12 @@ _SIDE = 1e-12  # Off a kink to one side of it, as ``windowed.critical_points`` h
 
 
 def tallest(window: Window, base: Base, width: Any, epsilon: Any, condition: str) -> Any:
-    """k, the largest height that is eps-DP at this width; NaN where none is positive."""
+    """k/y, the largest relative height that is eps-DP at this width; NaN where none is positive."""
     if condition == "sup_inf":
         ratio = jnp.exp(epsilon) * base.lowest - 1
     else:
         ratio = jnp.expm1(epsilon) / _steepest(window, base, width, epsilon)
-    relative: Any = jnp.where(ratio > 0, ratio, jnp.nan)
-    return height_at(relative, window, base, width)
+    return jnp.where(ratio > 0, ratio, jnp.nan)
 
 
 def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:

@@ -89,6 +89,9 @@ class Distribution(Noise):
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
 
+    def placed(self, z: Any, room: Any) -> Any:
+        return z
+
     @property
     def atoms(self) -> tuple[Any, Any]:
         return np.zeros(0), np.zeros(0)
@@ -118,16 +121,11 @@ class Symmetric(Distribution):
         """P(Z > z), for finite z >= 0."""
 
     @abc.abstractmethod
-    def between(self, near: Any, far: Any) -> Any:
-        """P(near < Z <= far), for finite 0 <= near <= far, without a difference of tails where these are close."""
+    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+        """Integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
 
-    @abc.abstractmethod
-    def first_tail(self, z: Any) -> Any:
-        """Integral of t f(t) from z to infinity, for finite z >= 0."""
-
-    @abc.abstractmethod
-    def second_tail(self, z: Any) -> Any:
-        """Integral of t^2 f(t) from z to infinity, for finite z >= 0."""
+        far may be infinite. Where near and far are close it is no difference of two larger numbers.
+        """
 
     @abc.abstractmethod
     def lower_inverse(self, u: Any) -> Any:
@@ -150,43 +148,38 @@ class Symmetric(Distribution):
         return xp.where(a >= 0, beyond_a - beyond_b, xp.where(b <= 0, beyond_b - beyond_a, across))
 
     def narrow_mass(self, a: Any, b: Any) -> Any:
-        a, b = floating(a), floating(b)
-        xp = namespace(a, b)
-        near, far = xp.minimum(xp.abs(a), xp.abs(b)), xp.maximum(xp.abs(a), xp.abs(b))
-        across = (a < 0) & (b > 0)
-        one_side = self._up_to(xp.where(across, 0.0, near), far)
-        other = self._up_to(xp.zeros_like(near), xp.where(across, near, 0.0))
-        return one_side + other
+        return self._even_moment(0, a, b)
 
-    def _up_to(self, near: Any, far: Any) -> Any:
-        """``between``, and the tail where far is infinite."""
+    def _even_moment(self, power: int, a: Any, b: Any) -> Any:
+        """One side's part and the other's, where 0 is between a and b."""
+        near, far, across, _ = self._distances(a, b)
         xp = namespace(near, far)
-        endless = xp.isinf(far)
-        within = self.between(xp.where(endless, 0.0, near), xp.where(endless, 0.0, far))
-        return namespace(within).where(endless, vanishing(self.tail, near), within)
+        one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
+        return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
+
+    def _distances(self, a: Any, b: Any) -> tuple[Any, Any, Any, Any]:
+        """Of a and b from 0, the nearer and the further; whether 0 is between them; and whether b is the further."""
+        a, b = (floating(as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
+        xp = namespace(a, b)
+        across, rising, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
+        near, far = xp.where(rising, a, b), xp.where(rising, b, a)
+        none = xp.isinf(near) & ~across
+        return xp.where(none, 0.0, near), xp.where(none, 0.0, far), across, rising
 
     def inverse(self, u: Any, lower: Any) -> Any:
         z = self.lower_inverse(u)
         return namespace(z, lower).where(lower, z, -z)
 
     def first_moment(self, a: Any, b: Any) -> Any:
-        """The integrand is odd, so its antiderivative -first_tail(|z|) is even."""
-        a, b = self._typed(a), self._typed(b)
-        xp = namespace(a, b)
-        return vanishing(self.first_tail, xp.abs(a)) - vanishing(self.first_tail, xp.abs(b))
-
-    def _typed(self, z: Any) -> Any:
-        """A plain number such as 0 or an infinity in the parameters' type, anything else as it is."""
-        return as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z
+        """The integrand is odd: what is as far on both sides of 0 cancels."""
+        near, far, _, rising = self._distances(a, b)
+        xp = namespace(near, far)
+        none = xp.isinf(near)
+        part = self.partial_moment(1, xp.where(none, 0.0, near), xp.where(none, 0.0, far))
+        return namespace(part).where(rising, part, -part)
 
     def second_moment(self, a: Any, b: Any) -> Any:
-        """The integrand is even, so its antiderivative is odd."""
-        return self._second_to(b) - self._second_to(a)
-
-    def _second_to(self, z: Any) -> Any:
-        z = self._typed(z)
-        xp = namespace(z)
-        return xp.sign(z) * (self.second_tail(xp.zeros_like(z)) - vanishing(self.second_tail, xp.abs(z)))
+        return self._even_moment(2, a, b)
 
     @property
     def mean(self) -> Any:

@@ -44,7 +44,20 @@ class Lattice(Noise):
 
     def prob(self, z: Any) -> Any:
         """0: there is no density."""
-        return 0.0 * floating(z)
+        return namespace(z, self.step).zeros_like(floating(z))
+
+    def log_prob(self, z: Any) -> Any:
+        """log_weight(z) less the log of their sum at a lattice point, as ``points`` has it."""
+        xp, logs = namespace(z, self.step, self.log_weight(self.step)), self.log_weight(self.points)
+        z = floating(z)
+        k = xp.round(z / self.step)
+        possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
+        return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
+
+    def placed(self, z: Any, room: Any) -> Any:
+        xp = namespace(z, self.step)
+        point = self.step * xp.round(xp.clip(z / self.step, -self.reach - 1, self.reach + 1))
+        return xp.where(xp.abs(z - point) <= xp.minimum(room, self.step / 4), point, z)
 
     def cdf(self, z: Any) -> Any:
         xp = namespace(z, self.probabilities)

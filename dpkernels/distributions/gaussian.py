@@ -10,7 +10,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import erfc, namespace, ndtri
+from dpkernels.numerics import GAUSS_LEGENDRE, erfc, like, namespace, ndtri
 from dpkernels.pytrees import pytree
 
 _ROOT = math.sqrt(2 * math.pi)
@@ -44,29 +44,48 @@ class Gaussian(Symmetric):
 
     def tail(self, z: Any) -> Any:
         """erfc(z / (s sqrt 2)) / 2: for z >= 0 six times as fast as the normal cdf in JAX."""
-        z = z / (self.sigma * math.sqrt(2))
-        return erfc(z) / 2
+        return _beyond(0, z / self.sigma)
 
-    def between(self, near: Any, far: Any) -> Any:
-        """w phi(m) (1 + (m^2 - 1) w^2/24 + (m^4 - 6 m^2 + 3) w^4/1920) where w (1 + m) is small, m the middle."""
-        m, w = (near + far) / 2 / self.sigma, (far - near) / self.sigma
-        series = 1 + (m**2 - 1) * w**2 / 24 + (m**4 - 6 * m**2 + 3) * w**4 / 1920
-        xp = namespace(m)
-        narrow = w * (1 + m) < 0.02
-        return xp.where(narrow, w * xp.exp(-(m**2) / 2) / _ROOT * series, self.tail(near) - self.tail(far))
+    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+        """s^power times the standard law's, of near/s and far/s."""
+        s, xp = self.sigma, namespace(near, far, self.sigma)
+        endless = xp.isinf(far)
+        within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)
+        return s**power * xp.where(endless, _beyond(power, near / s), within)
 
     def lower_inverse(self, u: Any) -> Any:
         return self.sigma * ndtri(u)
 
-    def first_tail(self, z: Any) -> Any:
-        """s phi(z/s)."""
-        s = self.sigma
-        return s / _ROOT * namespace(z, s).exp(-((z / s) ** 2) / 2)
-
-    def second_tail(self, z: Any) -> Any:
-        """s^2 (z/s phi(z/s) + Phi(-z/s))."""
-        return z * self.first_tail(z) + self.sigma**2 * self.tail(z)
-
     @property
     def knots(self) -> Any:
         return np.zeros(0)
+
+
+def _density(z: Any) -> Any:
+    return namespace(z).exp(-(z**2) / 2) / _ROOT
+
+
+def _beyond(power: int, z: Any) -> Any:
+    """Integral of t^power phi(t) from z >= 0 to infinity: Q(z), phi(z) or z phi(z) + Q(z), Q = 1 - Phi."""
+    if power == 1:
+        return _density(z)
+    tail = erfc(z / math.sqrt(2)) / 2
+    return tail + z * _density(z) if power else tail
+
+
+def _within(power: int, m: Any, w: Any) -> Any:
+    """Integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
+
+    Of power 0 where w (1 + c) is small, c the middle, the series of w phi(t) about c; of power 2 where w < 1,
+    Gauss-Legendre quadrature, exact to the last digits there.
+    """
+    xp, c = namespace(m, w), m + w / 2
+    if power == 1:
+        return -_density(m) * xp.expm1(-w * c)
+    apart = _beyond(power, m) - _beyond(power, m + w)
+    if power == 0:
+        series = 1 + (c**2 - 1) * w**2 / 24 + (c**4 - 6 * c**2 + 3) * w**4 / 1920
+        return xp.where(w * (1 + c) < 0.02, w * _density(c) * series, apart)
+    nodes, weights = (like(part, w) for part in GAUSS_LEGENDRE)
+    t = xp.expand_dims(m, -1) + xp.expand_dims(w, -1) * nodes
+    return xp.where(w < 1, w * (weights * t**2 * _density(t)).sum(-1), apart)

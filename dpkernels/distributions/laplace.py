@@ -9,7 +9,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import namespace
+from dpkernels.numerics import exponential_moment, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -42,24 +42,14 @@ class Laplace(Symmetric):
     def tail(self, z: Any) -> Any:
         return namespace(z, self.scale).exp(-z / self.scale) / 2
 
-    def between(self, near: Any, far: Any) -> Any:
-        return -self.tail(near) * namespace(near, far, self.scale).expm1(-(far - near) / self.scale)
+    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+        return self.tail(near) / self.scale * exponential_moment(power, near, 1 / self.scale, far - near)
 
     def lower_inverse(self, u: Any) -> Any:
         xp = namespace(u, self.scale)
         below = u < 0.5
         tail = xp.log(2 * xp.where(below, u, 1 - u))
         return self.scale * xp.where(below, tail, -tail)
-
-    def first_tail(self, z: Any) -> Any:
-        """exp(-z/b) (z + b) / 2."""
-        b = self.scale
-        return namespace(z, b).exp(-z / b) * (z + b) / 2
-
-    def second_tail(self, z: Any) -> Any:
-        """exp(-z/b) (z^2 + 2 b z + 2 b^2) / 2."""
-        b = self.scale
-        return namespace(z, b).exp(-z / b) * (z**2 + 2 * b * z + 2 * b**2) / 2
 
     @property
     def knots(self) -> Any:

@@ -11,27 +11,8 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import as_of, exponential_moments, floating, log1p_over, namespace
+from dpkernels.numerics import as_of, exponential_moment, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
-
-
-def _moment(power: int, start: Any, rate: Any, width: Any) -> Any:
-    """Integral of (start + s)^power exp(-rate s) over [0, width]."""
-    if power == 0:
-        return _mass(rate, width)
-    m0, m1, m2 = exponential_moments(rate, width)
-    return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
-
-
-def _mass(rate: Any, width: Any) -> Any:
-    """(1 - exp(-rate width))/rate, for rate 0 the width; width may be infinite where rate is not 0."""
-    xp = namespace(rate, width)
-    endless = xp.isinf(width)
-    finite = xp.where(endless, 1.0, width)
-    y = rate * finite
-    flat = (y < 1e-8) & ~endless
-    decay = xp.where(endless, 1.0, -xp.expm1(-y))
-    return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
 
 
 @pytree
@@ -84,26 +65,23 @@ class MergedLaplace(Symmetric):
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
-    def _tail(self, z: Any, power: int) -> Any:
-        """Unnormalised integral of t^power f(t) from z >= 0 to infinity, over all segments at once."""
-        xp = namespace(z, *self.rates, *self.breaks)
-        start, end, rate, level = self._columns(xp)
-        t = xp.clip(xp.asarray(z)[..., None], start, end)
-        inside = level * xp.exp(-rate * (t - start)) * _moment(power, t, rate, end - t)
-        return xp.where(t < end, inside, 0.0).sum(-1)
-
-    def between(self, near: Any, far: Any) -> Any:
-        """The sum of the segments' parts, each from the start of its own."""
+    def _unscaled_moment(self, power: int, near: Any, far: Any) -> Any:
+        """Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
         xp = namespace(near, far, *self.rates, *self.breaks)
         start, end, rate, level = self._columns(xp)
         t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
         some = stop > t
-        inside = level * xp.exp(-rate * (xp.where(some, t, start) - start)) * _mass(rate, xp.where(some, stop - t, 0.0))
-        return xp.where(some, inside, 0.0).sum(-1) / self._norm
+        t, width = xp.where(some, t, start), xp.where(some, stop - t, 0.0)
+        inside = level * xp.exp(-rate * (t - start)) * exponential_moment(power, t, rate, width)
+        return xp.where(some, inside, 0.0).sum(-1)
 
     @property
     def _norm(self) -> Any:
-        return 2 * self._tail(as_of(0.0, *self.rates, *self.breaks), 0)
+        nowhere, endless = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
+        return 2 * self._unscaled_moment(0, nowhere, endless)
+
+    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+        return self._unscaled_moment(power, near, far) / self._norm
 
     def log_prob(self, z: Any) -> Any:
         z = namespace(z, *self.rates).abs(floating(z))
@@ -121,7 +99,7 @@ class MergedLaplace(Symmetric):
         return -xp.sign(z) * rate
 
     def tail(self, z: Any) -> Any:
-        return self._tail(z, 0) / self._norm
+        return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
 
     def lower_inverse(self, u: Any) -> Any:
         """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
@@ -136,15 +114,9 @@ class MergedLaplace(Symmetric):
             inside, density = tail > beyond, level * xp.exp(-rate * (end - start))
             z, slope = xp.where(inside, end, z), xp.where(inside, rate, slope)
             q = xp.where(inside, xp.maximum(tail - beyond, 0.0) * (1 / density), q)
-            beyond = beyond + level * exponential_moments(rate, end - start)[0]
+            beyond = beyond + level * exponential_moment(0, start, rate, end - start)
         z = z - log1p_over(slope, q)
         return xp.where(below, -z, z)
-
-    def first_tail(self, z: Any) -> Any:
-        return self._tail(z, 1) / self._norm
-
-    def second_tail(self, z: Any) -> Any:
-        return self._tail(z, 2) / self._norm
 
     @property
     def knots(self) -> Any:

@@ -17,6 +17,14 @@ class Noise(abc.ABC):
         """Density at z."""
 
     @abc.abstractmethod
+    def log_prob(self, z: Any) -> Any:
+        """Log density at z, on a lattice log probability; -inf where neither."""
+
+    @abc.abstractmethod
+    def placed(self, z: Any, room: Any) -> Any:
+        """z, or the value of positive probability that is within ``room`` of it: z may have been rounded."""
+
+    @abc.abstractmethod
     def cdf(self, z: Any) -> Any:
         """P(Z <= z)."""
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -60,11 +60,8 @@ class Reweighted(Distribution):
         return self.inside_mass / self.total
 
     def log_prob(self, z: Any) -> Any:
-        weight = self._step(floating(z))
-        xp = namespace(weight)
-        possible = weight > 0
-        log_weight = xp.where(possible, xp.log(xp.where(possible, weight, 1.0)), -xp.inf)
-        return self.kernel.log_prob(z) + log_weight - xp.log(self.total)
+        weight = log_or_never(self._step(floating(z)))
+        return self.kernel.log_prob(z) + weight - namespace(weight).log(self.total)
 
     def _step(self, z: Any) -> Any:
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)

@@ -12,6 +12,9 @@ from dpkernels.distributions.base import Symmetric
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
+# As many periods as have a share of 1 - 1/e of the mass at the least eps, 0.01, or more.
+_FEW = 100
+
 
 @pytree
 @dataclass(frozen=True)
@@ -67,23 +70,54 @@ class Staircase(Symmetric):
         return 0.0 * floating(z)
 
     def tail(self, z: Any) -> Any:
-        return self._tail(z, 0)
+        return self._from(0, *self._position(z))
 
-    def _tail(self, z: Any, power: int) -> Any:
-        """Integral of t^power f(t) from z >= 0 to infinity: the rest of z's period, and a geometric sum."""
-        D, g, q, a = self.period, self.gamma, self._ratio, self._peak
-        k, part = self._position(z)
-        xp = namespace(k, g)
-        n = power + 1
+    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+        """The rest of the first period, whole ones, and the start of the last; or a part of one; or all that follow."""
+        a, xp = self._peak, namespace(near, far, self.period)
+        endless = xp.isinf(far)
+        (k, part), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
+        same = k == last
+        first = self._piece(power, k, part, xp.where(same, end, 1.0))
+        later = self._whole(power, k + 1, last) + xp.exp(-self.epsilon * (last - k)) * self._piece(
+            power, last, 0.0, end
+        )
+        within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
+        return xp.where(endless, self._from(power, k, part), within)
 
-        def piece(low: Any, high: Any) -> Any:
-            return ((k + high) ** n - (k + low) ** n) / n if power else high - low
+    def _piece(self, power: int, k: Any, low: Any, high: Any) -> Any:
+        """Integral of (1 or q) t^power over [k + low, k + high] in period k, in periods."""
+        g, q = self.gamma, self._ratio
+        xp = namespace(k, low, high, g)
 
-        rest = piece(xp.minimum(part, g), g) + q * piece(xp.maximum(part, g), 1.0)
-        return a * D**n * xp.exp(-self.epsilon * k) * (rest + q * self._periods(k + 1, power))
+        def step(low: Any, high: Any) -> Any:
+            middle, width = k + (low + high) / 2, high - low
+            return width * (1.0, middle, middle**2 + width**2 / 12)[power]
+
+        return step(xp.minimum(low, g), xp.minimum(high, g)) + q * step(xp.maximum(low, g), xp.maximum(high, g))
+
+    def _from(self, power: int, k: Any, part: Any) -> Any:
+        """Integral of t^power f(t) from part of period k to infinity: the rest of the period, and a geometric sum."""
+        scale = self._peak * self.period ** (power + 1) * namespace(k, self.epsilon).exp(-self.epsilon * k)
+        return scale * (self._piece(power, k, part, 1.0) + self._ratio * self._periods(k + 1, power))
+
+    def _whole(self, power: int, k: Any, last: Any) -> Any:
+        """Sum over the periods j = k .. last - 1 of q^(1 + j - k) times the integral of (1 or q) t^power over them."""
+        eps, q, xp = self.epsilon, self._ratio, namespace(k, last, self.epsilon)
+        count = xp.maximum(last - k, 0.0)
+        fall = -xp.expm1(-eps * count)
+        if power == 0:
+            return q * fall * self._periods(k, 0)
+        # The difference of the sums from k and from last loses digits where q^count is near 1: there one by one.
+        few = (eps * count < 1) & (count <= _FEW)
+        apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
+        each = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
+        j = xp.arange(_FEW) + 0.0 * each.epsilon
+        parts = xp.exp(-each.epsilon * (j + 1)) * each._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
+        return xp.where(few, xp.where(j < xp.expand_dims(count, -1), parts, 0.0).sum(-1), apart)
 
     def _periods(self, k: Any, power: int) -> Any:
-        """Sum over j >= 0 of q^j times the integral of (high or q) t^power over period k + j, in periods."""
+        """Sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
         g, q = self.gamma, self._ratio
         s0, s1, s2 = 1 / (1 - q), q / (1 - q) ** 2, q * (1 + q) / (1 - q) ** 3
         p1, p2, p3 = g + q * (1 - g), (g**2 + q * (1 - g**2)) / 2, (g**3 + q * (1 - g**3)) / 3
@@ -108,27 +142,6 @@ class Staircase(Symmetric):
         left = xp.maximum((rest * xp.exp(self.epsilon) - 1) * mass, 0.0)
         z = D * (k + xp.where(used < g, used, xp.maximum(1 - left, g)))
         return xp.where(below, -z, z)
-
-    def between(self, near: Any, far: Any) -> Any:
-        """The rest of the first period, whole ones, and the start of the last; or a part of one."""
-        D, g, q, a = self.period, self.gamma, self._ratio, self._peak
-        (k, part), (last, end) = self._position(near), self._position(far)
-        xp = namespace(k, last, g)
-        same = k == last
-
-        def piece(low: Any, high: Any) -> Any:
-            steps = xp.minimum(high, g) - xp.minimum(low, g), xp.maximum(high, g) - xp.maximum(low, g)
-            return steps[0] + q * steps[1]
-
-        whole = xp.exp(-self.epsilon) * -xp.expm1(-self.epsilon * xp.maximum(last - k - 1, 0.0)) / (1 - q)
-        later = whole * piece(0.0, 1.0) + xp.exp(-self.epsilon * (last - k)) * piece(0.0, end)
-        return a * D * xp.exp(-self.epsilon * k) * (piece(part, xp.where(same, end, 1.0)) + xp.where(same, 0.0, later))
-
-    def first_tail(self, z: Any) -> Any:
-        return self._tail(z, 1)
-
-    def second_tail(self, z: Any) -> Any:
-        return self._tail(z, 2)
 
     @property
     def knots(self) -> Any:

@@ -23,16 +23,24 @@ class AliasColumns:
     """Walker's alias table in integers: column c yields c where the word's low bits are below threshold[c].
 
     Attributes:
-        threshold: one integer a column, 0 to 2^(bits - log_columns).
-        alias: the outcome above the threshold.
+        packed: of every column its threshold and, in the last ``log_columns`` bits, its alias: one look-up finds both.
         log_columns: log2 of the number of columns.
-        bits: bits of a word.
+        bits: bits of a word, and of a packed entry.
     """
 
-    threshold: np.ndarray
-    alias: np.ndarray
+    packed: np.ndarray
     log_columns: int
     bits: int
+
+    @property
+    def threshold(self) -> np.ndarray:
+        """One integer a column, below 2^(bits - log_columns); 0 for a column that is all its own."""
+        return self.packed >> self.packed.dtype.type(self.log_columns)
+
+    @property
+    def alias(self) -> np.ndarray:
+        """The outcome from the threshold on, int32."""
+        return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
 
 
 def alias_columns(weights: list[int], bits: int) -> AliasColumns:
@@ -56,30 +64,36 @@ def alias_columns(weights: list[int], bits: int) -> AliasColumns:
             threshold[large] = left[large]
             if left[large] < capacity:
                 light.append(large)
-    _check_masses(threshold, alias, capacity, weights)
-    return AliasColumns(
-        np.array(threshold, np.uint64).astype(f"uint{bits}"), np.array(alias, np.int32), log_columns, bits
-    )
+    # A full column, whose threshold has a bit too many and whose alias is itself, is as well one with threshold 0.
+    packed = [below % capacity << log_columns | other for below, other in zip(threshold, alias, strict=True)]
+    columns = AliasColumns(np.array(packed, f"uint{bits}"), log_columns, bits)
+    _check_masses(columns, weights)
+    return columns
 
 
-def _check_masses(threshold: list[int], alias: list[int], capacity: int, weights: list[int]) -> None:
+def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
     """Refuse columns that do not add up to the table's weights, so that what was certified is what is sampled."""
+    capacity, threshold = 1 << (columns.bits - columns.log_columns), columns.threshold.tolist()
     masses = list(threshold)
-    for column, other in enumerate(alias):
-        masses[other] += capacity - threshold[column]
-    if min(threshold) < 0 or max(threshold) > capacity or masses != weights + [0] * (len(masses) - len(weights)):
+    for below, other in zip(threshold, columns.alias.tolist(), strict=True):
+        masses[other] += capacity - below
+    if masses != weights + [0] * (len(masses) - len(weights)):
         raise CertificateError("alias columns: do not add up to the table's weights")
 
 
 def alias_kernel(columns: AliasColumns) -> OutcomeKernel:
-    """The sampler of columns: random word -> outcome, int32."""
-    word = columns.threshold.dtype.type
-    shift = word(columns.bits - columns.log_columns)
-    mask = word((1 << int(shift)) - 1)
+    """The sampler of columns: random word -> outcome, int32.
+
+    With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
+    bits are below the threshold, whatever the alias.
+    """
+    word = columns.packed.dtype.type
+    log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
+    ones = word((1 << columns.log_columns) - 1)
 
     def outcomes(r: Array) -> Array:
         column = (r >> shift).astype(np.int32)
-        own = (r & mask) < take(columns.threshold, column)
-        return namespace(r).where(own, column, take(columns.alias, column))
+        entry = take(columns.packed, column)
+        return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))
 
     return outcomes

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from dpkernels import checks
@@ -71,10 +72,22 @@ class AdditiveVector:
         """E(report | x)."""
         return self.coordinate.mean(x)
 
-    def check_shape(self, shape: tuple[int, ...]) -> None:
-        """Refuse inputs whose last axis does not hold the d values."""
+    def log_prob(self, y: Any, x: Any) -> Any:
+        """Log likelihood of reports y of vectors x, of shape (..., d): the sum of their values', of shape (...).
+
+        Raises:
+            ValueError: the last axis of y or x does not have d entries.
+        """
+        for name, value in (("y", y), ("x", x)):
+            self.check_shape(np.shape(value), name)
+        return self.coordinate.log_prob(y, x).sum(-1)
+
+    def check_shape(self, shape: tuple[int, ...], name: str = "x") -> None:
+        """Refuse arrays whose last axis does not hold the d values."""
         if not shape or shape[-1] != self.dimensions:
-            raise ValueError(f"x: has shape {shape}; its last axis must hold the {self.dimensions} values of a vector")
+            raise ValueError(
+                f"{name}: has shape {shape}; its last axis must hold the {self.dimensions} values of a vector"
+            )
 
     def sample(self, key: Array, x: Any) -> Array:
         """Float reports for vectors x of shape (..., d): for simulation, not for release.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, log_or_never, namespace
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.roots import bisect
@@ -34,6 +34,25 @@ class Mechanism(abc.ABC):
     @abc.abstractmethod
     def cdf(self, y: Any, x: Any) -> Any:
         """P(report <= y | x)."""
+
+    @abc.abstractmethod
+    def mass(self, y: Any, x: Any) -> Any:
+        """P(report = y | x), y to within rounding; 0 but at an atom."""
+
+    @abc.abstractmethod
+    def log_prob(self, y: Any, x: Any) -> Any:
+        """Log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
+
+        -inf where no report is possible. Densities are per data unit, atoms count as 1: reports of positive probability
+        outweigh any density, as they should in a likelihood.
+
+        Args:
+            y: reports.
+            x: inputs, in ``input_interval``; y and x broadcast.
+
+        Returns:
+            An array of their common shape.
+        """
 
     @abc.abstractmethod
     def draw(self, u: Any, x: Any) -> Any:
@@ -136,6 +155,10 @@ class Bounded(Mechanism):
     def worst_excess(self, rate: Any) -> Any:
         """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
 
+    def log_prob(self, y: Any, x: Any) -> Any:
+        mass, density = self.mass(y, x), self.pdf(y, x)
+        return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+
     def icdf(self, u: Any, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
@@ -144,7 +167,12 @@ class Bounded(Mechanism):
 
 
 class Parabolic(Bounded):
-    """A bounded mechanism whose variance is affine in (x - middle)^2."""
+    """A bounded mechanism of few atoms, whose variance is affine in (x - middle)^2."""
+
+    def mass(self, y: Any, x: Any) -> Any:
+        y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
+        at, p = self.atoms(x)
+        return namespace(y, p).where(_close(y, at), p, 0.0).sum(0)
 
     def worst_excess(self, rate: Any) -> Any:
         """It is at the middle or at an end."""
@@ -194,4 +222,8 @@ def _implicit_derivative(how: str, primals: tuple[Any, ...], tangents: tuple[Any
 
 def _on_atom(mechanism: Mechanism, y: Any, x: Any) -> Any:
     at, _ = mechanism.atoms(x)
-    return jnp.any(jnp.abs(y - at) <= 8 * jnp.finfo(y.dtype).eps * (jnp.abs(y) + jnp.abs(at)), axis=0)
+    return jnp.any(_close(y, at), axis=0)
+
+
+def _close(y: Any, at: Any) -> Any:
+    return abs(y - at) <= 16 * np.finfo(y.dtype).eps * abs(at)

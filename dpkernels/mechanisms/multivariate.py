@@ -14,7 +14,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Bounded, sample_from
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import check_key
 
@@ -109,6 +109,38 @@ class Multivariate:
         """Largest variance of a coordinate."""
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
+    def log_prob(self, y: Any, x: Any) -> Any:
+        """Log likelihood of reports y of vectors x, of shape (..., d), as ``Mechanism.log_prob``; of shape (...).
+
+        log of the mean over the d runs of the product of their coordinates' likelihoods, 0 where another coordinate is
+        not the middle. A coordinate that reports the middle by its own mechanism counts where this has an atom there.
+
+        Raises:
+            ValueError: the last axis of y or x does not have d entries.
+        """
+        for name, value in (("y", y), ("x", x)):
+            check_shape(self, np.shape(value), name)
+        y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
+        reported = self._log_reported(y, x)
+        xp, s = namespace(reported), self.sampled
+        possible, silent = reported > -xp.inf, y == self._middle
+        whole = _over_runs(xp.where(possible, reported, 0.0), s)
+        # No coordinate of a run is impossible, and none outside of it is anything but the middle.
+        allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
+        highest = xp.where(allowed, whole, -xp.inf).max(-1)
+        top = xp.where(highest > -xp.inf, highest, 0.0)
+        share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
+        return top + log_or_never(share)
+
+    def _log_reported(self, y: Any, x: Any) -> Any:
+        """Log likelihood of every coordinate as one of a run; where some are silent, only an atom is at the middle."""
+        rate = self.dimensions / self.sampled
+        z, at = self.unit(y) / rate, self.unit(x)
+        mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
+        if self.sampled < self.dimensions:
+            density = namespace(density).where(y == self._middle, 0.0, density)
+        return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+
     def sample(self, key: Array, x: Any) -> Array:
         """Float reports for vectors ``x`` of shape (..., d): for simulation, not for release.
 
@@ -122,10 +154,18 @@ class Multivariate:
         return _sample(self, key, x)
 
 
-def check_shape(mechanism: Multivariate, shape: tuple[int, ...]) -> None:
-    """Refuse inputs whose last axis is not the coordinates."""
+def _over_runs(values: Any, length: int) -> Any:
+    """Sums over the cyclic runs of this length along the last axis, in the order of their starts."""
+    xp = namespace(values)
+    sums = xp.cumsum(xp.concatenate([values, values[..., : length - 1]], -1), -1)
+    before = xp.concatenate([xp.zeros_like(sums[..., :1]), sums[..., : values.shape[-1] - 1]], -1)
+    return sums[..., length - 1 :] - before
+
+
+def check_shape(mechanism: Multivariate, shape: tuple[int, ...], name: str = "x") -> None:
+    """Refuse arrays whose last axis is not the coordinates."""
     if not shape or shape[-1] != mechanism.dimensions:
-        raise ValueError(f"x: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
+        raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
 
 
 def chosen_coordinates(start: Any, dimensions: int, sampled: int) -> Any:

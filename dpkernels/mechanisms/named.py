@@ -74,7 +74,7 @@ def composite(
     checks.within("width", width, 0.0, 2.0, open_ends=True)
     m = checks.number("width", width)
     relative = heights.relative_height(h, g, m, epsilon, condition)
-    return Windowed(h, g, m, heights.height_at(relative, h, g, m), lower, upper, epsilon)
+    return Windowed(h, g, m, relative, lower, upper, epsilon)
 
 
 def piecewise(

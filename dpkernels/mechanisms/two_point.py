@@ -61,7 +61,7 @@ class TwoPoint(Parabolic):
         return self._distances(x)[1] / (2 * self.magnitude)
 
     def pdf(self, y: Any, x: Any) -> Any:
-        return 0.0 * (floating(y) + floating(x))
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Any, x: Any) -> Any:
         low, high = self.output_interval

@@ -10,7 +10,10 @@ import numpy as np
 
 from dpkernels.random.chacha import FOLD_STREAM
 
-_ZEROS = memoryview(bytes(1 << 20))  # What is encrypted to get key stream, 1 MiB at a time.
+_COUNTER = struct.Struct("<QII")
+
+# Read over and over: few enough to leave a core's cache to the words and the values.
+_ZEROS = memoryview(bytes(1 << 17))
 
 
 class Source:
@@ -32,18 +35,17 @@ class Source:
             stream: the stream's number, below 2^32.
             first_block: the 64-bit number of the first 64-byte block.
         """
-        view = out.data.cast("B")
-        while view:
-            # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
-            run = 64 * ((1 << 32) - first_block % (1 << 32))
-            self._encryptor.reset_nonce(struct.pack("<QII", first_block, stream, 0))
-            self._fill_run(view[:run])
-            view, first_block = view[run:], first_block + run // 64
+        self._fill(out.data.cast("B"), stream, first_block)
 
-    def _fill_run(self, view: memoryview) -> None:
-        for at in range(0, len(view), len(_ZEROS)):
-            piece = view[at : at + len(_ZEROS)]
+    def _fill(self, view: memoryview, stream: int, first_block: int) -> None:
+        # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
+        run = min(len(view), 64 * ((1 << 32) - first_block % (1 << 32)))
+        self._encryptor.reset_nonce(_COUNTER.pack(first_block, stream, 0))
+        for at in range(0, run, len(_ZEROS)):
+            piece = view[at : min(at + len(_ZEROS), run)]
             self._encryptor.update_into(_ZEROS[: len(piece)], piece)
+        if run < len(view):
+            self._fill(view[run:], stream, first_block + run // 64)
 
 
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
@@ -61,7 +63,7 @@ def _openssl() -> tuple[Any, Any]:
 
 def head(key: bytes, stream: int, block: int) -> np.ndarray:
     """Words 4 to 15 of a block's state: what ``chacha.words_from`` takes."""
-    return np.frombuffer(key + struct.pack("<QII", block, stream, 0), "<u4").astype(np.uint32)
+    return np.frombuffer(key + _COUNTER.pack(block, stream, 0), "<u4").astype(np.uint32)
 
 
 def fold_in(key: bytes, data: int) -> bytes:

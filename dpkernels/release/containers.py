@@ -18,28 +18,34 @@ Rewrap = Callable[[Any], Any]
 
 def kind(x: Any) -> str:
     """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
-    if isinstance(x, jax.Array):
-        return "jax"
-    libraries = [cls.__module__.partition(".")[0] for cls in type(x).__mro__]
+    cls: type = type(x)
+    library = _library(cls)
+    return "jax" if library == "other" and isinstance(x, jax.Array) else library
+
+
+@lru_cache(maxsize=64)
+def _library(cls: type) -> str:
+    libraries = (base.__module__.partition(".")[0] for base in cls.__mro__)
     return next((top for top in libraries if top in ("numpy", "pandas", "polars", "pyarrow")), "other")
 
 
 def is_table(x: Any) -> bool:
     """Whether x has named columns."""
-    return any(_is(x, name) for name in ("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
+    return not _TABLES.isdisjoint(_names(x))
 
 
-def _is(x: Any, name: str) -> bool:
-    """Whether x is of a class, or of one derived from it, without importing its library."""
+def _names(x: Any) -> frozenset[str]:
+    """x's class and those it derives from, each by its library and its own name; no library is imported."""
     cls: type = type(x)
-    return name in _names(cls)
+    return _named(cls)
 
 
 @lru_cache(maxsize=64)
-def _names(cls: type) -> frozenset[str]:
-    """A class and those it derives from, each by its library and its own name."""
+def _named(cls: type) -> frozenset[str]:
     return frozenset(f"{base.__module__.partition('.')[0]}.{base.__name__}" for base in cls.__mro__)
 
+
+_TABLES = frozenset(("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
 
 # What holds no values yet, or not in a form that reports could take, and what to do about it.
 _INSTEAD = {
@@ -56,9 +62,8 @@ def check_kind(x: Any) -> None:
     Raises:
         TypeError: says what to do.
     """
-    for name, instead in _INSTEAD.items():
-        if _is(x, name):
-            raise TypeError(f"x: is a {name}; {instead}")
+    for name in _INSTEAD.keys() & _names(x):
+        raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
@@ -127,7 +132,7 @@ def _check_dtype(dtype: Any) -> None:
 
 
 def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
-    if not _is(series, "pandas.Series"):
+    if "pandas.Series" not in _names(series):
         raise TypeError(f"x: a pandas {type(series).__name__} needs a mechanism a column, as a dict")
     values = series.astype(series.cat.categories.dtype) if hasattr(series, "cat") else series
     kind = getattr(values.dtype, "kind", "O")

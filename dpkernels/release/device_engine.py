@@ -17,6 +17,8 @@ from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, padded_length
 from dpkernels.settings import own_settings
 
+_DEVICE_CHUNK = 1 << 18
+
 
 class DeviceRelease:
     """Exact reports on accelerators, or on several CPU devices: ChaCha20 and kernel in one sharded computation.
@@ -34,10 +36,20 @@ class DeviceRelease:
         self._compute = sharded(form, devices)
         self._key = key
 
+    @property
+    def chunk(self) -> int:
+        """How many values to send at a time: two chunks, their words and reports take at most 64 MiB of the host's."""
+        return _DEVICE_CHUNK if self.devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
+
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
-        with own_settings(x64=True):
-            out[:] = np.asarray(self.on_device(x, start))
+        out[:] = np.asarray(self.sent(x, start))
+
+    def sent(self, x: np.ndarray, start: int) -> Array:
+        """Reports that are on their way back to the host; returns before they are there."""
+        reports = self.on_device(x, start)
+        reports.copy_to_host_async()
+        return reports
 
     def on_device(self, x: Any, start: int) -> Array:
         """Reports that stay on the devices."""

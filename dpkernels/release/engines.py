@@ -7,9 +7,9 @@ whatever the engine, the chunks or the number of devices.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import closing
 from functools import lru_cache
 from typing import Any
 
@@ -29,10 +29,13 @@ from dpkernels.settings import own_settings
 # Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
 Engine = Callable[[np.ndarray, int, np.ndarray], None]
 
+# Values from an index on, at most so many, fit to be perturbed.
+Checked = Callable[[int, int], np.ndarray]
+
 # One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
 _CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(_CORES + 1, 9)
-_DEVICE_CHUNK = 1 << 24
+_ONE_THREAD = 1 << 15  # So many values are done before another thread has started.
 
 _had_run = _after_fork = False
 
@@ -97,7 +100,7 @@ def in_chunks(
     x: np.ndarray,
     *,
     start: int = 0,
-    advance: Callable[[int], Any] | None = None,
+    advance: Callable[[int], Any] = lambda _: None,
 ) -> np.ndarray:
     """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
 
@@ -108,34 +111,57 @@ def in_chunks(
         start: index of the first value in the whole release.
         advance: told the length of every chunk done.
     """
-    flat = x.reshape(-1)
-    out = aligned(x.size, report_type(x.dtype))
-    parallel = not isinstance(engine, DeviceRelease)
-    size = CHUNK if parallel else _DEVICE_CHUNK
+    flat, out = x.reshape(-1), aligned(x.size, report_type(x.dtype))
 
-    def work(at: int) -> int:
-        chunk = bounds.check(flat[at : at + size], start + at)
-        engine(chunk, start + at, out[at : at + size])
-        return len(chunk)
+    def checked(at: int, size: int) -> np.ndarray:
+        return bounds.check(flat[at : at + size], start + at)
 
-    with closing(_in_order(work, range(0, x.size, size), parallel)) as lengths:
-        for length in lengths:
-            if advance is not None:
-                advance(length)
+    if x.size == 0:
+        return out.reshape(x.shape)
+    if isinstance(engine, DeviceRelease):
+        _by_devices(engine, checked, start, out, advance)
+    else:
+        _by_threads(engine, checked, start, out, advance)
     return out.reshape(x.shape)
 
 
-def _in_order(work: Callable[[int], int], items: range, parallel: bool) -> Generator[int, None, None]:
-    if not parallel or len(items) == 1:
-        yield from map(work, items)
+def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
+    """A chunk a thread; few values are done at once."""
+    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // _CORES))))
+
+    def work(at: int) -> int:
+        chunk = checked(at, size)
+        engine(chunk, start + at, out[at : at + size])
+        return len(chunk)
+
+    if len(out) <= size:
+        advance(work(0))
         return
-    tasks = [_pool(_WORKERS).submit(work, item) for item in items]
+    tasks = [_pool(_WORKERS).submit(work, at) for at in range(0, len(out), size)]
     try:
         for task in tasks:
-            yield task.result()
+            advance(task.result())
     finally:
         # Nobody writes to the reports any more once this returns, whatever ended it.
         wait([task for task in tasks if not task.cancel()])
+
+
+def _by_devices(
+    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]
+) -> None:
+    """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
+    under_way: deque[tuple[int, Array]] = deque()
+
+    def receive() -> None:
+        at, reports = under_way.popleft()
+        out[at : at + len(reports)] = np.asarray(reports)
+        advance(len(reports))
+
+    for at in range(0, len(out), engine.chunk):
+        under_way.append((at, engine.sent(checked(at, engine.chunk), start + at)))
+        if len(under_way) == 2:
+            receive()
+    receive()
 
 
 @lru_cache(maxsize=1)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+import itertools
+from functools import cache, lru_cache
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,7 +24,10 @@ CHUNK = 1 << 18
 _SMALLEST_CHUNK = 1 << 10
 
 # Up to so many values NumPy is done before a compiled program would have started.
-_FEW = 1 << 13
+_FEW = 1 << 9
+
+# Up to so many values the first calls are NumPy's: a program takes longer to compile than it would save in these.
+_MORE, _CALLS = 1 << 13, 8
 
 
 class HostRelease:
@@ -38,15 +44,18 @@ class HostRelease:
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
-        if len(x) <= _FEW and _is_far_from_subnormal(self.form, x.dtype):
+        if len(x) <= _MORE and _is_far_from_subnormal(self.form, x.dtype) and not self._is_worth_compiling(x):
             self._by_numpy(x, start, out)
         else:
             self._by_xla(x, start, out)
 
+    def _is_worth_compiling(self, x: np.ndarray) -> bool:
+        return len(x) > _FEW and next(_calls(self.form, padded_length(len(x)), x.dtype)) >= _CALLS
+
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.form.words]
         with np.errstate(all="ignore"):
-            out[:] = self.form.reports(x, *self._filled(words, start, len(x)))
+            out[:] = self.form.reports(x, *self._filled(words, start, len(x), len(x)))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """In a workspace that is given back only when all went well: no error leaves one that is half written."""
@@ -57,18 +66,39 @@ class HostRelease:
             space = _Workspace(self.form, padded_length(len(x)), x.dtype)
         space.x[: len(x)] = x
         space.x[len(x) :] = x[0]
-        words = self._filled(space.words, start, len(space.x))
-        with own_settings(x64=True):
+        words = self._filled(space.words, start, len(x), len(space.x))
+        with own_settings(x64=True), jax.default_device(_here()):
             space.reports = self.form.compiled(space.reports, space.x, *words)
             out[:] = np.asarray(space.reports)[: len(x)]
         idle.append(space)
 
-    def _filled(self, buffers: list[np.ndarray], start: int, count: int) -> list[np.ndarray]:
-        """The words of values ``start`` to ``start + count - 1``, one stream a buffer."""
+    def _filled(self, buffers: list[np.ndarray], start: int, count: int, length: int) -> list[np.ndarray]:
+        """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any up to a length."""
         skip, source = start % BLOCK_VALUES, host.Source(self.key)
         for need, buffer in zip(self.form.words, buffers, strict=True):
-            source.fill(buffer, need.stream, (start - skip) * need.bits // 512)
-        return [buffer[skip : skip + count] for buffer in buffers]
+            source.fill(buffer[: skip + count], need.stream, (start - skip) * need.bits // 512)
+        return [buffer[skip : skip + length] for buffer in buffers]
+
+
+@lru_cache(maxsize=1024)
+def _calls(form: ExactForm, length: int, dtype: np.dtype) -> itertools.count[int]:
+    """Counts the calls for one program."""
+    return itertools.count()
+
+
+@cache
+def _here() -> Any:
+    """A CPU device that runs a program in the thread that calls it.
+
+    JAX's own hands all but the smallest programs to another thread, which takes as long as working on 20,000 values.
+    """
+    try:  # There is no public way to make a client.
+        from jax._src.lib import xla_client
+
+        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.devices()[0]
+    except (AttributeError, ImportError, TypeError):  # Another version of JAX: the same reports, later.
+        return jax.local_devices(backend="cpu")[0]
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +117,7 @@ class _Workspace:
     def __init__(self, form: ExactForm, length: int, dtype: np.dtype) -> None:
         self.x = aligned(length, dtype)
         self.words = [aligned(length + BLOCK_VALUES, _WORD[need.bits]) for need in form.words]
-        with own_settings(x64=True):
+        with own_settings(x64=True), jax.default_device(_here()):
             self.reports = jnp.zeros(length, dtype)
 
 
@@ -100,7 +130,7 @@ def _idle(bits: tuple[int, ...], length: int, dtype: np.dtype) -> list[_Workspac
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
     """Uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
-    first = -raw.ctypes.data % 64
+    first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ from jax import Array
 from dpkernels.decimals import shortest
 
 
+@lru_cache(maxsize=64)
 def report_type(dtype: Any) -> np.dtype:
     """The type of reports: float32 stays, half precision widens to it, all else is float64."""
     native = np.dtype(dtype).newbyteorder("=")
@@ -90,7 +92,7 @@ class Bounds:
         """
         typed = values.astype(report_type(values.dtype), copy=False)
         low, high = self.range_of(values.dtype, typed.dtype)
-        if low <= typed.min() and typed.max() <= high:
+        if low <= np.minimum.reduce(typed) and np.maximum.reduce(typed) <= high:
             return typed
         return self._repaired(typed, values.dtype, first)
 

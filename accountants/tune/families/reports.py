@@ -19,12 +19,18 @@ from accountants.calibrate.composed import with_own_claim
 from accountants.calibrate.outward import least_private, log_mu
 from accountants.composition.guarantee import Guarantee, Term
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.worst import worst_pairs
-from accountants.tune.domains import Domain, Positive
+from accountants.pairs.worst import shifted, worst_pairs
+from accountants.scale import rescaled
+from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.families.bounded import Composite, Piecewise, Plain
+from accountants.tune.families.merged import MergedLaplaces
 from accountants.tune.families.noise import PlainNoise
 from accountants.tune.families.recycled import KERNELS, Recycled, scale_symbol, width_of
+from accountants.tune.families.staircase import Staircases
+from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import namespace
@@ -42,8 +48,8 @@ def member(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
         TypeError: a family without such a member.
     """
     raise TypeError(
-        f"family: {inner.name} spends a delta of its own in each report, or its composition is not known to be "
-        "monotone in its budget; composed takes bounded families, laplace, gaussian, and budget recycling"
+        f"family: {inner.name} has no budget of its own that a composition could set; composed takes bounded families "
+        "and additive ones"
     )
 
 
@@ -54,8 +60,10 @@ def check_known(inner: Any) -> None:
 
 
 @member.register(Composite)
+@member.register(MergedLaplaces)
 @member.register(Piecewise)
 @member.register(Plain)
+@member.register(Staircases)
 def _(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
     return replace(inner, epsilon=loss).build(parameters)
 
@@ -81,6 +89,24 @@ def _(inner: Recycled, family: Any) -> dict[str, Domain]:
     return {**inner.domains, scale_symbol(inner.kernel): Positive(need, span=(0.1, 2.5))}
 
 
+# Truncated noise as wide as the interval [-1, 1] lets it be nearly uniform, and so narrow that nothing is cut off.
+_WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
+_CUT: dict[type, tuple[str, Any]] = {TruncatedGaussian: ("sigma/T", Gaussian), TruncatedLaplace: ("b/T", Laplace)}
+
+
+@free.register(TruncatedGaussian)
+@free.register(TruncatedLaplace)
+def _(inner: Any, family: Any) -> dict[str, Domain]:
+    """How wide the noise is next to the interval [-T, T] that it is cut to; T is solved for."""
+    return {_CUT[type(inner)][0]: _WIDTHS}
+
+
+def shape(inner: Any, parameters: dict[str, Any]) -> Reweighted:
+    """Truncated noise on [-1, 1]."""
+    name, law = _CUT[type(inner)]
+    return Reweighted(law(parameters[name]), -1.0, 1.0, 0.0)
+
+
 @singledispatch
 def built(inner: Any, family: Any, parameters: dict[str, Any]) -> Any:
     """``Composed.build``."""
@@ -90,6 +116,17 @@ def built(inner: Any, family: Any, parameters: dict[str, Any]) -> Any:
 @built.register
 def _(inner: PlainNoise, family: Any, parameters: dict[str, Any]) -> Additive:
     return calibrate.composed(KERNELS[inner.kind], sensitivity=inner.sensitivity, **family.target)
+
+
+@built.register(TruncatedGaussian)
+@built.register(TruncatedLaplace)
+def _(inner: Any, family: Any, parameters: dict[str, Any]) -> Additive:
+    """As wide as all reports need; that its ends are opposite is not seen while they are traced."""
+    law, D = shape(inner, parameters), inner.sensitivity
+    start = jax.lax.stop_gradient(D / family.about / jnp.sqrt(law.variance))
+    reports = Guarantee((Term((shifted(rescaled(law, start), D),), family.count, family.rate),))
+    factor = calibrate.widening(reports, epsilon=family.epsilon, delta=family.delta)
+    return Additive(rescaled(law, start * factor), D)
 
 
 def _largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
@@ -135,8 +172,10 @@ def largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
 
 def _estimated(family: Any, mechanism: Any) -> Any:
     """eps of all reports at delta."""
-    together = Guarantee((Term(worst_pairs(mechanism), family.count, family.rate),))
-    return together.epsilon(family.delta)
+    # All additive noise here is even, which is not seen while its ends are traced.
+    even = isinstance(mechanism, Additive)
+    pairs = (shifted(mechanism.noise, mechanism.sensitivity),) if even else worst_pairs(mechanism)
+    return Guarantee((Term(pairs, family.count, family.rate),)).epsilon(family.delta)
 
 
 @singledispatch
@@ -152,6 +191,12 @@ def released(inner: Any, family: Any, parameters: dict[str, Any]) -> Any:
 @released.register
 def _(inner: PlainNoise, family: Any, parameters: dict[str, Any]) -> Additive:
     return built(inner, family, parameters)
+
+
+@released.register(TruncatedGaussian)
+@released.register(TruncatedLaplace)
+def _(inner: Any, family: Any, parameters: dict[str, Any]) -> Additive:
+    return calibrate.composed(shape(inner, parameters), sensitivity=inner.sensitivity, **family.target)
 
 
 @released.register
@@ -175,6 +220,14 @@ def _(inner: Recycled, family: Any, parameters: dict[str, Any]) -> Additive:
 def described(inner: Any, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
     """``Composed.symbols``, of one report."""
     return inner.symbols(parameters, mechanism)
+
+
+@described.register(TruncatedGaussian)
+@described.register(TruncatedLaplace)
+def _(inner: Any, parameters: dict[str, Any], mechanism: Additive) -> dict[str, Any]:
+    noise: Any = mechanism.noise
+    unit = _CUT[type(inner)][1](1.0)
+    return {scale_symbol(unit): width_of(noise.kernel) / width_of(unit), "T": noise.high}
 
 
 @described.register

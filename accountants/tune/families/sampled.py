@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
-
 from accountants import recycling, subsampling
 from accountants.profile import delta as realised_delta
 from accountants.recycling import Subsampled
@@ -141,7 +139,7 @@ def _(family: SampledRecycled, mechanism: Subsampled) -> tuple[float, float]:
 
 @errors.inputs.register
 def _(mechanism: Subsampled) -> Any:
-    return jnp.zeros(1)
+    return errors.inputs(mechanism.mechanism)
 
 
 @errors.within.register

@@ -105,9 +105,9 @@ def _zhang(
         ends = tuple((max(value - step, 0.0), value + step) for value in chosen[1][:3])
     if chosen is None:
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
-    shape, m, k = (np.asarray(part).item() for part in _scaled(chosen[1], base, window, family.epsilon))
+    shape, m, relative = (np.asarray(part).item() for part in _scaled(chosen[1], base, window, family.epsilon))
     made_base = Quartic(shape) if base is None else base
-    made = Windowed(window, made_base, m, k, family.lower, family.upper, family.epsilon)
+    made = Windowed(window, made_base, m, relative, family.lower, family.upper, family.epsilon)
     return Enumerated("Zhang 2024", made, named(m, made_base), rounds[-1], count, rounds)
 
 
@@ -121,26 +121,26 @@ def _feasible(points: np.ndarray, family: Any, window: Window, base: Base | None
     mass = window.area * k * m
     good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
     points = points[good]
-    _, width, height = _scaled(points.T, base, window, family.epsilon)
-    return points[(width < 2) & (height > 0)]
+    _, width, _ = _scaled(points.T, base, window, family.epsilon)
+    return points[width < 2]
 
 
 def _scaled(point: Any, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
-    """(edge r = t/y of the quartic base, m and k) on the output interval [-1, 1], where the source's is [-L, L]."""
+    """(edge r = t/y of the quartic base, m, k/y) on the output interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     r = np.minimum((y + k) / y * np.exp(-epsilon), 1.0) if base is None else np.ones_like(y)
     area = (r + 4) / 5 if base is None else 1.0
     L = (1 - window.area * k * m) / (2 * y * area)
-    return r, m / L, k * L
+    return r, m / L, k / y
 
 
 def _values(objective: Objective, family: Any, window: Window, base: Base | None, points: np.ndarray) -> np.ndarray:
     """The objective at every point, in batches of one shape, so that it is compiled once."""
-    r, m, k = _scaled(points.T, base, window, family.epsilon)
+    r, m, relative = _scaled(points.T, base, window, family.epsilon)
     interval = np.array([family.lower, family.upper, family.epsilon], np.float64)
     values = []
     with jax.enable_x64(True):
-        for rows in _batches(np.stack([r, m, k], -1)):
+        for rows in _batches(np.stack([r, m, relative], -1)):
             shape = window, base
             values.append(np.asarray(_objective_at(shape, as_float64(objective), interval, rows)))
     return np.concatenate(values)[: len(points)]

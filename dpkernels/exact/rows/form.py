@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import AliasColumns, alias_columns
@@ -59,23 +60,45 @@ class ExactRows(ExactForm):
 def row_kernel(table: RowTable) -> RowKernel:
     """The sampler of a row table: (random word of ``table.bits`` bits, row) -> place, both of one shape."""
     rows = row_columns(table)
-    word = rows[0].threshold.dtype.type
-    log_columns = np.int32(rows[0].log_columns)
-    shift = word(table.bits - int(log_columns))
-    mask = word((1 << int(shift)) - 1)
-    thresholds = np.concatenate([columns.threshold for columns in rows])
-    # Padding columns have no weight of their own, so their place is never read.
-    places = np.zeros(1 << int(log_columns), np.int32)
-    places[: len(table.places)] = table.places
-    others = np.concatenate([places[columns.alias] for columns in rows])
+    shift, log_columns = table.bits - rows[0].log_columns, np.int32(rows[0].log_columns)
+    by_column, by_triple = lookups(table, rows)
 
     def sampled(r: Array, row: Array) -> Array:
-        column = (r >> shift).astype(np.int32)
-        at = (row << log_columns) + column
-        own = (r & mask) < take(thresholds, at)
-        return namespace(r).where(own, take(places, column), take(others, at))
+        at = (row << log_columns) + (r >> r.dtype.type(shift)).astype(np.int32)
+        if isinstance(r, np.ndarray):
+            return by_column(r, at)
+        return lax.platform_dependent(r, at, cuda=by_triple, default=by_column)
 
     return sampled
+
+
+def lookups(table: RowTable, rows: list[AliasColumns]) -> tuple[RowKernel, RowKernel]:
+    """The same function of a word and its column among those of all rows, twice.
+
+    The first looks up columns and then places; on a GPU a second look-up is another pass through memory. The second
+    looks up what columns there are as triples, which on a CPU takes longer.
+    """
+    packed, log_columns = np.concatenate([columns.packed for columns in rows]), rows[0].log_columns
+    word, last = packed.dtype.type, (1 << log_columns) - 1
+    # Padding columns have no weight of their own, so their place is never read.
+    places = np.zeros(1 << log_columns, np.int32)
+    places[: len(table.places)] = table.places
+    others = np.concatenate([places[columns.alias] for columns in rows])
+    triples = np.stack([part.astype(word) for part in (packed, np.tile(places, len(rows)), others)], -1)
+
+    def is_own(r: Array, entry: Array) -> Array:
+        return (r << word(log_columns) | word(last)) < entry
+
+    def by_column(r: Array, at: Array) -> Array:
+        entry = take(packed, at)
+        alias = (entry & word(last)).astype(np.int32)
+        return take(places, namespace(r).where(is_own(r, entry), at & np.int32(last), alias))
+
+    def by_triple(r: Array, at: Array) -> Array:
+        taken = jnp.asarray(triples).at[at].get(mode="promise_in_bounds")
+        return jnp.where(is_own(r, taken[..., 0]), taken[..., 1], taken[..., 2]).astype(np.int32)
+
+    return by_column, by_triple
 
 
 def row_columns(table: RowTable) -> list[AliasColumns]:

@@ -100,7 +100,7 @@ def _tiers(
 
 def _usual(mechanism: Windowed, table: WindowTable) -> bool:
     """Enough rows, and a window as high as the mechanism's: few cells average a peak away."""
-    height = float(table.window.max() / table.base.max()) / (mechanism.height / mechanism.level)
+    height = float(table.window.max() / table.base.max()) / mechanism.relative_height
     return table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE
 
 
@@ -112,11 +112,11 @@ def _deviation(mechanism: Windowed, table: WindowTable) -> float:
 
 def _permitted_height(mechanism: Windowed) -> float | None:
     """The mechanism's ratio k / y, or None where it is the largest private one; refuse a larger one."""
-    ratio = mechanism.height / mechanism.level
+    ratio = mechanism.relative_height
     best = relative_height(mechanism.window, mechanism.base, mechanism.width, mechanism.epsilon, "pointwise")
     if ratio > best * (1 + 1e-9):
         raise CertificateError(
-            f"height: {shortest(mechanism.height)} is {ratio / best - 1:.3g} above what epsilon "
+            f"relative_height: {shortest(ratio)} is {ratio / best - 1:.3g} above what epsilon "
             f"{shortest(mechanism.epsilon)} allows"
         )
     return None if ratio >= best * (1 - 1e-9) else float(ratio)

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Bounded, sampler
@@ -139,14 +140,27 @@ class Optimal(Bounded):
 
     def pdf(self, y: Any, x: Any) -> Any:
         """0: every report has positive probability."""
-        return 0.0 * (floating(y) + floating(x))
+        return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Any, x: Any) -> Any:
         """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        # A report may have been rounded on its way from the middle.
-        room = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
-        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + room))
+        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + self._room(y)))
+
+    def _room(self, y: Any) -> Any:
+        """How far a report may have been rounded on its way from the middle."""
+        rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
+        return namespace(rounded, self.spacing).minimum(rounded, self.spacing / 4)
+
+    def mass(self, y: Any, x: Any) -> Any:
+        """(1 - f) p_ij + f p_(i+1)j at the report y_j."""
+        y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
+        room = self._room(y)
+        column = self._columns_below(y - self.middle + room) - 1
+        xp = namespace(column, x, self.probabilities)
+        at = xp.asarray(self.outputs)[xp.maximum(column, 0)]
+        p = self._between(self.probabilities, x, xp.maximum(column, 0))
+        return xp.where(abs(y - self.middle - at) <= room, p, 0.0)
 
     def draw(self, u: Any, x: Any) -> Any:
         """The first report whose cdf reaches u, by bisection of the columns."""
@@ -235,15 +249,23 @@ class _Tabulated:
         left = m * jnp.where(up, u / jnp.where(up, share, 1.0), (u - share) / jnp.where(up, 1.0, 1 - share))
         column = jnp.clip(left.astype(jnp.int32), 0, m - 1)
         at = (row.astype(jnp.int32) + up) * m + column
-        other = _taken(outputs[self.other], at)
-        return self.mechanism.middle + jnp.where(
-            left - column < _taken(self.threshold, at), _taken(outputs, column), other
-        )
+        threshold, other = _both_taken(jnp.asarray(self.threshold).ravel(), outputs[self.other].ravel(), at)
+        return self.mechanism.middle + jnp.where(left - column < threshold, _taken(outputs, column), other)
 
 
 def _taken(table: Any, at: Any) -> Any:
-    """Numbers of a table, by their flat place, which is known to be in it."""
-    return jnp.asarray(table).ravel().at[at].get(mode="promise_in_bounds")
+    """Entries of a table, by their place, which is known to be in it."""
+    return table.at[at].get(mode="promise_in_bounds")
+
+
+def _both_taken(first: Any, second: Any, at: Any) -> tuple[Any, Any]:
+    """Numbers of two tables. On a GPU a second look-up is a pass through memory, on a CPU one of pairs takes longer."""
+
+    def pairs(at: Any) -> tuple[Any, Any]:
+        taken = _taken(jnp.stack([first, second], -1), at)
+        return taken[..., 0], taken[..., 1]
+
+    return lax.platform_dependent(at, cuda=pairs, default=lambda at: (_taken(first, at), _taken(second, at)))
 
 
 @sampler.register

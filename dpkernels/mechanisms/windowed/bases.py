@@ -113,7 +113,7 @@ class Quartic(Base):
 
     def density(self, v: Any) -> Any:
         xp = namespace(v, self.edge)
-        return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * v**4, 0.0)
+        return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
     def cdf(self, v: Any) -> Any:
         v = namespace(v, self.edge).clip(v, -1.0, 1.0)

@@ -60,19 +60,17 @@ class PiecewiseLinear:
         return float(np.mean(at_knots[:-1] + 4 * at_middles + at_knots[1:]) / 6 / self.area)
 
     def density(self, z: Any) -> Any:
-        _, s, low, high = self._segment(z)
+        s, low, high, _, _ = self._segment(z)
         return namespace(z).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
     def cdf(self, z: Any) -> Any:
-        i, s, low, high = self._segment(z)
-        within = (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
-        return _take(self._masses, i, s) + within
+        s, low, high, mass, _ = self._segment(z)
+        return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
 
     def cdf_integral(self, z: Any) -> Any:
-        i, s, low, high = self._segment(z)
+        s, low, high, mass, integral = self._segment(z)
         n = len(self.values) - 1
-        within = (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
-        return _take(self._integrals, i, s) + _take(self._masses, i, s) * s / n + within
+        return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
 
     def icdf(self, u: Any) -> Any:
         """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
@@ -85,12 +83,23 @@ class PiecewiseLinear:
         s = 2 * rest / xp.where(root > 0, root, 1.0)
         return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
 
-    def _segment(self, z: Any) -> tuple[Any, Any, Any, Any]:
+    @cached_property
+    def _segments(self) -> np.ndarray:
+        """Number, heights at both ends, mass and integral of the cdf before it, of every segment; of shape (n, 5)."""
+        f, number = self.heights, np.arange(len(self.values) - 1.0)
+        return np.stack([number, f[:-1], f[1:], self._masses[:-1], self._integrals[:-1]], -1)
+
+    def _segment(self, z: Any) -> tuple[Any, ...]:
+        """Where z is in its segment, in [0, 1], and the segment's heights, mass and integral.
+
+        They are looked up at once: XLA may compute the position at a knot twice, rounded to either side of it.
+        """
         z = floating(z)
         xp, n = namespace(z), len(self.values) - 1
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
-        return i, position - i.astype(z.dtype), _take(self.heights, i, z), _take(self.heights, i + 1, z)
+        number, *rest = xp.moveaxis(_take(self._segments, i, z), -1, 0)
+        return position - number, *rest
 
 
 def _take(table: np.ndarray, i: Any, value: Any) -> Any:
