@@ -121,6 +121,7 @@ def _bisect(rising: Any, low: Any, high: Any, steps: int) -> Any:
     return (low + high) / 2
 
 
+# A saddle c is looked for between 1e-4 and 1e5.
 _LOWEST, _HIGHEST = np.log(1e-4), np.log(1e5)
 
 
