@@ -25,7 +25,7 @@ def optimal_form(mechanism: Optimal) -> ExactRows:
 
 
 def _narrowest(mechanism: Optimal) -> RowCertificate:
-    """The form with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
+    """The certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
     try:
         return _certified(mechanism, 32)
     except CertificateError:
