@@ -107,7 +107,8 @@ def published_budget(
     often twice, and more the larger D/theta and eps are.
 
     Raises:
-        ValueError: a kernel other than ``Gaussian`` and ``Laplace``, or an argument out of range.
+        ValueError: a kernel other than ``Gaussian`` and ``Laplace``; theta not positive; epsilon not in [0.01, 20];
+            delta not in (0, 1).
     """
     checks.positive("theta", theta)
     checks.epsilon(epsilon)
@@ -138,7 +139,7 @@ def published_composition(
     Args:
         kernel_profile: delta_T, of T kernel reports composed; for a Gaussian kernel
             ``lambda eps: additive_profile(kernel, sqrt(T) * D, eps)``. It is called with an array.
-        weight: W, as of ``published_weight``.
+        weight: W, from ``published_weight``.
         q: probability of a redraw, in [0, 1).
         count: T.
         epsilon: eps of all reports.

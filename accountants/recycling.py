@@ -87,7 +87,7 @@ def recycled(kernel: Distribution, theta: Any, q: Any) -> Reweighted:
         q: probability of a redraw, in [0, 1).
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: theta not positive and finite; q not in [0, 1).
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
@@ -118,7 +118,7 @@ def acceptance(noise: Distribution, theta: Any, sampling_noise: Any = 0.0) -> An
         A number; NumPy for NumPy arguments, JAX for JAX ones, differentiable.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: theta not positive and finite; sampling_noise not in [0, 1e300].
     """
     checks.positive("theta", theta)
     checks.within("sampling_noise", sampling_noise, 0.0, 1e300)
@@ -220,7 +220,8 @@ def subsampled_recycling(
             source's reading.
 
     Raises:
-        ValueError: an argument out of range; see ``calibrate.budget_recycled``.
+        ValueError: rate not in (delta, 1]; the budget on the sample not in [0.01, 20] and (0, 1); theta not positive;
+            the sensitivity on the sample not in [1e-100, 1e100]; a kernel that no q makes private enough.
     """
     inner_epsilon, inner_delta = on_sample(epsilon, delta, rate)
     mechanism = calibrate.budget_recycled(

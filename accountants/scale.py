@@ -1,4 +1,4 @@
-"""The scale of any law: one root, of the profile in the shift."""
+"""The least scale of any law of noise for a budget: one root, of the profile in the shift."""
 
 from __future__ import annotations
 
@@ -118,7 +118,8 @@ def scaled(noise: Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 
         The mechanism, with its claim.
 
     Raises:
-        ValueError: an argument out of range, or a shape whose delta does not fall with its width.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; arrays for
+            these; a shape whose delta does not fall with its width.
     """
     checks.epsilon(epsilon)
     return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
@@ -130,7 +131,7 @@ def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
     Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -139,7 +140,7 @@ def laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
     """Laplace noise of the least scale, b = D/(eps - 2 ln(1 - delta)).
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -150,7 +151,8 @@ def merged_laplace(
     """Merged Laplace noise (Mugunthan 2020) with rates and breaks in these proportions, as narrow as possible.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; rates or breaks
+            that ``MergedLaplace`` refuses.
     """
     return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -161,14 +163,15 @@ def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: 
     Its steps are placed by NumPy: arguments are plain numbers.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; gamma not in
+            [0, 1].
     """
     shape: Any = named.staircase(epsilon=epsilon, gamma=gamma).noise
     return scaled(shape, epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def check_target(epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> None:
-    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is that of numbers."""
+    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is for numbers."""
     for name, value in (("epsilon", epsilon), ("delta", delta), ("sensitivity", sensitivity)):
         if np.ndim(value):
             raise ValueError(f"{name}: has shape {np.shape(value)}; calibration takes numbers (jax.vmap takes arrays)")

@@ -29,7 +29,7 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
         ln(1 + p (e^eps - 1)) and p delta, both at most what went in.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon negative; delta not in [0, 1]; rate not in (0, 1].
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
@@ -54,7 +54,7 @@ def on_sample(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
         ln(1 + (e^eps - 1)/p) and delta/p.
 
     Raises:
-        ValueError: an argument out of range; a rate up to delta, where delta/p is no probability.
+        ValueError: epsilon negative; delta not in [0, 1]; rate not in (0, 1], or not above delta.
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)

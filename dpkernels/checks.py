@@ -12,9 +12,9 @@ import numpy as np
 
 from dpkernels.decimals import shortest
 
-EPSILON_RANGE = (0.01, 20.0)
+EPSILON_RANGE = (0.01, 20.0)  # Below there is no signal left, above no privacy.
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
-_WIDTH_RANGE = (1e-140, 1e140)
+_WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
 
 def concrete(value: Any) -> np.ndarray | None:
@@ -80,7 +80,7 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
     An error shows the range, or ``span`` for it.
 
     Raises:
-        ValueError: naming the argument, the value and the range.
+        ValueError: it is outside; names the argument, the value and the range.
         TypeError: the value is text.
     """
     if isinstance(value, str):

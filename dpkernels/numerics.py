@@ -40,7 +40,7 @@ def floating(value: Any) -> Any:
 
 
 def as_of(value: float, *others: Any) -> Any:
-    """A plain number in the kind and type of the arrays among others; float64 of NumPy where none is JAX's."""
+    """A plain number in the kind and type of the arrays among the others; float64 of NumPy where none is JAX's."""
     types = [other.dtype for other in others if isinstance(other, jax.Array)]
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 

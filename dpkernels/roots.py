@@ -40,7 +40,7 @@ def until_private(step: Callable[[float], T], holds: Callable[[T], Any], nudges:
 
     Args:
         step: from a nudge, 0 at first and growing, to what is made; it closes over where the root is.
-        holds: whether that meets its claim; what is neither true nor false, a NaN's comparison for one, is no.
+        holds: whether that meets its claim; what is neither true nor false, a NaN's comparison for one, counts as no.
         nudges: how far to go, in order.
 
     Raises:
@@ -217,7 +217,7 @@ def first_crossing(excess: Excess, parameters: Any, low: Any, high: Any, *, coun
         rtol: see ``safe_root``.
 
     Returns:
-        x as of ``safe_root``; NaN where no x was found.
+        x as ``safe_root`` finds it; NaN where no x was found.
     """
     parameters, low, high = alike(parameters, low, high)
     xp = namespace(low)

@@ -1,4 +1,4 @@
-"""JAX as the kernels are written for, whatever the user has set."""
+"""JAX's settings as the kernels need them, whatever the user has set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _OWN = (
 
 
 def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
-    """JAX as the kernels are written for, in this thread and whatever the user has set.
+    """JAX's settings as the kernels need them, in this thread and whatever the user has set.
 
     Args:
         x64: whether 64-bit types are on; None for what the user has set.

@@ -24,13 +24,13 @@ try:
 except ImportError:  # on Windows, where the rest of the package runs
     fcntl = None  # type: ignore[assignment]
 
-_POLL_SECONDS = 0.01
+_POLL_SECONDS = 0.01  # How often a waiting claim looks again.
 # Flags of a file that is made here: never through a link, and as bytes where systems differ.
 _NEW = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 
 
 class TakenError(OSError):
-    """Another process that runs is making the file."""
+    """Another running process is making the file."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the holder before has not removed the name since it was opened."""
+    """Whether the name is still that of the opened file: the holder before may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from typing import Any
 
 # A file that is read is not larger than this; a column of additive noise takes about a MiB.
 MOST_BYTES = 1 << 28
-_MOST_DIGITS = 32
+_MOST_DIGITS = 32  # Of an integer; those of 64 bits have 20, and reading very long ones takes quadratic time.
 
 
 def read_text(path: Path) -> str:
@@ -30,7 +30,7 @@ def parse_json(text: str) -> Any:
     """What JSON text holds; time and memory are those of a text of its size.
 
     Raises:
-        ValueError: it is no JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
+        ValueError: it is not JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
             is not finite.
     """
     try:
@@ -57,7 +57,7 @@ def _float(text: str) -> float:
 
 
 def real(name: str, value: Any) -> float:
-    """A finite float; an integer is none.
+    """A finite float; an integer is not one.
 
     Raises:
         ValueError: it is not.
@@ -68,7 +68,7 @@ def real(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer of at most 64 bits; a bool is none.
+    """An integer of at most 64 bits; a bool is not one.
 
     Raises:
         ValueError: it is not.

@@ -26,7 +26,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **
         The mechanism; its ``epsilon`` is eps0.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1).
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta)

@@ -50,7 +50,8 @@ def composed_scale(
         c, as ``widening`` has it.
 
     Raises:
-        ValueError: an argument out of range; see ``widening``.
+        ValueError: epsilon not positive; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; count not in 1..2^40;
+            rate not in (0, 1]; see ``widening``.
         TypeError: count is not a whole number, or a law of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
@@ -137,7 +138,8 @@ def composed_budget(
         The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
 
     Raises:
-        ValueError: an argument out of range; a target that eps0 = 0.01 misses, with what it gives.
+        ValueError: epsilon not positive; delta not in (0, 1); count not in 1..2^40; rate not in (0, 1]; a target that
+            eps0 = 0.01 misses, with what it gives.
         TypeError: count is not a whole number.
     """
     check_target(epsilon, delta)

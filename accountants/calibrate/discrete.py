@@ -33,7 +33,8 @@ def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0,
         the target, and a little less does not.
 
     Raises:
-        ValueError: an argument out of range, or a lattice too fine for the noise.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
+            positive, or too fine for the noise.
     """
     return _narrowest(lambda sigma: DiscreteGaussian(sigma, step), Gaussian(1.0), epsilon, delta, sensitivity, step)
 
@@ -42,7 +43,8 @@ def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, 
     """Laplace noise on multiples of ``step`` of the least scale; arguments as of ``discrete_gaussian``.
 
     Raises:
-        ValueError: an argument out of range, or a lattice too fine for the noise.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
+            positive, or too fine for the noise.
     """
     return _narrowest(lambda scale: DiscreteLaplace(scale, step), Laplace(1.0), epsilon, delta, sensitivity, step)
 

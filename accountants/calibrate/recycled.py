@@ -110,8 +110,9 @@ def budget_recycled(
         The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
 
     Raises:
-        ValueError: an argument out of range; a kernel that no q makes private enough, with the width it needs; a q for
-            a kernel that is given.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
+            positive; q not in [0, 1); a kernel that no q makes private enough, with the width it needs; a q for a
+            kernel that is given.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)

@@ -28,7 +28,8 @@ def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper
         upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels``'s ``truncated_laplace``.
 
     Raises:
-        ValueError: an argument out of range; B outside the feasible interval, which the error gives.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
+            feasible interval, which the error gives.
     """
     mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
     return _outward(mechanism)
@@ -64,7 +65,8 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
         bound: T; by default the one with the least variance (plain numbers only, one in 10^6 of T).
 
     Raises:
-        ValueError: an argument out of range, or T below the least feasible one, which the error gives.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; bound not
+            positive, or below the least feasible T, which the error gives.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)

@@ -37,7 +37,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
         delta: in (0, 1).
 
     Raises:
-        ValueError: an argument out of range; a delta that reports on samples meet without noise.
+        ValueError: epsilon not positive; delta not in (0, 1); a delta that reports on samples meet without noise.
         TypeError: reports that are not additive noise.
         ConvergenceError: no factor was found.
     """

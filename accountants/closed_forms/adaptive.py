@@ -1,8 +1,8 @@
 """Bounded-range and pure-DP mechanisms in a given order, each chosen after the outcomes before it.
 
-Cesar & Rogers 2021, Lemma 5.1. Each is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP; what neighbouring
-means is whatever that was taken over. With E = e^-eps0, q_t = (1 - e^(t - eps0))/(1 - E) and a = 1/(1 + E), the least
-delta at x that covers every adaptive choice:
+Cesar & Rogers 2021, Lemma 5.1. Each is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP, for the
+neighbours for which that holds. With E = e^-eps0, q_t = (1 - e^(t - eps0))/(1 - E) and a = 1/(1 + E), the least delta
+at x that covers every adaptive choice:
 
     delta(none; x) = [1 - e^x]_+
     delta(BR, rest; x) = sup over 0 <= t <= eps0 of  q_t delta(rest; x - t) + (1 - q_t) delta(rest; x - t + eps0)
@@ -10,8 +10,8 @@ delta at x that covers every adaptive choice:
 
 Every delta(rest; .) is convex in y = e^x. So chords in y between nodes of a grid stay above it; on chords the
 supremum over t is a closed form in every cell (at t it is c + c1 e^t + c2 e^-t with c1, c2 <= 0), and never at a kink,
-which a convex function turns away from. Tables of chords are upper bounds. An adversary held to t on the
-grid gives lower ones. Between both lies O(h^2), h = eps0/cells, for each BR mechanism.
+since the function is convex. Tables of chords are upper bounds; an adversary whose t must be on the grid gives lower
+bounds. For each BR mechanism the two move O(h^2) apart, h = eps0/cells.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from dpkernels import checks
 from dpkernels.numerics import namespace
 
 KINDS = ("BR", "DP")
+# Of the grid, on eps0: twice as many give bounds four times as close in four times the time.
 CELLS = 512
 ROUNDING = 4e-15  # A step of the recursion loses less than this over 1 - E in float64.
 
@@ -71,7 +72,8 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: an unknown kind of mechanism, or an argument out of range.
+        ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 not positive; epsilon negative;
+            cells not in 2..10^5.
     """
     order = _kinds(order)
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
@@ -94,7 +96,8 @@ def ordering_table(
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: an argument out of range.
+        ValueError: k not in 1..20; bounded_range not in 0..k; epsilon0 not positive; epsilon negative; cells not in
+            2..10^5.
 
     Example:
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]
@@ -112,7 +115,7 @@ def ordering_table(
 
 @dataclass(frozen=True)
 class _Grid:
-    """Nodes x = i h. A table of k mechanisms holds delta at i = -(k + 1) N .. (k + 1) N, N h = eps0."""
+    """Nodes x = i h. The table of k mechanisms holds delta at i = -(k + 1) N .. (k + 1) N, where N h = eps0."""
 
     epsilon0: float
     cells: int

@@ -1,9 +1,9 @@
 """Concentrated differential privacy (zCDP), and the set-wise bound for mixed kinds of mechanisms.
 
 rho-zCDP (Bun & Steinke 2016): the Renyi divergence of every order alpha > 1 between neighbours is at most alpha rho.
-With ``leak`` = d it is d-approximate: so on events of probability at least 1 - d under both. What neighbouring means is
-whatever the mechanism's sensitivity was taken over. Adaptive composition adds rho. Functions take NumPy arrays and
-broadcast; floating point moves the results by parts in 10^12, in either direction.
+With ``leak`` = d it is d-approximate: that holds given events of probability at least 1 - d under both. Neighbours are
+those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions take NumPy arrays
+and broadcast; floating point moves the results by parts in 10^12, in either direction.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Concentrated:
         leak: probability, in [0, 1), of what rho does not cover.
 
     Raises:
-        ValueError: an attribute out of range.
+        ValueError: rho negative or not finite; leak not in [0, 1).
     """
 
     rho: Any
@@ -148,7 +148,7 @@ class Concentrated:
         checks.below_one("leak", self.leak)
 
     def compose(self, other: Concentrated) -> Concentrated:
-        """Both, the second perhaps chosen after the first: rho adds, and so do the leaks, less that of both."""
+        """Both, the second perhaps chosen after the first: rho adds up, and so do leaks, less the chance of both."""
         return Concentrated(self.rho + other.rho, self.leak + (1 - self.leak) * other.leak)
 
     def repeat(self, times: Any) -> Concentrated:
@@ -192,7 +192,7 @@ def setwise_epsilon(
             it; ``gaussian_concentration`` has Gaussian noise's.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: delta not in (0, 1); another parameter negative or not finite.
     """
     terms = [*map(pure_terms, pure), *map(bounded_range_terms, bounded_range)]
     terms += [(_budget(mu, "mu"), _budget(tau, "tau") ** 2) for mu, tau in concentrated]

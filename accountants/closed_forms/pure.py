@@ -1,7 +1,7 @@
 """Optimal composition of pure-DP mechanisms.
 
 The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 with probability 1/(1 + e^-eps0), else
--eps0. What neighbouring means is whatever the mechanisms' eps0 was taken over.
+-eps0. Neighbours are those for which the mechanisms' eps0 holds.
 
 ``pure_delta`` and ``pure_epsilon`` take NumPy arrays (float64) or JAX ones (in their precision: float32 has three
 digits for k = 10^4), broadcast, and are differentiable in all but k. Floating point moves a delta by parts in 10^15
@@ -19,6 +19,7 @@ from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log
 from dpkernels import checks
 from dpkernels.numerics import namespace
 
+# The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
 
@@ -36,7 +37,7 @@ def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: an argument out of range.
+        ValueError: epsilon0 not positive; k not in 0..10^6; epsilon NaN.
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
@@ -55,7 +56,7 @@ def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: an argument out of range.
+        ValueError: epsilon0 not positive; k not in 0..10^6; delta not in [0, 1).
     """
     eps0, delta = numbers(epsilon0, checked_delta(delta))
     top, step, mass = pure_losses(eps0, k)
@@ -89,7 +90,7 @@ def pure_mix_delta(epsilons: Any, epsilon: Any, *, points: int = 1 << 16) -> Any
         delta of epsilon's shape, NumPy.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilons not positive, or not a vector; epsilon NaN; points not in 2^8..2^24.
     """
     points = checks.whole("points", points, 1 << 8, 1 << 24)
     checks.within("epsilon", epsilon, -np.inf, np.inf)
@@ -143,7 +144,7 @@ def _dotted(eps0: Any, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.nda
 
 
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
-    """top, step and mass (``loss_lattice``) of the loss of k randomised responses."""
+    """top, step and mass (see ``lattice``) of the loss of k randomised responses."""
     checks.positive("epsilon0", eps0)
     k, ways = _counts(k)
     xp = namespace(eps0)

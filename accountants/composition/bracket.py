@@ -1,4 +1,4 @@
-"""Rigorous brackets of composed guarantees: which grid and which tilt, and one pair above for several."""
+"""Rigorous brackets of composed guarantees: the choice of grid and tilt, and one pair that dominates several."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Bracket:
         return [[(cut(parts), count) for parts, count in direction] for direction in self._directions]
 
     def _each_way(self, estimate: Any, at: float) -> tuple[np.ndarray, np.ndarray]:
-        """Of every direction the tilt and the estimate that comes with it."""
+        """The tilt of every direction, and the estimate that comes with it."""
         with jax.enable_x64(True):
             c, values = (np.asarray(part) for part in estimate(self._first, np.float64(at)))
         if not (np.isfinite(c).all() and np.isfinite(values).all()):
@@ -171,7 +171,7 @@ class Bracket:
 
 
 def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: float) -> Sum:
-    """The sum below, by the first pair of every term, or above, by the largest of all."""
+    """The composed masses: below, by the first pair of every term; above, by one that dominates all of its pairs."""
     if side < 0:
         return compose([below(some[0], step, count) for some, count in terms], step, tilt)
     bounds = [[above(one, step, count) for one in some] for some, count in terms]
@@ -180,7 +180,7 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 
 @jax.jit
 def _saddle(made: Any, epsilon: Any) -> tuple[Any, ...]:
-    """(tilts, about what log delta is)."""
+    """(tilts, estimates of log delta)."""
     found = []
     for parts in made.directions():
         c = characteristic.saddle(parts, epsilon)
@@ -190,7 +190,7 @@ def _saddle(made: Any, epsilon: Any) -> tuple[Any, ...]:
 
 @jax.jit
 def _guess(made: Any, delta: Any) -> tuple[Any, ...]:
-    """(tilts, about what eps is)."""
+    """(tilts, estimates of eps)."""
     found = [characteristic.guess_at(parts, delta)[::-1] for parts in made.directions()]
     return tuple(jnp.stack(column) for column in zip(*found, strict=True))
 

@@ -22,17 +22,17 @@ from dpkernels.pytrees import pytree
 # Trapezoid nodes and the largest t: the first that converges is taken, under tracing the middle one.
 SMALL, MIDDLE, LARGE = (96, 3.6), (400, 6.0), (768, 9.0)
 ACCEPTED = 1e-9  # Relative error of delta.
-_BISECTIONS = 60
+_BISECTIONS = 60  # For a saddle, on log c; any c gives the right value, a near one gives it with few nodes.
 
 
 class ConvergenceError(ValueError):
-    """No number of the precision promised can be given."""
+    """The promised precision cannot be reached."""
 
 
 @pytree
 @dataclass(frozen=True)
 class Part:
-    """n times the same pair.
+    """n reports with the same pair.
 
     Attributes:
         losses: its nodes, or None for Gaussian noise alone.
@@ -82,7 +82,7 @@ class Part:
     def revival(self, c: Any, u: Any) -> Any:
         """log of an estimate of the largest |E_p exp((c + i v) l)| over v > u.
 
-        Atoms may come back in step, all of them at worst; what is spread out does not, and is taken as it is at u.
+        Atoms may come back in phase, at worst all of them; what is spread out does not, and is taken at its value at u.
         """
         if self.losses is None:
             return self.log_moment(c) - (u * self.mu) ** 2 / 2
@@ -121,6 +121,7 @@ def _bisect(rising: Any, low: Any, high: Any, steps: int) -> Any:
     return (low + high) / 2
 
 
+# A saddle c is looked for between 1e-4 and 1e5.
 _LOWEST, _HIGHEST = np.log(1e-4), np.log(1e5)
 
 

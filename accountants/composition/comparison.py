@@ -11,7 +11,7 @@ from accountants.composition.bracket import Bracket
 from accountants.composition.guarantee import Guarantee
 from dpkernels import checks
 
-_POINTS, _SMALLEST = 9, 1e-9
+_POINTS, _SMALLEST = 9, 1e-9  # Points by default, each of two brackets; and the delta that ends them.
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,11 +2,11 @@
 
     guarantee(mechanism).subsample(rate).repeat(n).compose(other)
 
-Neighbouring is that of the mechanisms: additive noise, datasets whose true values differ by at most the sensitivity in
-every report, and so bounded mechanisms with one; others, any two inputs. With ``subsample``, every report is on a
-Poisson sample of its own, and neighbouring is adding or removing one record, or replacing one by another, whichever is
-asked for. Covered: the reports of float laws in exact arithmetic, or exactly the integer tables of exact forms;
-mechanisms fixed in advance (for budgets chosen as one goes see ``filters``).
+Neighbours are those of the mechanisms: for additive noise, and bounded mechanisms with a sensitivity, datasets whose
+true values differ by at most the sensitivity in every report; for others, any two inputs. With ``subsample``, every
+report is on a Poisson sample of its own, and neighbours differ by one record added or removed, or by one replaced by
+another, as asked. Covered: mechanisms fixed in advance (for budgets chosen on the way see ``dpkernels.budgets``), and
+the reports of float laws in exact arithmetic, or exactly the integer tables of exact forms.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Guarantee:
     terms: tuple[Term, ...]
 
     def repeat(self, count: Any) -> Guarantee:
-        """The same ``count`` times.
+        """The same reports ``count`` times.
 
         Args:
             count: a positive whole number; or a JAX one, which need not be whole, so that values have a derivative in
@@ -74,7 +74,7 @@ class Guarantee:
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
     def compose(self, *others: Guarantee) -> Guarantee:
-        """This and the others.
+        """The reports of this guarantee and the others together.
 
         Raises:
             ValueError: samples with added and removed records, and samples with replaced ones.
@@ -127,7 +127,7 @@ class Guarantee:
             losses are unbounded: what JAX gives there is no derivative. Use 64 bits: tails of sums are lost in 32.
 
         Raises:
-            ValueError: epsilon out of range.
+            ValueError: epsilon negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._read("delta", epsilon, profile)
@@ -189,7 +189,7 @@ class Guarantee:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
 
         Raises:
-            ValueError: not exactly one of the two, or out of range.
+            ValueError: not exactly one of the two; epsilon negative; delta not in (0, 1).
         """
         if (epsilon is None) == (delta is None):
             raise ValueError("epsilon, delta: exactly one of them must be given")
@@ -265,13 +265,13 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     """What one report of a mechanism, or of its exact form, reveals.
 
     Args:
-        mechanism: a mechanism of dpkernels, its exact form (then the integers are accounted), or a pair of laws of
-            ``accountants.pairs.worst``, such as those that ``weights``, ``randomised_response`` and ``densities`` make.
+        mechanism: a mechanism of dpkernels, its exact form (then the integers are accounted), or a pair of laws, such
+            as ``weights``, ``randomised_response`` and ``densities`` make.
         sensitivity: D of an additive mechanism, by default its claim's; others take none.
 
     Raises:
         TypeError: an unknown mechanism.
-        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is none of laws.
+        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is not one of laws.
     """
     if isinstance(mechanism, Pair):
         take_none(sensitivity)

@@ -1,9 +1,9 @@
-"""Masses on a grid of the loss that bound a pair: one whose profile is nowhere below its own, one nowhere above.
+"""Masses on a grid of the privacy loss that bound a pair's profile, from above or from below.
 
 Above: connect the dots (Doroshenko 2022): an outcome of loss in [k h, (k+1) h] is split between both ends so that its
 masses under p and under q are kept, which raises the profile everywhere. Below: outcomes are
-gathered into groups around k h, which is a post-processing and lowers it, each of loss k h at least.
-What is left out of a pair's cells has an infinite loss above, and is nothing below.
+gathered into groups, each of a loss of at least k h, which is a post-processing and lowers the profile.
+Mass left out of a pair's cells counts as infinite loss in the upper bound, and not at all in the lower.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UNIT = 2.0**-53
 
 @dataclass(frozen=True)
 class Masses:
-    """Masses of p on losses offset + (first + j) h, and of infinite loss; one pair's bound, n times.
+    """Masses of p at the losses offset + (first + j) h and at infinite loss: the bound of one pair, composed n times.
 
     Attributes:
         mass: p, not negative; with ``infinite`` it need not sum to 1.

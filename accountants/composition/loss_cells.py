@@ -1,4 +1,4 @@
-"""A spectrum gathered on a grid of the loss: masses of half cells, which are all that its bounds need.
+"""A pair's spectrum gathered on a grid of the loss: masses of half cells, which are all that its bounds need.
 
 NumPy in float64. Every outcome of a half cell counts as one: a merge, which is a post-processing. Their masses under
 p and q are integrals of smooth functions between points where the loss is on the grid, exact to rounding.
@@ -35,7 +35,7 @@ class Cells:
         p: mass under p of every cell's lower and upper half, an array (cells, 2).
         gain: p - e^(o + k h) q of the same, between 0 and (1 - e^-h) p.
         infinite: mass of p where q is 0.
-        beyond: at most so much mass of p, far out, is left out of all of these.
+        beyond: bound on the mass of p, far out, that is left out of all of these.
     """
 
     first: int

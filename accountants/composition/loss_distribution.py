@@ -15,6 +15,8 @@ from scipy import fft
 
 from accountants.composition.loss_bounds import Masses
 
+# The rounding of a float; the tilted mass that may wrap around the grid, far below the transforms' own error; the most
+# points of a grid, 64 MiB an array; and an exponent next to float64's largest, 709.
 _UNIT = 2.0**-53
 _NEGLIGIBLE = 1e-22
 _LARGEST = 1 << 23

@@ -1,11 +1,12 @@
 """Reports on Poisson samples whose neighbours replace one record by another.
 
-Given the rest of a sample, which adds a number to all three, the laws of a report are f without the record, and P and
-Q of density
+Given the rest of a sample, which shifts all three alike, the laws of a report are f without the record, and P and Q of
+density
 
     p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D
 
-with the one record or the other, each in the sample with probability r; given is enough, a mixture is no worse.
+with the one record or the other, each in the sample with probability r. A given rest is enough: the mixture over all
+is no worse.
 
 Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. The integrand of the hockey stick
 is [u - g]+ with u = r f(. - a) and g = e^eps r f(. - b) + (e^eps - 1)(1 - r) f; by evenness let b <= 0.
@@ -73,7 +74,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 @singledispatch
 def replaced_losses(pair: Any, rate: Any, panels: int = 0) -> Losses:
-    """The nodes of the worst pair, of a pair of inputs without samples; JAX arrays; panels as of ``losses``."""
+    """The nodes of the worst pair, from a pair of inputs without samples; JAX arrays; panels as in ``losses``."""
     return _bounded_losses(pair, rate, panels)
 
 

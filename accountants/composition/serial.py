@@ -56,7 +56,7 @@ def to_form(item: Any, kinds: Kinds) -> Any:
 
 
 def from_form(form: Any, kinds: Kinds) -> Any:
-    """What ``to_form`` was given.
+    """The inverse of ``to_form``.
 
     Raises:
         ValueError: a form of nothing known.

@@ -1,4 +1,4 @@
-"""What guarantees are made of: so many reports of one mechanism, on all the data or on samples of them."""
+"""What guarantees are made of: a number of reports of one mechanism, on all the data or on samples of them."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def neighbouring(terms: tuple[Term, ...]) -> str:
 
 
 def one_adjacency(terms: tuple[Term, ...]) -> tuple[Term, ...]:
-    """The terms.
+    """The terms, refused where their samples have different neighbours.
 
     Raises:
         ValueError: neighbours of their samples are not the same.
@@ -99,7 +99,7 @@ def check_terms(terms: Any) -> None:
 
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:
-    """A pair of the user's own, and its mirror where that has another profile and is no direction by itself."""
+    """A pair of the user's own, and its mirror where that has another profile and ``both_ways`` does not add it."""
     odd = checks.concrete(pair.asymmetry())
     symmetric = odd is not None and odd <= 1e-9
     return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())

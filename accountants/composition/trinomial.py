@@ -1,7 +1,7 @@
 """Reports of three losses, summed up outcome by outcome: no grid, so that samples, whose losses fit none, are exact.
 
-Of n reports a, b and n - a - b have the losses l_1, l_2 and l_3. With their masses tilted by e^(c l) that is a Poisson
-law's in each count, given their sum; where the counts that matter are few enough all of them are added up,
+Of n reports a, b and n - a - b have the losses l_1, l_2 and l_3. With their masses tilted by e^(c l) the counts
+are those of independent Poisson laws, given their sum; where few enough of them matter, all these are added up,
 
     delta(eps) = e^(n K(c) - c eps) sum over a, b of W(a, b) e^(-c x) (1 - e^-x)_+,    x = S(a, b) - eps.
 """
@@ -37,7 +37,7 @@ class Three:
     """n reports of three losses.
 
     Attributes:
-        mass: probabilities, of shape (3,); 0 of a loss that is none.
+        mass: probabilities, of shape (3,); 0 where there are fewer than three losses.
         loss: the losses.
         count: n.
     """

@@ -15,6 +15,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.roots import safe_root
 
+# The eps of a pick is searched between these; a budget that the first exceeds is refused.
 _SMALLEST_PICK, _LARGEST_PICK = 1e-6, 10.0
 # What ``known_domain_guarantee`` calls the scale of the noise, and what else it takes.
 _ARGUMENTS: dict[str, tuple[str, dict[str, float]]] = {
@@ -61,7 +62,8 @@ def known_domain(
         Both scales; the guarantee at them, as computed, is at most eps.
 
     Raises:
-        ValueError: an argument out of range; picks that leave nothing for the counts, with what they cost.
+        ValueError: k not in 1..10^6; epsilon not in [0.01, 20]; delta not in (0, 1); share not in (0, 1); noise of
+            another name; discovery_epsilon not positive; picks that leave nothing for the counts, with what they cost.
         TypeError: k is not a whole number.
 
     Example:

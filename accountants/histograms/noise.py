@@ -23,7 +23,7 @@ from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.roots import safe_root
 
-MOST_COUNTS = 10**6
+MOST_COUNTS = 10**6  # As many mechanisms as ``pure_delta`` composes.
 
 
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:
@@ -45,7 +45,7 @@ def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale:
     least that follows from that; the noise being Laplace, the true delta is lower.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity or scale not positive; epsilon NaN.
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
@@ -82,7 +82,8 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     for what it uses. Both from the safe side of their root, within 1e-12.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity not positive; epsilon not in [0.01, 20]; delta not
+            in (0, 1).
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.epsilon(epsilon)
@@ -104,7 +105,7 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
     None where there is none up to ``most``.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); most not in 1..10^6.
     """
 
     def better(D0: int) -> bool:

@@ -1,9 +1,9 @@
 """Top-k of a histogram (Cesar & Rogers 2021, section 6.2), released: known and unknown domain.
 
 Discovery is sampled exactly (``dpkernels.exact.choice``), counts are released by ``perturb``. The guarantee that comes
-with a release is that of the laws of noise; what is sampled is integer tables near them. Of Laplace noise the claim
-that ``perturb`` certifies is what is charged, so tables are covered; of Gaussian noise, truncated or not, what a table
-differs from its law is not. Timing and other side channels are not covered either.
+with a release is that of the laws of noise; what is sampled is integer tables near them. Laplace noise is
+charged by the claim that ``perturb`` certifies, so its tables are covered; for Gaussian noise, truncated or not, the
+difference of a table from its law is not. Timing and other side channels are not covered either.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class KnownTopK:
     Attributes:
         items: indices of the found counts, in the order of discovery.
         counts: their released counts, not increasing and not negative.
-        noisy: the same before both were imposed.
+        noisy: the same before order and sign were imposed.
         guarantee: what all of it costs.
     """
 
@@ -57,7 +57,7 @@ class UnknownTopK:
     Attributes:
         items: the released items, by falling noisy count, ties by their repr.
         counts: their noisy counts, all above the threshold.
-        threshold: above what counts were released.
+        threshold: only counts above it were released.
         guarantee: what all of it costs.
     """
 
@@ -93,7 +93,8 @@ def known_domain_top_k(
 
     Raises:
         TypeError: counts are not integers, or noise of a law that has no known charge.
-        ValueError: an argument out of range.
+        ValueError: counts negative, 2^53 or more, or not 1-D; k not in 1..len(counts); discovery_epsilon not in
+            [1e-4, 20]; delta not in (0, 1); noise whose claim is for a sensitivity below 1.
     """
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise.noise, noise))
@@ -144,7 +145,9 @@ def unknown_domain_top_k(
 
     Raises:
         TypeError: counts are not integers.
-        ValueError: an argument out of range.
+        ValueError: counts negative, or 2^53 or more; k or l0_sensitivity not in 1..10^6; sigma or linf_sensitivity not
+            positive, or sigma so small that a count may lose more than 20; truncation_delta not in (0, 1); delta not
+            below 1 and above the leak of D0 counts.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)

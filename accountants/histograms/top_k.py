@@ -29,7 +29,7 @@ from dpkernels.numerics import ndtr
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Several valid bounds of one release.
+    """Several valid bounds on what one release costs.
 
     Attributes:
         parts: what was composed, in words.
@@ -68,7 +68,8 @@ def known_domain_guarantee(
         budgets added; infinite for Gaussian noise).
 
     Raises:
-        ValueError: an argument out of range, or not exactly one of sigma and scale.
+        ValueError: k below 1; discovery_epsilon negative; delta not in (0, 1) or not above the leak of all counts;
+            sigma or scale not positive, or not exactly one of them given; leak not in [0, 1).
     """
     if (sigma is None) == (scale is None):
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
@@ -120,7 +121,8 @@ def unknown_domain_guarantee(
     The threshold, its order and k come after, from released numbers alone.
 
     Raises:
-        ValueError: an argument out of range, or delta not above the leak 1 - (1 - delta_T)^D0.
+        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity or sigma not positive; truncation_delta not in
+            (0, 1); delta not below 1 and above the leak 1 - (1 - delta_T)^D0.
     """
     checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     checks.positive("linf_sensitivity", linf_sensitivity)

@@ -64,7 +64,7 @@ class Pair(abc.ABC):
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Refuse a pair, from a file or a user, that is none of laws.
+        """Refuse a pair, from a file or a user, whose p or q is not a probability law.
 
         Raises:
             ValueError: names what is wrong.

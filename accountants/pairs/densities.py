@@ -30,8 +30,8 @@ from dpkernels.numerics import floating, like
 from dpkernels.pytrees import pytree
 from dpkernels.roots import halved
 
-_NORMALISED = 1e-9
-_BISECTIONS = 50
+_NORMALISED = 1e-9  # How far the mass of a density may be from 1.
+_BISECTIONS = 50  # For where p - e^eps q changes its sign: 2^-50 of a panel.
 # How far the loss goes beyond the outermost nodes, which are 1/190 of a panel from its ends, at most: of its range.
 _MARGIN = 0.05
 # From masses at the nodes to coefficients of Legendre polynomials, whose integral over a panel is the first one.
@@ -78,7 +78,7 @@ class Densities(Pair):
         return np.inf
 
     def check(self) -> None:
-        """Nothing: ``densities`` has."""
+        """Nothing: ``densities`` has checked it."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:

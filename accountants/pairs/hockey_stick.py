@@ -46,13 +46,13 @@ def shift_profile(noise: Distribution, shift: Any, epsilon: Any) -> Any:
         epsilon: any shape; negative values are allowed.
 
     Returns:
-        delta, of epsilon's shape; NumPy for NumPy arguments, JAX for JAX ones; see ``hockey_stick``.
+        delta, of epsilon's shape; NumPy for NumPy arguments, JAX for JAX ones.
     """
     return profile((shifted(noise, shift),), epsilon)
 
 
 def additive_profile(noise: Distribution, sensitivity: Any, epsilon: Any) -> Any:
-    """delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``pairs.noise_pairs``."""
+    """delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``worst.noise_pairs``."""
     return profile(noise_pairs(noise, sensitivity), epsilon)
 
 

@@ -1,4 +1,4 @@
-"""A pair of laws as nodes: masses under p and q and the loss, that integrate smooth functions of the loss to rounding.
+"""A pair of laws as quadrature nodes, masses under p and q, for smooth functions of the loss: exact to rounding.
 
 Between its knots a pair's densities are smooth, so Gauss-Legendre nodes there give E_p exp(z l), and hence Renyi
 divergences and compositions, to the last digits. A piece of constant loss is one node with its whole mass.
@@ -35,7 +35,7 @@ class Losses:
         p: mass under p.
         q: mass under q.
         loss: log p/q; inf where q = 0, -inf where p = 0.
-        width: how wide the range of losses is that an outcome stands for, about; 0 of an atom.
+        width: about how wide the range of losses is that an outcome stands for; 0 for an atom.
     """
 
     p: Any
@@ -52,7 +52,7 @@ class Losses:
         return Losses(weight * self.p, weight * self.q, self.loss, self.width)
 
     def capped(self, cap: Any) -> Losses:
-        """The same at every eps up to the cap: of a larger loss (p, q) becomes (e^cap q, q), and the rest is infinite.
+        """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
 
         Composed it is the same as long as all other losses together are eps - cap at least.
         """
@@ -112,7 +112,7 @@ def joined(parts: Sequence[Losses]) -> Losses:
 
 
 def range_of(loss: Any) -> Any:
-    """About how wide the range is that a node stands for, of nodes along the last axis."""
+    """About how wide the range is that each node stands for; nodes are along the last axis."""
     return jnp.abs(jnp.asarray(jnp.gradient(jax.lax.stop_gradient(loss), axis=-1)))
 
 

@@ -1,4 +1,4 @@
-"""Hockey sticks of additive noise in closed form: sums over the pieces of a ``Shifted`` pair, which all here take.
+"""Hockey sticks of additive noise in closed form: sums over the pieces of a ``Shifted`` pair.
 
 p = f,  q = f(. - D),  l = log p - log q.  With log f a polynomial of degree d <= 2 between knots, its second
 derivative the same everywhere,  l(x) = l(at) + slope (x - at)  between the knots of f and of its shift.
@@ -34,7 +34,7 @@ class Pieces:
         left: lower end; -inf for the first, but for laws of steps.
         right: upper end; inf for the last, but for laws of steps.
         width: right - left, and 0 where the ends are equal but for rounding.
-        at: where log_p and loss are given, the formulas of the piece being extended to there if it is outside.
+        at: the point at which log_p and loss are given; outside the piece, by the piece's formulas.
         log_p: log density of p there; -inf for a piece without mass.
         rise: derivative of log p there.
         loss: l there; inf where only q is 0, -inf where only p is.
@@ -95,7 +95,7 @@ def knots_of(pair: Any) -> Any:
 
 
 def width_between(left: Any, right: Any, D: Any) -> Any:
-    """Knots may meet but for rounding: what is between them is no piece, its loss would be that of no real one."""
+    """Knots may meet but for rounding: no piece lies between them, and its loss would be wrong."""
     rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
     sliver = jnp.isfinite(rounding) & (right - left <= rounding)
     return jnp.where(sliver, 0.0, right - left)

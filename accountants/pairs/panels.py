@@ -16,13 +16,16 @@ from dpkernels.numerics import gauss_legendre
 
 LogDensity = Callable[[np.ndarray], Any]
 
+# Nodes of a panel: with more, panels are fewer and each smooth piece costs more.
 SIZE = 16
 NODES, _WEIGHTS = gauss_legendre(SIZE)
 # Panels of a piece at first, how often one is halved, the error of one allowed, and what needs no digits.
 _FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
 # By how much a log density may change on a panel, that its digits be good all over it, down to what mass.
 _RANGE, _LITTLE = 4.0, 1e-20
+# Where more panels than this are still unresolved, the density is not smooth: an error, not a longer wait.
 _MOST = 1 << 12
+# Points of a panel at which turns of the loss are looked for; two turns between neighbouring points go unseen.
 _SAMPLES = 65
 # Relative changes of the loss that are taken for none, since rounding turns them.
 _FLAT = 1e-9
@@ -34,7 +37,7 @@ class Piece:
 
     Attributes:
         left: its lower end; may be -inf.
-        right: its upper end; may be inf, one of both is finite.
+        right: its upper end; may be inf if left is finite.
         scale: a length.
     """
 
@@ -152,7 +155,7 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
 
 
 def nodes_on(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
-    """(mass of p, mass of q, loss, width) at a panel's nodes, as of ``Losses``."""
+    """(mass of p, mass of q, loss, width) at a panel's nodes, as in ``Losses``."""
     p, q = log_densities(piece, logs, start + (end - start) * NODES)
     loss = log_ratio(p, q)
     finite = loss[np.isfinite(loss)]

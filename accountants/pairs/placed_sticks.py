@@ -1,4 +1,4 @@
-"""Hockey sticks of a ``Placed`` pair, which all here take, piece by piece between the knots of both densities.
+"""Hockey sticks of a ``Placed`` pair, piece by piece between the knots of both densities.
 
 On the scaled reports v, mirrored so that the window of p is the right one, with middles s' < s,
 
@@ -29,8 +29,9 @@ _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
 # Cells that a piece is searched in for turns of the loss, and the most turns that are kept.
 _CELLS, _TURNS = 64, 3
+# Halvings for a turn, to the last digit of float64; steps for a cut, of which the table below leaves a small bracket.
 _BISECTIONS, _NEWTON_STEPS = 60, 3
-# Relative distance from a knot at which its one side is looked at.
+# Relative distance from a knot at which its one side is looked at; pieces shorter than the second need no turns.
 _INSET, _LEAST = 1e-12, 1e-13
 # Shares of a run at which its loss is tabled: dense near the top.
 _SHARES = np.linspace(0, 1, 257) ** 2

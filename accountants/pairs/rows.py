@@ -1,9 +1,9 @@
 """The dominating pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
 
-Of a table the profile is the largest hockey stick over all neighbouring rows, in either direction; inputs between rows
-are mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps, and so
-is its interpolation between dots of e^eps, which is never below it and is itself the profile of one pair, the one that
-composes: a mechanism's rows may be chosen anew in every report.
+A table's profile is the largest hockey stick over all neighbouring rows, in either direction: inputs between rows are
+mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps. So is its
+interpolation between some values of e^eps, the dots; that is never below it, and is itself the profile of one pair.
+This pair is what composes, since every report may be for other rows.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def optimal_pair(mechanism: Optimal) -> Atoms:
 
 
 def _traced(mechanism: Optimal) -> Atoms:
-    """The same of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    """``optimal_pair`` of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
     p, cells = mechanism.probabilities, mechanism.cells
     ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
     t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
@@ -64,7 +64,7 @@ def _of_mechanism(mechanism: Optimal) -> Atoms:
 
 @lru_cache(maxsize=32)
 def rows_pair(form: ExactRows) -> Atoms:
-    """The same of the integers that a release samples."""
+    """``optimal_pair`` of the integers that a release samples."""
     table, near = form.table, form.certificate.sensitivity is not None
     return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
 
@@ -144,7 +144,7 @@ def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms,
     """The table and the table as many cells further on as neighbours can be apart, both ways.
 
     Under the same rounding neighbours are any number of cells up to that apart; the weights are unimodal, so the
-    largest shift is the worst (``pairs.noise_pairs``), and a mixture over roundings is no worse.
+    largest shift is the worst (``worst.noise_pairs``), and a mixture over roundings is no worse.
 
     Raises:
         ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity

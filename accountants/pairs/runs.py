@@ -19,6 +19,8 @@ from dpkernels.roots import halved
 Function = Callable[[np.ndarray], np.ndarray]
 
 _NODES, _WEIGHTS = gauss_legendre(4)
+# Points of a piece at which turns of the loss are looked for, also the ends of panels of its mass; and halvings that
+# invert the loss: 2^-60 of a run, which is float64.
 _SAMPLES, _BISECTIONS = 257, 60
 # At a knot itself a density may jump: how far from it, of a run's length, it is looked at.
 _INSET = 1e-12
@@ -60,7 +62,7 @@ class Spectrum:
         q: under the other law.
         loss: their losses.
         runs: all else.
-        unseen: at most so much mass of p, and of q, is in none of these: Gaussian tails beyond their reach.
+        unseen: bound on the mass of p, and of q, that is in none of these: Gaussian tails beyond their reach.
     """
 
     p: np.ndarray

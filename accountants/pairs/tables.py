@@ -17,7 +17,7 @@ from dpkernels import checks
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
-_NORMALISED = 1e-9
+_NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
 
 
 @partial(pytree, static=("moved", "near"))
@@ -28,9 +28,9 @@ class Atoms(Pair):
     Attributes:
         p: probabilities under one input, a 1-D array.
         q: under the other.
-        moved: of even noise on a lattice, how many points q is further on than p; None for other laws.
-        near: whether the inputs are within a sensitivity, of laws that are not moved: inputs twice as far apart, as
-            where a record is replaced, may have others.
+        moved: for even noise on a lattice, by how many points q is shifted from p; None for other laws.
+        near: for other laws, whether the two inputs are only within a sensitivity: inputs twice as far apart, as where
+            a record is replaced, may then have other laws.
     """
 
     p: Any

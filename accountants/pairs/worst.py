@@ -179,7 +179,7 @@ def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
 
 @worst_pairs.register
 def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Of one reported coordinate: which one is drawn apart from the data, and any of them may change.
+    """The pairs of one reported coordinate: which one is drawn apart from the data, and any of them may change.
 
     Raises:
         ValueError: several reported coordinates, whose reports compose.

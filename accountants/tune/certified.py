@@ -1,4 +1,4 @@
-"""The exact accountant's word on a tuned mechanism, without which it is not returned."""
+"""The exact accountant's check of a tuned mechanism, which must pass before it is returned."""
 
 from __future__ import annotations
 
@@ -30,6 +30,6 @@ def realised(family: Any, mechanism: Any) -> tuple[float, float]:
 
 
 def refuse_above(family: Any, name: str, found: float, allowed: float) -> None:
-    """Refuse what is above what is allowed, or no number."""
+    """Refuse a value that is above the allowed one, or NaN."""
     if not found <= allowed:
         raise NotPrivateError(f"{family.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")

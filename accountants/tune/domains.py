@@ -44,7 +44,7 @@ class Positive(Domain):
     """x = unit e^z.
 
     Attributes:
-        unit: where z is 0.
+        unit: x at z = 0.
     """
 
     unit: Any = 1.0
@@ -78,7 +78,7 @@ class Above(Domain):
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Inside(Domain):
-    """x = low + (high - low)/(1 + e^-z), in the open interval: the ends are no choice."""
+    """x = low + (high - low)/(1 + e^-z), in the open interval: never at its ends."""
 
     low: Any
     high: Any
@@ -119,7 +119,7 @@ class Between(Domain):
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class LogBetween(Domain):
-    """log x as of ``Between``: a closed interval of positive numbers on its logarithmic scale."""
+    """A closed interval of positive numbers: log x is ``Between`` the logarithms of its ends."""
 
     low: Any
     high: Any
@@ -138,7 +138,7 @@ class LogBetween(Domain):
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Ordered(Domain):
-    """0 < x_1 < ... < x_n, each gap x_i - x_(i-1) as of ``LogBetween``: no search runs off to where x has no effect."""
+    """0 < x_1 < ... < x_n, each gap x_i - x_(i-1) in a ``LogBetween``: no search runs off to where x has no effect."""
 
     count: int
     low: Any

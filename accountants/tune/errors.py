@@ -15,8 +15,10 @@ from dpkernels.mechanisms.base import Bounded
 from dpkernels.numerics import floating, namespace
 from dpkernels.roots import halved
 
+# Where on the interval the worst input is looked for, both ends and the middle among them: every error costs so many
+# evaluations.
 _INPUTS = np.linspace(0.0, 1.0, 33)
-_BISECTIONS = 60
+_BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
 
 
 @singledispatch
@@ -43,7 +45,7 @@ def _(mechanism: Additive) -> Any:
 
 @singledispatch
 def within(mechanism: Any, x: Any, theta: Any) -> Any:
-    """P(|report - x| <= theta); a report at the lower end exactly counts too. NaN of an x that is no input."""
+    """P(|report - x| <= theta); a report at the lower end exactly counts too. NaN where x is not a valid input."""
     at, p = mechanism.atoms(x)
     lowest = jnp.where(at == x - theta, p, 0.0).sum(0)
     return _of_input(mechanism, x, mechanism.cdf(x + theta, x) - mechanism.cdf(x - theta, x) + lowest)
@@ -74,12 +76,12 @@ def _(noise: Reweighted, theta: Any) -> Any:
 
 @singledispatch
 def variance(mechanism: Any, x: Any) -> Any:
-    """Var(report | x), NaN of an x that is no input."""
+    """Var(report | x), NaN where x is not a valid input."""
     return _of_input(mechanism, x, mechanism.variance(x))
 
 
 def _of_input(mechanism: Any, x: Any, error: Any) -> Any:
-    """An error, where x is an input: formulas go on beyond, where they are none of any report."""
+    """The error where x is a valid input, else NaN: beyond, the formulas are those of no report."""
     if not isinstance(mechanism, Bounded):
         return error
     low, high = mechanism.input_interval
@@ -95,7 +97,7 @@ def worst_variance(mechanism: Any) -> Any:
 
 @singledispatch
 def absolute_error(mechanism: Any, x: Any) -> Any:
-    """E|report - x|, NaN of an x that is no input."""
+    """E|report - x|, NaN where x is not a valid input."""
     return _of_input(mechanism, x, mechanism.absolute_error(x))
 
 

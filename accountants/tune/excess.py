@@ -1,11 +1,11 @@
-"""How far a recycled law is above its delta, and the redraws that meet it: traceable, small, and with derivatives.
+"""How far a recycled law is above its delta, and the probability of a redraw that meets it; traceable by JAX.
 
 With u = 1 - q the weight of the outside and Z(u) = p_in + u p_out (see ``calibrate.recycling_rate``),
 
     h(u) = Z(u) (delta(eps) - delta) = integral max(0, w_u(x) K(x) - e^eps w_u(x - D) K(x - D)) dx - delta Z(u)
 
 is convex in u, and a member should have the least u with h(u) <= 0. Where h(0) > 0 Newton's method from u = 0 comes to
-it monotonically, and meets h' >= 0 where there is none.
+it monotonically, or to an h' >= 0 where there is none.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 
 LEAST_WEIGHT = 1e-15  # Of the outside: q stays below 1.
-_NEWTON_STEPS = 60
+_NEWTON_STEPS = 60  # At most: steps from u = 0 are monotone, and quadratic near the root.
 _SETTLED = 1e-8  # Newton's next step is its square.
 
 

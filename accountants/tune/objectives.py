@@ -74,7 +74,8 @@ def average_variance(edges: Any, weights: Any) -> Objective:
         weights: how much of the inputs each bin holds, not negative; scaled to total 1.
 
     Raises:
-        ValueError: an argument out of range or shape.
+        ValueError: weights negative, not 1-D, or without a positive and finite total; edges not finite and increasing,
+            or not one more than weights.
     """
     w = np.atleast_1d(np.asarray(weights, np.float64))
     checks.within("weights", w, 0.0, np.inf)
@@ -137,7 +138,7 @@ def maximise(function: Callable[[Any], Any]) -> Objective:
 
 
 def as_objective(objective: Any) -> Objective:
-    """An objective, of itself or of a callable.
+    """The objective itself, or that of a callable.
 
     Raises:
         TypeError: neither.

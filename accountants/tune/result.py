@@ -31,12 +31,12 @@ class Result:
         family: its family's name.
         objective: the objective's name.
         mechanism: a mechanism of dpkernels.
-        value: the objective of it, in its natural direction.
+        value: its objective, in its natural direction.
         parameters: every parameter, by the source's symbols.
         path: the free parameters and ``"objective"`` along the steps of the winning start, arrays of one length.
         steps: how many steps it took.
         evaluations: of the objective, over all starts; each with its gradient where the method is "gradient".
-        epsilon: the budget that the mechanism meets, with delta; to 1e-9 of it, what floats may be off.
+        epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-9 of it.
         delta: as the exact accountant finds it at epsilon.
     """
 

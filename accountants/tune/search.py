@@ -24,7 +24,7 @@ from accountants.tune.optimiser import bfgs
 
 NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
 PATIENCE, GAIN = 20, 1e-9  # The search ends after so many turns in which the best of all starts gains less than this.
-_ARMIJO = 1e-4
+_ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 
 

@@ -24,6 +24,7 @@ from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks
 
+# A search ends by itself, see ``search.PATIENCE``; this bounds the time of one that creeps.
 TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
@@ -58,7 +59,8 @@ def best(
         The mechanism with its parameters, value, path and certificate.
 
     Raises:
-        ValueError: an argument out of range; no member is feasible; the best value is not good enough, with that value.
+        ValueError: an unknown method; starts or turns not in 1..100000; a budget that the family refuses; no member is
+            feasible; the best value is not good enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
         TypeError: no family; a family without a published search.
 
@@ -77,7 +79,7 @@ def best(
 
 
 def compare(families: Sequence[Family], objective: Any, **options: Any) -> list[Result]:
-    """The best of each family, best first; options as of ``best``.
+    """The best of each family, best first; options as for ``best``.
 
     Raises:
         ValueError: no family, and as for ``best``.
@@ -94,15 +96,16 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
 
     Args:
         family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
-        objective: as of ``best``.
-        starts: as of ``best``.
-        turns: as of ``best``.
+        objective: as for ``best``.
+        starts: as for ``best``.
+        turns: as for ``best``.
 
     Returns:
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
 
     Raises:
-        ValueError: an argument out of range, or arrays that do not broadcast; no member is feasible at some budget.
+        ValueError: starts or turns not in 1..100000; arrays that do not broadcast; no member is feasible at some
+            budget.
     """
     chosen = as_objective(objective)
     family = aimed(_family(family), chosen)
@@ -196,7 +199,7 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
 
 
 def _determined(family: Family, objective: Objective) -> Result:
-    """Of a family with nothing free."""
+    """The result of a family with nothing free."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
     found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)
@@ -235,7 +238,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 @_value.register(RecycledShape)
 @_value.register(Shuffled)
 def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
-    """Of the mechanism itself: the search only estimated its budget, or it may be next to where no q is feasible."""
+    """The mechanism's own: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective), as_float64(mechanism)))
 

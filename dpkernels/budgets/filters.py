@@ -130,7 +130,7 @@ class Filter(_Limited[EpsilonDelta]):
 
     Raises:
         TypeError: not numbers.
-        ValueError: out of range.
+        ValueError: epsilon not positive and finite; delta not in [0, 1).
 
     Example:
         >>> budget = Filter(1.0)

@@ -66,7 +66,7 @@ class Ledger:
 
         Raises:
             TypeError: a budget that is not of numbers.
-            ValueError: a budget out of range.
+            ValueError: epsilon not positive and finite; delta not in [0, 1).
             LedgerError: the file is there with another budget, or is not a sound ledger; or it cannot be made.
         """
         path, budget = Path(path), budgeted(epsilon, delta)
@@ -125,7 +125,7 @@ class Ledger:
 
 
 def _later(seen: Statement | None, found: Statement) -> Statement:
-    """What was found, which must have all that was seen before."""
+    """The statement found, refused if it lacks anything that was seen before."""
     if seen is not None and found.ledger != seen.ledger:
         raise UnsoundError("is now another ledger than the one that was opened")
     if seen is not None and found.entries[: len(seen.entries)] != seen.entries:

@@ -1,4 +1,4 @@
-"""A ledger's SQLite file: how it is made, opened, read and verified; ``ledger`` has what it guarantees.
+"""A ledger's SQLite file: how it is made, opened, read and verified; ``ledger`` says what it guarantees.
 
 One transaction a charge. A rollback journal and not a write-ahead log: then the file alone is the ledger
 between charges, while a log left behind by a copy would un-charge. With synchronous=EXTRA, not FULL: a commit is the

@@ -26,9 +26,10 @@ COVERS = (
     "one report of the law, in exact arithmetic. Does not cover sampling in floating point (a release samples the "
     "certified integers instead), several reports, which compose, or side channels."
 )
+# Where the profile is printed if the options do not say.
 _DELTAS = (1e-5, 1e-6, 1e-9)
 _SHARES = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # of the mechanism's own epsilon
-_EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)
+_EPSILONS = (0.1, 0.5, 1.0, 2.0, 4.0)  # where it has none
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""``dpkernels certify``: one mechanism's certificate; ``verify`` has what it says of a finished release."""
+"""``dpkernels certify``: one mechanism's certificate; ``release.verify`` checks a finished release."""
 
 from __future__ import annotations
 

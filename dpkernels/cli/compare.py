@@ -31,7 +31,7 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     for it; the others still protect any two inputs.
 
     Raises:
-        click.UsageError: an argument out of range.
+        click.UsageError: epsilon not in [0.01, 20], not lower < upper, or sensitivity not in [1e-100, 1e100].
     """
     options = {"epsilon": epsilon, "lower": lower, "upper": upper}
     names = [name for name in MECHANISMS if name != "optimal"]

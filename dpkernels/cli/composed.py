@@ -90,7 +90,7 @@ class Composed:
 
     @property
     def tables(self) -> dict[str, list[dict[str, float | None]]]:
-        """Of each number that was asked for its value and an interval that certainly holds it; null for no number."""
+        """Each number that was asked for, and an interval that certainly holds it; null where there is none."""
         made = self.guarantee
         return {
             "epsilon_at_delta": [

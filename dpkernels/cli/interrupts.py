@@ -12,12 +12,12 @@ from types import FrameType
 from typing import Any
 
 _REQUESTS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-_AGAIN_SECONDS = 0.02
+_AGAIN_SECONDS = 0.02  # after which a request that was lost in a callback is sent again, when that has returned
 
 
 @dataclass
 class _State:
-    """Of the command that runs in this process.
+    """The state of the command that runs in this process.
 
     Attributes:
         asked: the request to stop that was seen; 0 for none.

@@ -23,7 +23,7 @@ class Purse:
     Attributes:
         path: its file.
         budget: the (epsilon, delta) it has, or is made with; empty for that of an existing one.
-        like: the file whose permissions a ledger that is made gets at most.
+        like: a file; a ledger that is made gets at most its permissions.
     """
 
     path: Path

@@ -31,7 +31,7 @@ from dpkernels.random import host
 from dpkernels.release.engines import Engine, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
 
-_LONG_BYTES = 1 << 26
+_LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
 # Perturbed pieces, and how many rows (of an array: values) each has.
 Perturbed = Generator[tuple[Any, int], None, None]

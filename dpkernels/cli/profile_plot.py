@@ -15,7 +15,7 @@ from dpkernels.cli.plot import write_png
 from dpkernels.decimals import shortest
 
 _FLOOR = 1e-12  # of delta
-_POINTS = 240
+_POINTS = 240  # of the curve, evenly spaced, besides the steep parts
 _NEAR = np.geomspace(1e-9, 0.1, 60)  # before an epsilon at which delta falls steeply, relative to it
 
 

@@ -97,7 +97,7 @@ class DiscreteLaplace(Lattice):
         reach: the largest k; by default where probabilities fall below 2^-66.
 
     Raises:
-        ValueError: a parameter out of range, or a lattice too fine for the scale.
+        ValueError: scale not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
     """
 
     scale: Any
@@ -123,7 +123,7 @@ class DiscreteGaussian(Lattice):
         reach: the largest k; by default where probabilities fall below 2^-66.
 
     Raises:
-        ValueError: a parameter out of range, or a lattice too fine for sigma.
+        ValueError: sigma not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
     """
 
     sigma: Any

@@ -28,7 +28,8 @@ class MergedLaplace(Symmetric):
         breaks: c_1..c_(n-1), positive and increasing.
 
     Raises:
-        ValueError: one rate too many or too few, or a rate or break out of range.
+        ValueError: one rate too many or too few; a rate not in [0, 1e300], or the last one 0; breaks not positive and
+            increasing.
     """
 
     degree: ClassVar[int] = 1

@@ -31,7 +31,7 @@ class Reweighted(Distribution):
         outside: weight w of the outside, in [0, 1]; 0 truncates, and has no derivative. The inside has weight 1.
 
     Raises:
-        ValueError: low or high on the wrong side of 0, or outside out of range.
+        ValueError: low not negative or high not positive, or either not finite; outside not in [0, 1].
     """
 
     kernel: Distribution

@@ -29,7 +29,7 @@ class Staircase(Symmetric):
         gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) has the least E|Z|.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: epsilon not in [0.01, 20]; period not in [1e-140, 1e140]; gamma not in [0, 1].
     """
 
     degree: ClassVar[int] = 0

@@ -1,7 +1,7 @@
 """Exact release: integer tables, their certificates, and samplers made of integer arithmetic only.
 
-``tables`` holds a mechanism's output distribution as integers, ``lattice`` makes a table of a mechanism,
-``window_certificate`` verifies one in integers and Fractions, ``kernels`` samples one, ``forms`` puts these together;
-mechanisms given row by row and additive noise have the same in files of their own. ``certificate`` has what all
-certificates are, ``combined`` reads any of them.
+Each of the folders ``windows``, ``rows`` and ``noise`` has, for one kind of mechanism, ``table``: the distribution of
+its reports as integers; ``lattice``, which makes a table of a mechanism; ``certificate``, which verifies one in
+integers and Fractions; and ``form``, which puts these together. ``kernels`` samples tables, ``certify`` makes the form
+of any mechanism, and ``combined`` reads any certificate.
 """

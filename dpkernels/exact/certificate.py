@@ -151,7 +151,7 @@ def _with_kind(form: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong while a form is read is a ``CertificateError``: the form is no certificate.
+    """Whatever goes wrong while a form is read becomes a ``CertificateError``: the form is not a certificate.
 
     Raises:
         CertificateError: for any of these errors.
@@ -170,7 +170,7 @@ def line(label: str, text: str) -> str:
 
 
 def check_totals(table: Table) -> None:
-    """Refuse weights that are no distribution, or out of no word's total.
+    """Refuse weights that are not a distribution, or whose total is not that of a random word.
 
     Raises:
         CertificateError: says what is wrong.

@@ -24,12 +24,13 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.random import host
 
-# The stream of a release's key for choices; 16 to 19 are those of ``forms``.
+# The stream of a release's key for choices; 16 to 19 are those of ``form``.
 CHOICE_UNIFORM_STREAM = 20
 
+# Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps. Above the largest there is no privacy.
 EPSILON_RANGE = (1e-4, 20.0)
 _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
-_TABLE_BITS = 320
+_TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
 # e^-70 < 2^-100: what floats take for 0.
 _NEGLIGIBLE_NATS = 70
 
@@ -74,7 +75,7 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
 
     Raises:
         TypeError: scores are not integers.
-        ValueError: an argument out of range.
+        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20]; k not in 1..len(scores).
 
     Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
     Neighbouring: scores that differ by 0 to 1 each, all in the same direction; where they may move both ways, it is
@@ -100,7 +101,7 @@ def exponential_choice(scores: Any, epsilon: float, uniform: Uniform) -> int:
 
     Raises:
         TypeError: scores are not integers.
-        ValueError: an argument out of range.
+        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20].
     """
     return _choose(*_checked(scores, epsilon), uniform)
 

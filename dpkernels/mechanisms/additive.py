@@ -34,7 +34,7 @@ class Additive(Mechanism):
     Noise on a lattice is simulated as it is: x is rounded to the lattice in a release only.
 
     Raises:
-        ValueError: a claim out of range.
+        ValueError: epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
     """
 
     noise: Noise

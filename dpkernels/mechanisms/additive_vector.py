@@ -133,7 +133,8 @@ def on_vectors(
         lattice: a number that every value is a multiple of, such as 1.0 for counts; a release checks it.
 
     Raises:
-        ValueError: an argument out of range, or noise made for less than D.
+        ValueError: an unknown norm; dimensions not in 1..2^31; a mechanism without a claim; sensitivity not in
+            [1e-100, 1e100], or beyond what the noise is made for; delta not in [0, 1]; lattice not in (0, sensitivity].
     """
     checks.one_of("norm", norm, NORMS)
     checks.whole("dimensions", dimensions, 1, 1 << 31)

@@ -17,6 +17,7 @@ from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import floating, namespace
 from dpkernels.pytrees import pytree
 
+# Every step is a term of all formulas, and needs cells of its own in an exact table.
 _MOST_STEPS = 64
 # Steps are added while they lower the variance by this share.
 _STEP_GAIN = 1e-3
@@ -47,7 +48,8 @@ class CentralPiecewise(Parabolic):
         sensitivity: D, how far apart neighbouring inputs are at most.
 
     Raises:
-        ValueError: a parameter out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; sensitivity not in [1e-100, 1e100]; core not positive;
+            steps not in 1..64.
     """
 
     core: Any
@@ -177,7 +179,8 @@ def central_piecewise(
             r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
 
     Raises:
-        ValueError: an argument out of range, or more than 64 steps.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; sensitivity not in [1e-100, 1e100]; core not positive,
+            "best" or "published"; steps not in 1..64; without steps, a sensitivity below 1/64 of the interval.
 
     Example:
         >>> m = central_piecewise(epsilon=2.0, lower=0.0, upper=4.0, sensitivity=1.0, core="published")

@@ -56,7 +56,8 @@ def composite(
         objective: what the default parameters minimise, "worst" or "central" variance.
 
     Raises:
-        ValueError: an argument out of range; a shape that is not symmetric and positive; no height is private.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in (0, 2); an unknown name; a shape that is
+            not symmetric and positive; a base or width at which no height is private.
 
     Example:
         >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
@@ -89,7 +90,7 @@ def piecewise(
         objective: what the default eta minimises, "worst" or "central" variance.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; eta not above 1; an unknown objective.
 
     Example:
         >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
@@ -122,7 +123,7 @@ def piecewise_wang2019(*, epsilon: float, lower: float, upper: float) -> Windowe
     """The Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + math.exp(epsilon / 2))
@@ -132,7 +133,7 @@ def duchi(*, epsilon: float, lower: float, upper: float) -> TwoPoint:
     """Duchi's two-point mechanism; see ``TwoPoint``.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     return TwoPoint(lower, upper, epsilon)
@@ -144,7 +145,7 @@ def hybrid(*, epsilon: float, lower: float, upper: float) -> Mixture | TwoPoint:
     Below eps = 0.61 it is Duchi alone.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     points = duchi(epsilon=epsilon, lower=lower, upper=upper)
     if epsilon <= HYBRID_EPSILON:
@@ -205,7 +206,8 @@ def multivariate(
         coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon, or epsilon/sampled, not in [0.01, 20]; not lower < upper, or ends of a shape other than ()
+            or (d,); dimensions not in 1..2^31; sampled not in 1..dimensions; an unknown coordinate mechanism.
     """
     checks.epsilon(epsilon)
     checks.one_of("coordinate", coordinate, MECHANISMS)
@@ -224,7 +226,7 @@ def optimal_local(*, epsilon: float, lower: float, upper: float) -> Optimal:
     """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper.
     """
     return optimal(epsilon=epsilon, lower=lower, upper=upper)
 

@@ -29,7 +29,7 @@ def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
     """
     _check(epsilon, sensitivity)
     return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
@@ -41,7 +41,8 @@ def gaussian(
     """Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or
+            sensitivity not in [1e-100, 1e100].
     """
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
 
@@ -66,7 +67,8 @@ def truncated_laplace(
             Elsewhere than at B* the noise is biased.
 
     Raises:
-        ValueError: an argument out of range, or B outside the feasible interval, which the error gives.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
+            feasible interval, which the error gives.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
@@ -112,7 +114,9 @@ def merged_laplace(
     Its pure budget is the largest integral of the slope over a window of length D; ``accountants.epsilon`` has it.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: rates not one more than breaks; a rate not in [0, 1e300], or the last one 0; breaks not positive and
+            increasing; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in
+            [1e-100, 1e100].
     """
     return Additive(MergedLaplace(tuple(rates), tuple(breaks)), sensitivity, epsilon, delta)
 
@@ -131,7 +135,8 @@ def truncated_gaussian(
         bound: T itself, instead.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: sigma not in [1e-140, 1e140]; bound not positive; delta not in (0, 1); sensitivity not in
+            [1e-100, 1e100]; epsilon, if given, not in [0.01, 20].
     """
     checks.positive("sigma", sigma)
     checks.sensitivity(sensitivity)
@@ -175,7 +180,7 @@ def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None =
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; gamma not in [0, 1].
     """
     _check(epsilon, sensitivity)
     gamma = 1 / (1 + math.exp(epsilon / 2)) if gamma is None else gamma
@@ -205,7 +210,8 @@ def budget_recycled(
         delta: of the claim.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: theta not positive; q not in [0, 1); of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or
+            sensitivity not in [1e-100, 1e100].
         TypeError: a kernel on a lattice.
     """
     checks.positive("theta", theta)
@@ -222,7 +228,8 @@ def discrete_laplace(*, epsilon: float, sensitivity: float = 1.0, step: float = 
     The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
 
     Raises:
-        ValueError: an argument out of range, or a lattice too fine for the noise.
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; step not positive, or so fine that
+            the noise has more than 2^20 points.
     """
     _check(epsilon, sensitivity)
     return Additive(
@@ -239,7 +246,8 @@ def truncated_discrete_laplace(
     q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
 
     Raises:
-        ValueError: an argument out of range, or a lattice too fine for the noise.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
+            positive, or so fine that the noise has more than 2^20 points.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
@@ -263,7 +271,8 @@ def discrete_gaussian(
     P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees.
 
     Raises:
-        ValueError: an argument out of range, or a lattice too fine for sigma.
+        ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
+            points; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
     """
     return Additive(DiscreteGaussian(sigma, step), sensitivity, epsilon, delta)
 

@@ -27,7 +27,7 @@ class TwoPoint(Parabolic):
         epsilon: the pure-DP budget.
 
     Raises:
-        ValueError: interval or epsilon out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
 
     lower: Any
@@ -102,7 +102,7 @@ class Mixture(Parabolic):
         weight: probability of ``first``, in (0, 1).
 
     Raises:
-        ValueError: the intervals differ, weight is out of range, or a part is not for any two inputs.
+        ValueError: the intervals differ, weight is not in (0, 1), or a part is not for any two inputs.
     """
 
     first: Parabolic

@@ -17,7 +17,7 @@ _ZEROS = memoryview(bytes(1 << 17))
 
 
 class Source:
-    """The key streams of one key; of one thread at a time.
+    """The key streams of one key; for one thread at a time.
 
     Args:
         key: 32 bytes.

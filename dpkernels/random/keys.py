@@ -40,7 +40,7 @@ def simulation_key(seed: int) -> Array:
 
     Raises:
         TypeError: not an integer.
-        ValueError: out of range; JAX would drop the higher bits.
+        ValueError: seed not in 0..2^32 - 1; JAX would drop the higher bits.
     """
     checks.whole("seed", seed, 0, (1 << 32) - 1)
     return jax.random.key(seed, impl="threefry2x32")

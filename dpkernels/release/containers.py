@@ -123,7 +123,7 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
 
 
 def _check_dtype(dtype: Any) -> None:
-    """Refuse what is no number. Times and durations are integers to NumPy, and "no time" one of them."""
+    """Refuse what is not a number. Times and durations are integers to NumPy, and "no time" one of them."""
     kind = np.dtype(dtype).kind
     if kind not in "iuf" and not jnp.issubdtype(dtype, np.floating):  # Only JAX knows bfloat16.
         raise TypeError(f"x: holds {dtype}; only integers and floats can be perturbed")

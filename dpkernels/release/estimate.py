@@ -57,7 +57,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         A ``MeanEstimate``, in the data's units.
 
     Raises:
-        ValueError: no reports, a report that the mechanism cannot have made, or confidence out of range.
+        ValueError: no reports, a report that the mechanism cannot have made, or confidence not in (0, 1).
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),

@@ -60,8 +60,8 @@ class Bounds:
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
         largest: largest finite size of an input or a report.
-        near: whether neighbours are near each other. Then integers that floats would round are refused: rounded, they
-            may be further apart.
+        near: whether only inputs near each other are neighbours. Then integers that floats would round are refused:
+            rounded, they may be further apart.
         negligible: inputs at most so far from 0 may be read as 0.
     """
 

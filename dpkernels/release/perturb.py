@@ -30,8 +30,8 @@ from dpkernels.settings import own_settings
 
 Advance = Callable[[int], Any]
 
-_LONG_WORK = 1 << 26
-_ROWS = 1 << 16
+_LONG_WORK = 1 << 26  # Values from which a terminal sees a bar.
+_ROWS = 1 << 16  # Rows of vectors that are checked at once: bounds the memory of the copy.
 
 
 def perturb(

@@ -14,7 +14,7 @@ from dpkernels.random import host
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
 
-_ROWS = 1 << 16
+_ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what lies between.
 
 
 def release_vectors(

@@ -175,7 +175,8 @@ def composite(
         condition: "pointwise" (exact) or "sup_inf" (sufficient, the source's).
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; an unknown name; a shape that is not symmetric and
+            positive.
     """
     _check(epsilon, lower, upper)
     checks.one_of("condition", condition, CONDITIONS)
@@ -193,7 +194,7 @@ def piecewise(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
     """Type-I piecewise transformations (Ma 2021) with free eta.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     _check(epsilon, lower, upper)
     return Piecewise("uniform", epsilon, lower, upper)
@@ -203,7 +204,7 @@ def piecewise_triangle(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
     """Type-II piecewise transformations (Ma 2021) with free eta.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     _check(epsilon, lower, upper)
     return Piecewise("triangle", epsilon, lower, upper)
@@ -213,7 +214,7 @@ def duchi(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     """Duchi's two-point mechanism: nothing is free.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     _check(epsilon, lower, upper)
     return Plain("duchi", epsilon, lower, upper)
@@ -223,7 +224,7 @@ def hybrid(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     """Wang 2019's hybrid mechanism: nothing is free.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     _check(epsilon, lower, upper)
     return Plain("hybrid", epsilon, lower, upper)
@@ -233,7 +234,7 @@ def optimal(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     """The linear program's mechanism of least worst-case variance: nothing is free.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     _check(epsilon, lower, upper)
     return Plain("optimal", epsilon, lower, upper)

@@ -145,7 +145,7 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
         size: how many records there are.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: spread not positive; size not in [1, 1e300]; an unknown query.
     """
     checks.positive("spread", spread)
     checks.within("size", size, 1.0, 1e300)
@@ -169,7 +169,7 @@ def composed(family: Family, *, count: Any, epsilon: Any, delta: Any, rate: floa
         rate: each report is on a Poisson sample of this rate of its own; ``free_rate`` to tune it too.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); count not in 1..10^6; rate not in [1e-9, 1].
         TypeError: another family.
     """
     if not isinstance(family, Family):

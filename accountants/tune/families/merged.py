@@ -106,7 +106,7 @@ def merged_laplace(*, epsilon: Any, sensitivity: Any = 1.0, segments: int = 3) -
     There are many local optima: with more ``starts``, see ``best``, a better one may be found.
 
     Raises:
-        ValueError: an argument out of range; segments not in 2..8.
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; segments not in 2..8.
     """
     check_budget(epsilon, 0.5, sensitivity)
     return MergedLaplaces(epsilon, sensitivity, checks.whole("segments", segments, 2, 8))

@@ -144,7 +144,8 @@ def budget_recycled(
         theta: tolerated error; by default that of an ``acceptance`` objective, for other objectives it is free.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
+            positive; an unknown kernel.
         TypeError: a law that cannot be rescaled.
     """
     check_budget(epsilon, delta, sensitivity)

@@ -200,7 +200,8 @@ def sampled_recycled(
             ``recycling.published_sensitivity`` for the source's reading, which is unsound for rescaled estimates.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta or spread
+            not positive; size not in [1, 1e300]; an unknown kernel or query.
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)

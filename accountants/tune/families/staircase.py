@@ -56,7 +56,7 @@ def staircase(*, epsilon: Any, sensitivity: Any = 1.0) -> Staircases:
     For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
     """
     check_budget(epsilon, 0.5, sensitivity)
     return Staircases(epsilon, sensitivity)

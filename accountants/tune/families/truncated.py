@@ -142,7 +142,7 @@ def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Tr
     """Laplace noise of scale D/eps truncated to [A, B] (Mugunthan 2020), B free and A solved.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     check_budget(epsilon, delta, sensitivity)
     return TruncatedLaplace(epsilon, delta, sensitivity)
@@ -152,7 +152,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> T
     """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/T free; delta covers all.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     check_budget(epsilon, delta, sensitivity)
     return TruncatedGaussian(epsilon, delta, sensitivity)

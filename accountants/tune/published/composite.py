@@ -20,8 +20,8 @@ from dpkernels.mechanisms.named import WINDOWS
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
 
-_STEPS = (0.1, 0.01, 0.001)
-_BATCH = 4096
+_STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.
+_BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that one shape is compiled.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Enumerated:
         source: whose it is.
         mechanism: its choice.
         parameters: by the family's names.
-        value: the objective of it, in its natural direction.
+        value: its objective, in its natural direction.
         evaluations: how often the objective, or for recycling the privacy profile, was computed.
         rounds: the best value after each round.
     """
@@ -46,7 +46,7 @@ class Enumerated:
 
 
 def piecewise_search(family: Piecewise, objective: Objective) -> Enumerated:
-    """As the composite mechanism that it is."""
+    """The search of the composite mechanism that it is."""
     return _zhang(WINDOWS[family.window], Constant(), family, objective, lambda m, _: {"eta": 2 / m})
 
 

@@ -22,7 +22,7 @@ def published_eta(epsilon: Any) -> Any:
         epsilon: positive; any shape.
 
     Raises:
-        ValueError: epsilon out of range.
+        ValueError: epsilon not in [0.01, 20].
     """
     checks.epsilon(epsilon)
     xp = namespace(epsilon)
@@ -34,6 +34,6 @@ def published_piecewise(*, epsilon: float, lower: float, upper: float) -> Window
     """Type I at ``published_eta``: private and unbiased, but noisier than ``dpkernels.piecewise`` with its own eta.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=float(published_eta(epsilon)))

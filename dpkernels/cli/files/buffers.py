@@ -16,7 +16,7 @@ def array(values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
 
 
 def numbers(found: pa.Array) -> np.ndarray:
-    """An array of numbers as a vector; where it is null, any."""
+    """An array of numbers as a vector; arbitrary where it is null."""
     dtype = np.dtype(found.type.to_pandas_dtype())
     return np.frombuffer(found.buffers()[1], dtype)[found.offset : found.offset + len(found)]
 

@@ -14,8 +14,8 @@ from dpkernels.cli.files import buffers
 from dpkernels.cli.files.formats import Numbers
 from dpkernels.cli.files.records import QUOTE, Dialect, Grid, Region
 
+_WHOLE = 2.0**53  # Floats hold every whole number below.
 # Texts of cells without a value, as pandas, R and databases write them.
-_WHOLE = 2.0**53
 _MISSING = ["", "NA", "NaN", "nan", "NULL", "null"]
 
 
@@ -104,7 +104,7 @@ def numbers(cells: pa.Array) -> Numbers:
 
 
 def _plain_numbers(cells: pa.Array) -> Numbers | None:
-    """None where one is missing or no number, or may be one with spaces around it."""
+    """None where one is missing or not a number, or may be one with spaces around it."""
     try:
         found = Numbers.of(_floats(buffers.as_text(cells)))
     except pa.ArrowInvalid:
@@ -134,7 +134,7 @@ def _rounded(cells: pa.Array, values: np.ndarray) -> np.ndarray | None:
 
 
 class CellError(ValueError):
-    """A cell that is no number.
+    """A cell that is not a number.
 
     Attributes:
         row: its number in the piece.
@@ -206,7 +206,7 @@ def _floats(texts: pa.Array) -> np.ndarray:
 
 
 def _first_that_is_none(texts: pa.Array) -> int:
-    """The row of the first text that is no number, by halves."""
+    """The row of the first text that is not a number, by halves."""
     low, high = 0, len(texts)
     while high - low > 1:
         middle = (low + high) // 2

@@ -18,6 +18,7 @@ from dpkernels.cli.files import buffers, footers
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
 
+# Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.
 PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
 # Metadata that writers put into every file.
@@ -145,7 +146,7 @@ class ParquetFile(Source):
 
 
 class _ParquetSink:
-    """Gathers a row group, and writes it when it is whole, or too large to be held, in the way of another file."""
+    """Gathers a row group, and writes it when it is whole, or too large to be held, in the manner of another file."""
 
     def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
         self._file = file

@@ -22,7 +22,7 @@ from dpkernels.cli.files.formats import MOST_ROWS, Numbers, Source
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.files.records import LF, Dialect, Grid, MalformedError, RaggedError, Region, check_grammar, unended
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 20  # read at once
 LONGEST = 1 << 22  # bytes of a record
 _MARK = b"\xef\xbb\xbf"  # the byte-order mark, by which spreadsheets know UTF-8
 _OTHER_KINDS = {
@@ -218,7 +218,7 @@ class _LineSink:
 
 
 def _check_kind(block: bytes, done: int) -> None:
-    """Refuse what is no text in UTF-8 or the like."""
+    """Refuse what is not text in UTF-8 or the like."""
     for mark, problem in _OTHER_KINDS.items():
         if not done and block.startswith(mark):
             raise ValueError(problem)

@@ -1,4 +1,4 @@
-"""How a Parquet file was written, from its footer: what to write another one like, and what became different."""
+"""How a Parquet file was written, read from its footer: to write another alike, and to say what differs."""
 
 from __future__ import annotations
 

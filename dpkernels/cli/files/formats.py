@@ -31,7 +31,7 @@ class Numbers:
     """A column of a piece.
 
     Attributes:
-        values: the numbers; where they are missing, any.
+        values: the numbers; arbitrary where they are missing.
         missing: where they are; None for nowhere.
         rounded: where the file has whole numbers that floats do not hold; None for nowhere.
     """
@@ -42,7 +42,7 @@ class Numbers:
 
     @classmethod
     def of(cls, values: np.ndarray, missing: np.ndarray | None = None) -> Numbers:
-        """Floats that are no number are missing, besides those that are said to be."""
+        """Floats that are not numbers are missing, besides those marked as missing."""
         if values.dtype.kind == "f" and values.size and np.isnan(values.min()):
             missing = np.isnan(values) | (False if missing is None else missing)
         return cls(values, missing if missing is not None and missing.any() else None)

@@ -44,7 +44,7 @@ class Layout:
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Layout:
-        """That of an output, to read it.
+        """The layout of an output, to read it.
 
         Raises:
             ValueError: not what ``to_dict`` makes.

@@ -15,7 +15,7 @@ QUOTE, LF, CR = b'"\n\r'
 
 
 class MalformedError(ValueError):
-    """Bytes that are no delimited records.
+    """Bytes that are not delimited records.
 
     Attributes:
         at: where in the block.

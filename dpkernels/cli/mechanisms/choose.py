@@ -49,7 +49,7 @@ def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str
     """The mechanism of least worst-case variance among those of a choice.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 20], or not lower < upper.
     """
     tried = [one for one in CHOICES[name] if one != "optimal" or covers(epsilon)]
     made = {one: MECHANISMS[one](epsilon=epsilon, lower=lower, upper=upper) for one in tried}

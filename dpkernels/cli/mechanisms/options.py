@@ -1,4 +1,4 @@
-"""The options that describe a mechanism: their types and help. Which mechanism has which is ``choose``'s to say."""
+"""The options that describe a mechanism: their types and help. ``mechanism_table`` says which mechanism has which."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ def optimal_central(*, epsilon: float, lower: float, upper: float, sensitivity: 
     """The linear program's mechanism for inputs up to the sensitivity apart; see ``optimal``.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: as for ``optimal``.
     """
     return optimal(epsilon=epsilon, lower=lower, upper=upper, sensitivity=sensitivity)
 
@@ -28,7 +28,7 @@ def gaussian(
     """Gaussian noise, of the least sigma for the claim unless it is given.
 
     Raises:
-        ValueError: an argument out of range, or neither sigma nor a claim.
+        ValueError: as for ``named_additive.gaussian`` or ``calibrate.gaussian``; neither sigma nor a claim.
     """
     claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
     if sigma is not None:
@@ -48,7 +48,7 @@ def truncated_gaussian(
     """Gaussian noise on an interval, of the least sigma for the claim unless it is given.
 
     Raises:
-        ValueError: an argument out of range, a bound that is too short, or neither sigma nor a claim.
+        ValueError: as for ``named_additive.truncated_gaussian`` or that of ``calibrate``; neither sigma nor a claim.
     """
     claim: dict[str, Any] = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
     if sigma is not None:
@@ -63,7 +63,7 @@ def truncated_laplace(
     """Laplace noise on an interval; its upper end has another name than the input interval's.
 
     Raises:
-        ValueError: an argument out of range, or an end that is not feasible.
+        ValueError: as for ``named_additive.truncated_laplace``.
     """
     try:
         return named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
@@ -84,7 +84,7 @@ def recycled_gaussian(
     """Budget recycling of Gaussian noise; sigma and q that are not given are the best for the claim.
 
     Raises:
-        ValueError: an argument out of range, no feasible q, or too few arguments.
+        ValueError: as for ``calibrate.budget_recycled``; neither both sigma and q nor a claim.
     """
     claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
     return _recycled(Gaussian, "--sigma", sigma, q, theta, claim)
@@ -102,7 +102,7 @@ def recycled_laplace(
     """Budget recycling of Laplace noise; scale and q that are not given are the best for the claim.
 
     Raises:
-        ValueError: an argument out of range, no feasible q, or too few arguments.
+        ValueError: as for ``calibrate.budget_recycled``; neither both scale and q nor a claim.
     """
     claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
     return _recycled(Laplace, "--scale", scale, q, theta, claim)

@@ -78,10 +78,10 @@ def _check_free(target: Path, force: bool) -> None:
 
 
 class Output:
-    """The target's name, claimed, and new files for it, which ``commit`` puts in place; on any other exit they go.
+    """The target's name, claimed, and new files for it, which ``commit`` puts in place; else they are deleted.
 
     Args:
-        source: the input, whose permissions the files get at most.
+        source: the input; the files get at most its permissions.
         target: the output.
         force: replace an existing one.
     """

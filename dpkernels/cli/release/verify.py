@@ -258,7 +258,7 @@ def _rows(form: dict[str, Any], columns: list[_Column], source: Source) -> tuple
     """How many rows there are, and columns whose reports are too coarse to be told from other numbers.
 
     Raises:
-        CertificateError: a number of a perturbed column is no report of its table, or has more decimals than is said.
+        CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
     """
     kept = form["format"] > 2 and form["missing"] == "keep"
     decimals = form["decimals"] if form["format"] > 2 else None

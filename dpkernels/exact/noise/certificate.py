@@ -151,7 +151,7 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
     Raises:
         CertificateError: the total is not 2^bits, delta is larger than claimed for some shift, which says by how much,
             or weights rise after they fall in a table too large for a look at every shift.
-        ValueError: a claim is out of range.
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not positive.
     """
     checks.epsilon(epsilon)
     checks.positive("sensitivity", sensitivity)
@@ -170,7 +170,7 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
 
 
 def check_lattice(table: NoiseTable) -> None:
-    """Refuse a table whose weights are no distribution, or whose cells the sampler cannot compute with.
+    """Refuse a table whose weights are not a distribution, or whose cells the sampler cannot compute with.
 
     Raises:
         CertificateError: says what is wrong.

@@ -24,11 +24,11 @@ from dpkernels.exact.noise.table import NoiseTable, cells_apart
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import gauss_legendre
 
-BITS = 64
+BITS = 64  # log2 of a total: one random word a value.
 # Tables of the first size stay in the processor's cache. The second is for a tiny delta, of which the rounding of the
 # first one's many weights would be too large a part. Wide noise may take up to the most.
 _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
-_FINEST = 12
+_FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
 # And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 grains have room in integers.

@@ -1,6 +1,6 @@
 """From a table of probabilities to a row table: rounding to integers, then repair of every row's sum and mean.
 
-What is made here is only a proposal; ``row_certificate.certify_rows`` decides.
+What is made here is only a proposal; ``certificate.certify_rows`` decides.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from dpkernels.mechanisms.optimal.search import solved_again
 
 @lru_cache(maxsize=64)
 def optimal_form(mechanism: Optimal) -> ExactRows:
-    """Of the mechanism, or of its program solved again where a solution from the cache folder cannot be certified."""
+    """The form, from its program solved again where a solution from the cache folder cannot be certified."""
     try:
         return row_form(mechanism, _narrowest(mechanism))
     except CertificateError:
@@ -25,7 +25,7 @@ def optimal_form(mechanism: Optimal) -> ExactRows:
 
 
 def _narrowest(mechanism: Optimal) -> RowCertificate:
-    """With words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
+    """The certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
     try:
         return _certified(mechanism, 32)
     except CertificateError:

@@ -3,7 +3,7 @@
 A ``RowTable`` has n rows and m codes. Row i gives code j the weight weights[i, j], total 2^bits for every row, and code
 j stands for the value  middle + step places[j].  The step follows from the rows' means, which are evenly spaced from
 ``first`` to ``last``; an input between two rows is rounded to one of them at random, so what holds for rows holds for
-inputs: the mean, and pure DP, see ``row_certificate``.
+inputs: the mean, and pure DP, see ``certificate``.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ExactWindow(ExactForm):
 
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:
-        """Of every code: one look-up costs less than the formula."""
+        """The values of all codes: one look-up costs less than the formula."""
         doubled = 2 * np.arange(self.table.codes, dtype=np.int32) - (self.table.codes - 1)
         return {np.dtype(dtype): self._reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 

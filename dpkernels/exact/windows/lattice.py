@@ -22,6 +22,7 @@ from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
 # A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
 # Its width then follows.
 ACCEPTED_DEVIATION = 2e-4
+# Where no table is so near, the best is taken if it is within this, else none; ``estimate_mean`` allows for as much.
 PROMISED_DEVIATION = 1e-3
 _HEIGHT_TOLERANCE = 0.005
 
@@ -38,7 +39,7 @@ _ORDER = (
     (True, 64, 1 << 17),
     (False, 64, 1 << 17),
 )
-_MOST_CODES = 1 << 17
+_MOST_CODES = 1 << 17  # of the last candidates
 
 # Fewer rows would need more than 16 bits to round an input among them.
 _FEWEST_ROWS = 1 << 8

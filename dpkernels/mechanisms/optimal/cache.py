@@ -31,7 +31,7 @@ Arrays = dict[str, np.ndarray]
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
     """The arrays kept for a key, if they are sound, else those solved for, which are then kept.
 
-    A file that cannot be read or written is as none.
+    A file that cannot be read or written counts as none.
 
     Args:
         key: everything that the solution depends on, as text.

@@ -22,6 +22,7 @@ _MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
 _MOST_NEEDED = 1000
 # What rounding of inputs between rows may add to the variance.
 _ROUNDING = 0.008
+# The least rows for any two inputs, and rows of a sensitivity: small budgets would do with fewer by the rounding alone.
 _FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
 
 # Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
@@ -57,7 +58,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
         points: n; by default enough that rounding adds a percent or two to the variance.
 
     Raises:
-        ValueError: points even, or out of range.
+        ValueError: points even, or not in 3..1401.
     """
     if points is not None and checks.whole("points", points, 3, _MOST_POINTS) % 2 == 0:
         raise ValueError(f"points: {points} is even; the middle needs a row, so an odd number is needed")
@@ -144,7 +145,7 @@ def outputs_for(rows: Grid, outputs: int | None) -> int:
     """(m - 1)/2 for m outputs, odd; by default about as many as rows, and at least 121.
 
     Raises:
-        ValueError: even, or out of range.
+        ValueError: outputs even or not in 9..2049, or above 2^21/points.
     """
     if outputs is None:
         fewest = 60 if rows.points > 40 and rows.cells < rows.points - 1 else 80

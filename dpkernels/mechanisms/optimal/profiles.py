@@ -3,7 +3,7 @@
 A profile is 1 on some neighbouring rows and falls by e^-eps at every one of its steps to the right, at rows
 r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ..; steps of one side are at least ``cells`` rows apart, so
 that rows that are neighbours are at most one step apart. Sums of profiles with weights of at least 0 are private.
-Probabilities that rise again further off are no such sums; on small grids with every ratio of neighbours as a
+Probabilities that rise again further off are not such sums; on small grids with every ratio of neighbours as a
 constraint they gain less than 1e-4 of the worst-case variance, and 2e-4 of an average.
 """
 

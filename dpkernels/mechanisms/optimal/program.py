@@ -6,7 +6,7 @@ Unknowns are the probabilities p_ij of output y_j given input x_i and, for the w
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
 or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
-``optimal_profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
+``profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
 difference of the equations is taken, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
 
     sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
@@ -43,7 +43,7 @@ _FEW_ROWS, _FEW_OUTPUTS = 21, 81
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
 # What prices promise less of than this share is rounding.
 _PROMISE = 1e-7
-_ROUNDS = 40
+_ROUNDS = 40  # At most; then the last solution is taken, whose variance may be above the least.
 # The cost of what is missing of a sum or a mean, in variances: a program that cannot do without has no solution.
 _MISSING = 1e4
 

@@ -49,11 +49,11 @@ def optimal(
 ) -> Optimal:
     """The bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
-    A linear program over the table of probabilities, see ``optimal_program``. Grids are as fine as the budget needs:
+    A linear program over the table of probabilities, see ``program``. Grids are as fine as the budget needs:
     twice as fine ones gain less than 1 % of the worst-case variance, most of it in (step between rows / 2)^2, what
     rounding adds for inputs between rows, and the integers of a release are below every closed form (``benchmarks.
     optimal`` prints both). Solved once, in a second, with many rows in up to 15 s: kept in memory and in the user's
-    cache folder (see ``optimal_cache``). Privacy: see ``Optimal``.
+    cache folder (see ``cache``). Privacy: see ``Optimal``.
 
     With a sensitivity D below the width R it is for central DP. Worst-case variance over that of ``staircase`` noise
     (unbounded; Laplace noise has 2 (D/eps)^2): 0.62, 0.72, 0.82, 0.71, 0.40 at R/D = 2 and eps 0.5, 1, 2, 4, 8; 0.77,
@@ -78,7 +78,8 @@ def optimal(
             are to be perturbed.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what is said above; points even or
+            not in 3..1401; outputs even or not in 9..2049, or above 2^21/points; an objective of another form.
         ProgramError: the solver fails, for too few outputs or extreme grids.
 
     Example:
@@ -119,10 +120,10 @@ class _Problem:
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
-    """Whether ``optimal`` of these finds its solution in the cache folder.
+    """Whether ``optimal`` with these arguments finds its solution in the cache folder.
 
     Raises:
-        ValueError: an argument out of range.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what ``optimal`` takes.
     """
     return optimal_cache.is_kept(repr(_problem(epsilon, lower, upper, sensitivity, None, None, "worst")))
 

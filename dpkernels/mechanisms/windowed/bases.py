@@ -87,7 +87,7 @@ class Quartic(Base):
         edge: r.
 
     Raises:
-        ValueError: edge out of range.
+        ValueError: edge not in [1e-9, 1].
     """
 
     edge: Any

@@ -165,7 +165,7 @@ class Windowed(Parabolic):
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
 
     Raises:
-        ValueError: width, relative_height, interval or epsilon out of range.
+        ValueError: width not in (0, 2); relative_height not positive; not lower < upper; epsilon not in [0.01, 20].
     """
 
     window: Window
