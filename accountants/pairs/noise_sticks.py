@@ -137,8 +137,8 @@ def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
 
     def add(total: Any, item: Any) -> tuple[Any, None]:
         value = term(item)(epsilon)
-        # Not their maximum, which halves the derivative of what is 0 only while nothing is there.
-        return total + jnp.where(value >= 0, value, 0.0), None
+        # Not their maximum, which halves the derivative of what is 0 only while nothing is there. NaN stays NaN.
+        return total + jnp.where(value < 0, 0.0, value), None
 
     dtype = jnp.result_type(epsilon, *jax.tree.leaves(items))
     return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
