@@ -6,7 +6,7 @@ The public names are imported when first used, so that the command line answers 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOMES = {
     "Constant": "mechanisms.windowed.bases",

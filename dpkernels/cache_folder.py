@@ -46,13 +46,23 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def _is_ours_alone(place: Path) -> bool:
-    """Whether the folder, made if need be, is this user's and nobody else's."""
-    if not hasattr(os, "getuid"):  # Windows, where a mode says nothing.
+    """Whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
+
+    Whoever may write in a folder above can rename it away, but for folders such as /tmp, where only owners can.
+    """
+    if not hasattr(os, "getuid") or not place.is_absolute():  # Windows, where a mode says nothing.
         return False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.mkdir(mode=0o700, exist_ok=True)
-        found = place.lstat()
+        found, above = place.lstat(), [one.lstat() for one in place.parents]
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
+    return ours and all(map(_is_safe, above))
+
+
+def _is_safe(above: os.stat_result) -> bool:
+    """Whether nobody but this user and root can rename what is in a folder; a link is none."""
+    shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
+    return stat.S_ISDIR(above.st_mode) and above.st_uid in (0, os.getuid()) and not shared

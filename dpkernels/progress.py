@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -15,13 +16,15 @@ def bar(total: float, wanted: bool | None, long: bool) -> Iterator[Callable[...,
 
     Args:
         total: all there is to do.
-        wanted: whether to show it; by default for long work, where stderr is a terminal.
+        wanted: whether to show it; by default for long work, where stderr is a terminal and rich is installed.
         long: whether the work is long.
 
     Yields:
         What moves it: ``advance=`` by so much, or ``completed=`` to so much. Threads may share it.
     """
-    if not (long and sys.stderr.isatty() if wanted is None else wanted):
+    if wanted is None:
+        wanted = long and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None
+    if not wanted:
         yield lambda **_: None
         return
     from rich.console import Console

@@ -15,7 +15,10 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.roots import first_crossing, lowest, safe_root, until_private
+from dpkernels.roots import NUDGES, first_crossing, lowest, safe_root, until_private
+
+# Where delta is small the ends have to move by more than rounding errors of their own.
+_NUDGES = (*NUDGES, *np.geomspace(1e-10, 1e-5, 11))
 
 
 def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper: Any = None) -> Additive:
@@ -49,7 +52,7 @@ def _outward(mechanism: Additive) -> Additive:
         over = checks.concrete(additive_profile(law, D, eps) - delta)
         return over is None or over <= 0
 
-    return until_private(wider, holds)
+    return until_private(wider, holds, _NUDGES)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Any = None) -> Additive:

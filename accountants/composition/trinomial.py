@@ -64,7 +64,7 @@ def _positive(mass: Any) -> Any:
 def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
     """(the largest, the least and the heaviest other finite loss with what they have; whether there are no others)."""
     log_p, loss = nodes.finite
-    p, real = jnp.exp(log_p), jnp.isfinite(log_p)
+    p, real = jnp.exp(log_p), ~jnp.isneginf(log_p)
     still = jax.lax.stop_gradient(loss)
     near = _SAME * (1 + jnp.abs(still))
     first = real & (still >= jnp.where(real, still, -jnp.inf).max() - near)
@@ -187,7 +187,7 @@ def log_delta(reports: Three, epsilon: Any, c: Any) -> Any:
 def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
     (value, further), _ = _sums(reports, c, epsilon)
     value, further = value[0], further[0]
-    known = value > 0
+    known = ~(value <= 0)  # NaN stays.
     value = jnp.where(known, value, 1.0)
     log_value = jnp.where(known, jnp.log(value), -jnp.inf) + reports.log_scale(epsilon, c)
     return log_value, jnp.where(known, -further / value, 0.0)
@@ -238,4 +238,4 @@ def epsilon_at(reports: Three, log_target: Any, c: Any, guess: Any) -> Any:
     _, eps, _, _, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
     value = log_delta(reports, eps, c)
     moved = (value - jax.lax.stop_gradient(value)) - (log_target - goal)
-    return jnp.where(eps > 0, eps - moved / jnp.where(slope < 0, slope, -1.0), 0.0)
+    return jnp.where(eps <= 0, 0.0, eps - moved / jnp.where(slope < 0, slope, -1.0))

@@ -90,7 +90,7 @@ class Losses:
     @property
     def finite(self) -> tuple[Any, Any]:
         """(log p, loss) with no mass and no loss where the loss is infinite."""
-        real = jnp.isfinite(self.loss) & (self.p > 0)
+        real = ~(jnp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
         return jnp.where(real, jnp.log(jnp.where(real, self.p, 1.0)), -jnp.inf), jnp.where(real, self.loss, 0.0)
 
     @property

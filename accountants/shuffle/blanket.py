@@ -32,7 +32,7 @@ import numpy as np
 
 from accountants.pairs import pure
 from accountants.pairs.worst import falls
-from accountants.shuffle.crowds import Blanket, Reports, of_level
+from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
 from dpkernels import checks
 from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
 from dpkernels.exact.noise.form import ExactNoise
@@ -52,6 +52,8 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 # Tables whose pairs are all gone through: rows squared times outcomes. Of larger ones only the level and gamma count.
 _MOST_CELLS = 1 << 21
 # Where pairs of a table are compared (shares of eps0, of the range of L), and how many are kept.
+# Tables of so few rows are looked through for pairs that are different; so many at most are all kept.
+_FEW_ROWS, _ALL = 24, 12
 _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
 
 
@@ -250,7 +252,7 @@ def _(rows: np.ndarray) -> Blanket:
         raise ValueError(
             f"mechanism: of shape {rows.shape}; two rows or more of probabilities that add up to 1 are needed"
         )
-    rows = rows[:, rows.any(0)].astype(float)
+    rows = (rows / rows.sum(1, keepdims=True))[:, rows.any(0)].astype(float)
     if not rows.all():
         raise ValueError("mechanism: a report that some input never gives tells its sender; no row may have a 0 for it")
     return _of_rows(rows.tobytes(), rows.shape)
@@ -263,8 +265,12 @@ def _of_rows(raw: bytes, shape: tuple[int, ...]) -> Blanket:
     if rows.size * len(rows) > _MOST_CELLS:
         return Blanket((of_level(level, least.sum()),), level)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
-    pairs = tuple(Reports(least, rows[x], rows[y], others) for x, y in _likely_worst(rows, level))
-    return Blanket(pairs, level, partial(largest, rows))
+    different = different_pairs(rows) if len(rows) <= _FEW_ROWS else []
+    known = 0 < len(different) <= _ALL
+    pairs = tuple(
+        Reports(least, rows[x], rows[y], others) for x, y in (different if known else _likely_worst(rows, level))
+    )
+    return Blanket(pairs, level, None if known else partial(largest, rows))
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:

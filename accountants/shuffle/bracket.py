@@ -20,6 +20,8 @@ from accountants.composition.loss_distribution import Sum, compose
 from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
+# Beyond this eps e^eps is next to overflow: a bound is that at it, or 0.
+_LARGEST = 700.0
 _MASS, _VALUE = 1e-12, 1e-14
 # What an outcome is moved up, or down, of a cell: more than rounding does in as many cells as there are at most.
 _MOVED, _UNIT = 1e-9, 2.0**-53
@@ -231,11 +233,13 @@ def _bound(one: Law, n: int, side: int) -> float:
 
 def of_crowd(crowd: Crowd, n: int, epsilon: float) -> float:
     """delta from above, of one crowd."""
-    return min(_bound(_of_crowd(crowd, math.exp(epsilon)), n, 1) / (crowd.gamma * n) * (1 + _MASS), 1.0)
+    return min(_bound(_of_crowd(crowd, math.exp(min(epsilon, _LARGEST))), n, 1) / (crowd.gamma * n) * (1 + _MASS), 1.0)
 
 
 def upper_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     """No n reports of any people reveal more: delta from above at eps."""
+    if epsilon >= float(blanket.level) * (1 + 1e-12):
+        return 0.0
     E = math.exp(epsilon)
     if blanket.stop_loss is not None:
         law, gamma = _of_bound(blanket, blanket.stop_loss, E), float(blanket.pairs[0].least.sum())
@@ -245,7 +249,7 @@ def upper_delta(blanket: Blanket, n: int, epsilon: float) -> float:
 
 def lower_delta(crowd: Crowd, n: int, epsilon: float) -> float:
     """What n reports, all others of one input, reveal at least: delta from below at eps."""
-    return _bound(_of_crowd(crowd, math.exp(epsilon)), n, -1) / n * (1 - _MASS)
+    return _bound(_of_crowd(crowd, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
 
 
 def crossing(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:

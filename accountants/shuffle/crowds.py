@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -145,3 +146,13 @@ def of_level(level: Any, gamma: Any) -> Reports:
     mass = np.array([w - both, w - both, both, 1 - 2 * w + both])
     first, second = (np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
     return Reports(gamma * mass, gamma * mass * first, gamma * mass * second, np.zeros((0, 4)))
+
+
+def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of rows of which none is another with its reports renamed: they are all the pairs there are."""
+    least = rows.min(0)
+    found: dict[bytes, tuple[int, int]] = {}
+    for x, y in permutations(range(len(rows)), 2):
+        columns = np.stack([least, rows[x], rows[y]])
+        found.setdefault(columns[:, np.lexsort(columns)].tobytes(), (x, y))
+    return list(found.values())

@@ -70,6 +70,7 @@ def _log1p(re: Any, im: Any) -> tuple[Any, Any]:
 def log_delta(crowd: Crowd, n: Any, epsilon: Any, size: tuple[int, float] = NEAR) -> tuple[Any, Any]:
     """(log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive. JAX, 64 bits."""
     L = crowd.losses(epsilon)
+    known = ~jnp.isnan(L.sum() + crowd.mass.sum() + crowd.gamma + n)
     some = (crowd.mass > 0) & (L > 0)
     possible = some.any()
     L = jnp.where(possible, L, jnp.linspace(-1.0, 1.0, L.size))  # No NaN, and no slope, from there.
@@ -82,7 +83,8 @@ def log_delta(crowd: Crowd, n: Any, epsilon: Any, size: tuple[int, float] = NEAR
     log_scale = n * jnp.log1p(_moments(crowd, L, c)[0]) - jnp.log(crowd.gamma * n)
     positive = possible & (value > 0)
     found = jnp.log(jnp.where(positive, value, 1.0)) + log_scale
-    return jnp.where(positive, found, -jnp.inf), jnp.where(positive, error / jnp.where(positive, value, 1.0), 0.0)
+    found = jnp.where(known, jnp.where(positive, found, -jnp.inf), jnp.nan)
+    return found, jnp.where(positive, error / jnp.where(positive, value, 1.0), 0.0)
 
 
 def _integral(crowd: Crowd, L: Any, n: Any, c: Any, width: Any, size: tuple[int, float]) -> tuple[Any, Any]:

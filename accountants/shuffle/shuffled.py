@@ -37,7 +37,7 @@ _MOST = 1 << 50
 # Of so many pairs a lower bound is looked for.
 _LOWER = 2
 # The profile's dots of a pair: down to this delta, so many, and beyond; what is added to their values.
-_LAST, _DOTS, _RIGOROUS_DOTS, _BEYOND, _MARGIN = 1e-18, 320, 40, 16, 2e-5
+_LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,8 +63,9 @@ class Shuffled:
         An estimate: exact to rounding for three outcomes (flat windows, two points, randomised response) and up to
         10,000 reports or so; beyond, and for more outcomes, by the integral, precise to 1e-6 of delta and mostly
         1e-9 (1e-5 at eps = 0); few reports of more outcomes on a grid from above, to 1e-4. Rigorous is ``bracket``.
-        The worst pair of inputs is proven (see ``blanket``) but for tables row by row, where it is the worst of those
-        found to be at a grid of eps, and windows that overlap, of which the ends are; the bracket goes over all pairs.
+        The worst pair of inputs is proven (see ``blanket``) but for tables row by row and windows that overlap: of
+        integers and tables what is returned there is the bracket's upper end, over all pairs; of float mechanisms, and
+        of JAX values, it is of the likely worst pairs.
 
         Args:
             epsilon: eps >= 0, any shape.
@@ -77,7 +78,10 @@ class Shuffled:
         Raises:
             ValueError: epsilon out of range; JAX values of 32 bits.
         """
-        return self._read(self._upper, epsilon)
+        if not self._is_bounded(epsilon):
+            return self._read(self._upper, epsilon)
+        checks.within("epsilon", epsilon, 0.0, np.inf)
+        return _each(partial(bracket.upper_delta, self.blanket, self._certain_n), epsilon)
 
     def epsilon(self, delta: Any) -> Any:
         """The least eps >= 0 at delta; as ``delta``. Derivatives are implicit.
@@ -88,12 +92,14 @@ class Shuffled:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
             return _jax_epsilon(self._upper.crowds, self.n, _wide(delta), self.blanket.level)
+        if self._is_bounded():
+            return _each(self._above, delta)
         return _each(lambda one: self._upper.epsilon(one)[0], delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
         """What some people's reports do reveal: delta at eps, or eps at delta, where all others hold one input.
 
-        The input among an end and the middle (of a table, among five rows) for which it is largest. Also an estimate.
+        Of an end and the middle (of a table, five rows) the input for which it is largest. Also an estimate.
         """
         _exactly_one(epsilon, delta)
         if self._is_traced(epsilon if delta is None else delta):
@@ -116,27 +122,42 @@ class Shuffled:
         _exactly_one(epsilon, delta)
         n = self._certain_n
         if delta is None:
-            at = checks.number("epsilon", epsilon)
-            checks.within("epsilon", at, 0.0, np.inf)
+            checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
             return self._lower_bound(at, n)(at), bracket.upper_delta(self.blanket, n, at)
-        target = checks.number("delta", delta)
-        checks.within("delta", target, 0.0, 1.0, open_ends=True)
+        checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
         start = self._lower.epsilon(target)
         low = bracket.crossing(self._lower_bound(start[0], n), target, *start, -1)
-        high = bracket.crossing(partial(bracket.upper_delta, self.blanket, n), target, *self._upper.epsilon(target), 1)
-        return low, min(high, float(self.blanket.level) * (1 + 1e-12))
+        return low, self._above(target)
+
+    def _above(self, delta: float) -> float:
+        """eps at delta from above."""
+        delta_at = partial(bracket.upper_delta, self.blanket, self._certain_n)
+        high = bracket.crossing(delta_at, delta, *self._upper.epsilon(delta), 1)
+        return min(high, float(self.blanket.level) * (1 + 1e-12))
+
+    def _is_bounded(self, *values: Any) -> bool:
+        """Whether the worst pair is not proven, while a bound over all pairs is: then that is what is returned."""
+        return self.blanket.stop_loss is not None and self.blanket.exact and not self._is_traced(*values)
 
     def upper_bound(self, epsilon: float) -> float:
         """The upper end of ``bracket`` of delta at eps, alone."""
+        checks.within("epsilon", epsilon, 0.0, np.inf)
         return bracket.upper_delta(self.blanket, self._certain_n, epsilon)
 
-    def guarantee(self, *, rigorous: bool = False) -> Guarantee:
+    def guarantee(self, *, rigorous: bool = True) -> Guarantee:
         """One pair that is nowhere less telling, connecting dots of the profile: to compose with others.
 
+        Its neighbours are datasets of as many records that differ in one, so it composes with samples of replaced
+        records, and not with those of added or removed ones; it cannot be put on samples itself.
+
         Args:
-            rigorous: whether the dots are the bracket's upper ends (some seconds), or estimates plus 2e-5 of them.
+            rigorous: whether the dots are the bracket's upper ends (some seconds), or estimates plus 2e-5 of them,
+                which are no guarantee.
+
+        Raises:
+            ValueError: rigorous, where ``bracket`` has none.
         """
-        return Guarantee((Term(self._rigorous_pair if rigorous else self._pair, 1),))
+        return Guarantee((Term(self._rigorous_pair if rigorous else self._pair, 1, 1.0, "replace"),))
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
         """This and others: rounds that are shuffled one by one, and reports that are not shuffled at all.
@@ -152,18 +173,17 @@ class Shuffled:
 
     @cached_property
     def _pair(self) -> tuple[Atoms]:
-        return self._dotted(self.delta, _RIGOROUS_DOTS if "grid" in self._upper.ways else _DOTS, 1 + _MARGIN)
+        return self._dotted(self.delta, 1 + _MARGIN)
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
-        n = self._certain_n
-        return self._dotted(lambda eps: _each(partial(bracket.upper_delta, self.blanket, n), eps), _RIGOROUS_DOTS, 1.0)
+        return self._dotted(partial(_each, partial(bracket.upper_delta, self.blanket, self._certain_n)), 1.0)
 
-    def _dotted(self, profile: Callable[[Any], Any], dots: int, margin: float) -> tuple[Atoms]:
+    def _dotted(self, profile: Callable[[Any], Any], margin: float) -> tuple[Atoms]:
         """The pair, its own mirror, whose profile is straight in e^eps between dots: delta is convex there."""
         level = float(self.blanket.level) * (1 + 1e-12)
         last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
-        eps = np.append(np.linspace(0.0, last, dots), np.geomspace(last, level, _BEYOND)[1:])
+        eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
         kept = bracket.hull(t, values)[0]
@@ -233,15 +253,15 @@ def shuffled(mechanism: Any, n: Any) -> Shuffled:
     """
     if not isinstance(n, jax.Array):
         whole = checks.number("n", n)
-        if not 2 <= whole <= _MOST:
-            raise ValueError(f"n: {n}; at least 2 honest reports are needed, of which one hides the other")
+        if not 2 <= whole <= _MOST or whole != int(whole):
+            raise ValueError(f"n: {n}; a whole number of honest reports, 2 to 2^50: of two one hides the other")
     return Shuffled(blanket(mechanism), n)
 
 
 @worst_pairs.register
 def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
     take_none(sensitivity)
-    return mechanism._pair
+    return mechanism._rigorous_pair
 
 
 def _exactly_one(epsilon: Any, delta: Any) -> None:

@@ -185,6 +185,7 @@ class Windowed(Parabolic):
     @classmethod
     def of_height(cls, *, window: Window, base: Base, width: Any, height: Any, **others: Any) -> Windowed:
         """The mechanism by k itself, (1 - S1)/(2 b) being y."""
+        checks.within("height", height, 0.0, 1 / (window.area * width), open_ends=True)
         return cls(window, base, width, 2 * base.area * height / (1 - window.area * height * width), **others)
 
     @property
@@ -251,8 +252,7 @@ class Windowed(Parabolic):
 
     def absolute_error(self, x: Any) -> Any:
         """2/C times the integral of the cdf up to c, since the report is unbiased."""
-        c = self._scaled(x)
-        xp = namespace(c, self.width)
+        xp = namespace(c := self._scaled(x), self.width)
         z = (c - self._window_start(x)) / self.width
         below_window = self.window.cdf_integral(xp.clip(z, 0.0, 1.0)) + xp.maximum(z - 1, 0.0)
         integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
