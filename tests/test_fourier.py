@@ -251,7 +251,7 @@ def check(kind, number):
             assert min(abs(each - slopes[which]) for each in found) < 1e-5 * scale + rounded
 
 
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", range(1))
 @pytest.mark.parametrize("kind", ORDINARY)
 def test_values_and_gradients(x64, kind, number):
     check(kind, number)

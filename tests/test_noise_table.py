@@ -371,3 +371,12 @@ def test_claims_of_every_size_are_certified(epsilon, D):
         assert form.certificate.realised_delta <= Fraction(repr(made.delta))
         # The high steps of a staircase are narrower than cells at the largest budgets.
         assert abs(form.variance_cost) <= (2 if epsilon == 20.0 else 1) * PROMISED_COST
+
+
+def test_what_is_given_away_is_not_what_is_sampled():
+    """Whoever changes a form of a table changes nothing of the table."""
+    table = exact("laplace-1").table
+    before = list(table.outcomes)
+    table.to_dict()["weights"].reverse()
+    table.to_dict()["weights"][0] += 1
+    assert table.outcomes == before

@@ -689,9 +689,10 @@ def test_reports_compose():
 # The command
 
 
-def test_compare_shows_the_distance_from_the_optimum(capsys):
+def test_compare_shows_the_distance_from_the_optimum(capsys, monkeypatch):
     from dpkernels.cli import main
 
+    monkeypatch.setenv("DPKERNELS_CACHE", "")
     assert main(["compare", "--epsilon", "1", "--lower", "0", "--upper", "4", "--sensitivity", "2", "--json"]) == 0
     captured = capsys.readouterr()
     rows = {row["mechanism"]: row for row in json.loads(captured.out)}

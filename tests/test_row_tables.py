@@ -153,7 +153,7 @@ def test_sensitivities_that_are_no_part_of_the_interval_are_certified():
 
 def test_more_steps_than_words_of_64_bits_hold_are_refused():
     with pytest.raises(dpk.CertificateError, match=r"20 steps, each e\^3 times the last"):
-        dpk.certify(dpk.central_piecewise(epsilon=3.0, sensitivity=0.05, **UNIT))
+        dpk.certify(dpk.central_piecewise(epsilon=3.0, sensitivity=0.05, steps=20, **UNIT))
 
 
 @over(ROWS)

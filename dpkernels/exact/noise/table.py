@@ -100,7 +100,7 @@ class NoiseTable(Table):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "weights": self.outcomes,
+            "weights": self.weights.tolist(),  # Not the list that is sampled: whoever gets this may change it.
             "first": self.first,
             "bits": self.bits,
             "grain": self.grain,
