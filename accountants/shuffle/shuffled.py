@@ -72,8 +72,8 @@ class Shuffled:
 
         Returns:
             A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, n and every
-            parameter of the mechanism: then always by the integral, which few reports of few outcomes need not have
-            converged for (1e-4 at 100, 1e-7 at 10,000).
+            parameter of the mechanism: then always by the integral, which for few reports of few outcomes is off (flat
+            windows, eps0 4: 2 % below at n = 3, 0.3 % at 100, 1e-7 at 10,000): for gradients, not for guarantees.
 
         Raises:
             ValueError: epsilon out of range; JAX values of 32 bits.
@@ -97,9 +97,9 @@ class Shuffled:
         return _each(lambda one: self._upper.epsilon(one)[0], delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
-        """What some people's reports do reveal: delta at eps, or eps at delta, where all others hold one input.
+        """What reports reveal where all others hold one input: delta at eps, or eps at delta; also an estimate.
 
-        Of an end and the middle (of a table, five rows) the input for which it is largest. Also an estimate.
+        Of an end and the middle (of a table, five rows) the input for which it is largest.
         """
         _exactly_one(epsilon, delta)
         if self._is_traced(epsilon if delta is None else delta):
@@ -157,7 +157,9 @@ class Shuffled:
         Raises:
             ValueError: rigorous, where ``bracket`` has none.
         """
-        return Guarantee((Term(self._rigorous_pair if rigorous else self._pair, 1, 1.0, "replace"),))
+        return Guarantee(
+            (Term(self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"),)
+        )
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
         """This and others: rounds that are shuffled one by one, and reports that are not shuffled at all.
@@ -170,10 +172,6 @@ class Shuffled:
     def repeat(self, count: Any) -> Guarantee:
         """``count`` rounds, each of n reports and shuffled by itself."""
         return self.guarantee().repeat(count)
-
-    @cached_property
-    def _pair(self) -> tuple[Atoms]:
-        return self._dotted(self.delta, 1 + _MARGIN)
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
