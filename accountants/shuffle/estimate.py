@@ -33,7 +33,9 @@ class Estimate:
     level: float
 
     def log_delta(self, epsilon: float) -> float:
-        """log delta at one eps."""
+        """log delta at one eps; -inf from the level on."""
+        if epsilon >= self.level * (1 + 1e-12):
+            return -math.inf
         values = (self._log_value(crowd, way, epsilon) for crowd, way in zip(self.crowds, self.ways, strict=True))
         return max(values, default=-math.inf)
 

@@ -225,7 +225,7 @@ class Shuffled:
 
     def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
         """Of the crowd whose estimate is the largest at eps; any is valid."""
-        if not self._lower.crowds:
+        if not self._lower.crowds or epsilon >= self.blanket.level:
             return lambda _: 0.0
         return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
 

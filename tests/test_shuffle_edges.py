@@ -1,0 +1,109 @@
+"""Shuffled reports at the ends: many pairs of rows, rounded rows, large eps, NaN, and what must not be composed."""
+
+import math
+from itertools import permutations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpkernels as dpk
+from accountants import guarantee, shuffled, tune
+from accountants.shuffle import bracket
+from accountants.shuffle.blanket import blanket
+from accountants.shuffle.crowds import Reports
+
+
+def revealed(rows, n, eps):
+    """What some n reports reveal at least, of the worst pair of rows, all others holding the second."""
+    least = rows.min(0)
+    pairs = [Reports(least, rows[x], rows[y], rows[[y]]) for x, y in permutations(range(len(rows)), 2)]
+    return max(bracket.lower_delta(crowd, n, eps) for pair in pairs for crowd in pair.lower)
+
+
+def table(seed, shape, level=1.5):
+    rows = np.exp(level * np.random.default_rng(seed).uniform(-1, 1, shape))
+    return rows / rows.sum(1, keepdims=True)
+
+
+def test_no_pair_of_a_small_table_is_forgotten():
+    """The pair (2, 1), which is not among those that are worst for most eps and t, is the worst at this eps."""
+    rows = np.array([[100.0, 20, 2, 50], [50, 1, 1, 50], [5, 5, 1, 2]])
+    rows /= rows.sum(1, keepdims=True)
+    made, eps = shuffled(rows, 100), 0.7185746
+    assert revealed(rows, 100, eps) == pytest.approx(3.41e-3, rel=2e-3)
+    assert made.delta(eps) >= revealed(rows, 100, eps)
+    assert made.epsilon(3.4e-3) >= eps
+    assert made.bracket(epsilon=eps)[1] >= made.delta(eps) * (1 - 1e-6)
+
+
+@pytest.mark.parametrize(("seed", "shape", "n"), [(1, (4, 3), 30), (2, (5, 4), 50), (3, (3, 6), 9)])
+def test_values_hold_what_every_pair_reveals(seed, shape, n):
+    """Tables of few and of many different pairs; of the latter the bracket's upper end is what is returned."""
+    rows, eps = table(seed, shape), 0.3
+    made = shuffled(rows, n)
+    assert made.delta(eps) >= revealed(rows, n, eps) * (1 - 1e-9)
+    if made.blanket.stop_loss is not None:
+        assert made.delta(eps) == made.bracket(epsilon=eps)[1]
+
+
+def test_both_kinds_of_table_are_tried():
+    kinds = {blanket(table(*case)).stop_loss is None for case in [(1, (4, 3)), (2, (5, 4)), (3, (3, 6))]}
+    assert kinds == {True, False}
+
+
+def test_rows_that_add_up_nearly_are_made_to():
+    """Off by 4.5e-10, which alone would be delta at eps 0 of reports that reveal less."""
+    rows = table(4, (2, 3), level=1e-6)
+    made = shuffled(rows * np.array([[1 + 4.5e-10], [1 - 4.5e-10]]), 2)
+    low, high = made.bracket(epsilon=0.0)
+    assert low <= high
+    assert made.delta(0.0) <= high * (1 + 1e-6)
+    assert made.delta(0.0) == pytest.approx(shuffled(rows, 2).delta(0.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("epsilon", [2.0000001, 30.0, 800.0, 1e300])
+def test_beyond_the_pure_level_delta_is_zero(epsilon):
+    made = shuffled(dpk.certify(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
+    assert made.delta(epsilon) == 0.0
+    assert made.bracket(epsilon=epsilon) == (0.0, 0.0)
+    assert made.upper_bound(epsilon) == 0.0
+    rows = shuffled(table(2, (5, 4)), 50)
+    assert rows.delta(epsilon + 4) == 0.0
+    assert rows.bracket(epsilon=epsilon + 4) == (0.0, 0.0)
+
+
+def test_nan_is_no_guarantee():
+    """A NaN parameter, count or eps under JAX is a NaN value, never delta 0."""
+    with jax.enable_x64(True):
+        made = dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)
+
+        def delta(eps, n, level):
+            family = tune.piecewise(epsilon=level, lower=0.0, upper=1.0)
+            return shuffled(family.build({"eta": jnp.float64(3.0)}), n).delta(eps)
+
+        both = jax.jit(delta)
+        good = (jnp.float64(0.1), jnp.float64(1000.0), jnp.float64(2.0))
+        assert 0 < both(*good) < 1
+        for i in range(3):
+            assert math.isnan(both(*(jnp.float64(jnp.nan) if i == j else one for j, one in enumerate(good))))
+        one = jax.jit(lambda delta: shuffled(made, jnp.float64(1000.0)).epsilon(delta))
+        assert math.isnan(one(jnp.float64(jnp.nan)))
+    for call in (shuffled(made, 1000).delta, shuffled(made, 1000).epsilon):
+        with pytest.raises(ValueError, match="nan"):
+            call(math.nan)
+
+
+def test_composed_rounds_refuse_neighbours_of_another_kind():
+    """n records of which one is replaced: not the neighbours of added or removed records, and no sample of them."""
+    made = shuffled(dpk.certify(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
+    alone = made.guarantee()
+    (term,) = alone.terms
+    assert (term.rate, term.adjacency) == (1.0, "replace")
+    with pytest.raises(ValueError, match="sampl"):
+        alone.subsample(0.1)
+    samples = guarantee(dpk.gaussian(sigma=5.0, sensitivity=1.0))
+    with pytest.raises(ValueError, match="replace"):
+        made.compose(samples.subsample(0.1))
+    assert made.compose(samples.subsample(0.1, adjacency="replace")).delta(0.5) > 0
