@@ -203,6 +203,12 @@ def root_or_zero(value: Any) -> Any:
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
 
 
+def unless_nan(value: Any, *given: Any) -> Any:
+    """The value, and NaN where any of what is given is: comparisons with NaN are False, which reads like an answer."""
+    total = sum(given)
+    return namespace(value, total).where(total != total, np.nan, value)
+
+
 def log_or_never(probability: Any) -> Any:
     """The log of what is above 0, and -inf of 0, with a finite gradient there."""
     xp = namespace(probability)

@@ -33,7 +33,7 @@ NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
     "honest reports, that person's own among them: whoever colludes with the curator hides nobody"
 )
-_MOST = 1 << 50
+MOST = 1 << 50  # Reports.
 # Of so many pairs a lower bound is looked for.
 _LOWER = 2
 # The profile's dots of a pair: down to this delta, so many, and beyond; what is added to their values.
@@ -251,7 +251,7 @@ def shuffled(mechanism: Any, n: Any) -> Shuffled:
     """
     if not isinstance(n, jax.Array):
         whole = checks.number("n", n)
-        if not 2 <= whole <= _MOST or whole != int(whole):
+        if not 2 <= whole <= MOST or whole != int(whole):
             raise ValueError(f"n: {n}; a whole number of honest reports, 2 to 2^50: of two one hides the other")
     return Shuffled(blanket(mechanism), n)
 

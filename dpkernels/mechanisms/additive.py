@@ -11,7 +11,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.distributions.noise import Noise
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 # Inputs beyond this many sensitivities are refused: a release places them by 64-bit integers.
@@ -69,7 +69,7 @@ class Additive(Mechanism):
 
     def log_prob(self, y: Any, x: Any) -> Any:
         """Log density of the noise at y - x, on a lattice log probability; -inf outside its support."""
-        return self.noise.log_prob(self._noise_of(y, x))
+        return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
     def _noise_of(self, y: Any, x: Any) -> Any:
         """y - x, but for what rounding of a report and of the difference did to a lattice point."""
@@ -79,12 +79,12 @@ class Additive(Mechanism):
 
     def mass(self, y: Any, x: Any) -> Any:
         if not len(self.noise.atoms[0]):
-            return 0.0 * (floating(y) + x)
+            return unless_nan(namespace(y, x).zeros_like(floating(y) + x), y, x)
         log_mass = self.log_prob(y, x)
         return namespace(log_mass).exp(log_mass)
 
     def cdf(self, y: Any, x: Any) -> Any:
-        return self.noise.cdf(self._noise_of(y, x))
+        return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
     def icdf(self, u: Any, x: Any) -> Any:
         return x + self.noise.icdf(floating(u))

@@ -11,10 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.numerics import floating, log_or_never, namespace
+from dpkernels.numerics import floating, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.roots import bisect
+
+# Units of rounding between an atom and the report written of it, and how far, as a share of the output interval, an exact
+# form's lattice may put it.
+_ROUNDED, _LATTICE = 16, 1e-8
 
 
 class Mechanism(abc.ABC):
@@ -157,7 +161,7 @@ class Bounded(Mechanism):
 
     def log_prob(self, y: Any, x: Any) -> Any:
         mass, density = self.mass(y, x), self.pdf(y, x)
-        return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
+        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
     def icdf(self, u: Any, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
@@ -172,7 +176,13 @@ class Parabolic(Bounded):
     def mass(self, y: Any, x: Any) -> Any:
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         at, p = self.atoms(x)
-        return namespace(y, p).where(_close(y, at), p, 0.0).sum(0)
+        return unless_nan(namespace(y, p).where(abs(y - at) <= self._room(at.astype(y.dtype)), p, 0.0).sum(0), y, x)
+
+    def _room(self, at: Any) -> Any:
+        """How far a report may be from its atom, of the report's type: by rounding, and on the lattice of an exact form."""
+        low, high = self.output_interval
+        rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
+        return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
     def worst_excess(self, rate: Any) -> Any:
         """It is at the middle or at an end."""
@@ -222,8 +232,4 @@ def _implicit_derivative(how: str, primals: tuple[Any, ...], tangents: tuple[Any
 
 def _on_atom(mechanism: Mechanism, y: Any, x: Any) -> Any:
     at, _ = mechanism.atoms(x)
-    return jnp.any(_close(y, at), axis=0)
-
-
-def _close(y: Any, at: Any) -> Any:
-    return abs(y - at) <= 16 * np.finfo(y.dtype).eps * abs(at)
+    return jnp.any(abs(y - at) <= _ROUNDED * np.finfo(y.dtype).eps * abs(at), axis=0)

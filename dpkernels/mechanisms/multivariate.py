@@ -113,7 +113,7 @@ class Multivariate:
         """Log likelihood of reports y of vectors x, of shape (..., d), as ``Mechanism.log_prob``; of shape (...).
 
         log of the mean over the d runs of the product of their coordinates' likelihoods, 0 where another coordinate is
-        not the middle. A coordinate that reports the middle by its own mechanism counts where this has an atom there.
+        not the middle. A coordinate of a run may report the middle too, as integers do.
 
         Raises:
             ValueError: the last axis of y or x does not have d entries.
@@ -123,7 +123,7 @@ class Multivariate:
         y, x = namespace(y, x, self.lower).broadcast_arrays(floating(y), floating(x))
         reported = self._log_reported(y, x)
         xp, s = namespace(reported), self.sampled
-        possible, silent = reported > -xp.inf, y == self._middle
+        possible, silent = reported > -xp.inf, self._is_silent(y)
         whole = _over_runs(xp.where(possible, reported, 0.0), s)
         # No coordinate of a run is impossible, and none outside of it is anything but the middle.
         allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
@@ -132,13 +132,22 @@ class Multivariate:
         share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
 
+    def _on_atom(self, z: Any, at: Any, room: Any) -> Any:
+        """A coordinate's atom where its report, in data units, may be a rounding of it."""
+        places = self.coordinate.atoms(at)[0]
+        near = abs(z - places) * self._half <= room
+        return namespace(z, places).where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
+
+    def _is_silent(self, y: Any) -> Any:
+        """Whether a coordinate is the middle, as rounded in the reports' type."""
+        return abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
+
     def _log_reported(self, y: Any, x: Any) -> Any:
-        """Log likelihood of every coordinate as one of a run; where some are silent, only an atom is at the middle."""
+        """Log likelihood of every coordinate as one of a run."""
         rate = self.dimensions / self.sampled
-        z, at = self.unit(y) / rate, self.unit(x)
+        at = self.unit(x)
+        z = self._on_atom(self.unit(y) / rate, at, 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate)
         mass, density = self.coordinate.mass(z, at), self.coordinate.pdf(z, at) / (self._half * rate)
-        if self.sampled < self.dimensions:
-            density = namespace(density).where(y == self._middle, 0.0, density)
         return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
 
     def sample(self, key: Array, x: Any) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 
@@ -67,7 +67,7 @@ class TwoPoint(Parabolic):
         low, high = self.output_interval
         y, p = floating(y), self.probability_low(x)
         xp = namespace(y, p)
-        return xp.where(y < low, 0.0, xp.where(y < high, p, 1.0))
+        return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
     def draw(self, u: Any, x: Any) -> Any:
         low, high = self.output_interval

@@ -13,8 +13,10 @@ from jax import lax
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Bounded, sampler
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
+
+_LATTICE = 1e-6  # How far, as a share of the spacing, an exact form puts a report.
 
 
 @partial(pytree, static=("places",))
@@ -118,7 +120,7 @@ class Optimal(Bounded):
         """The row below an input, and the share of the way to the next."""
         xp = namespace(x, self.reach)
         position = (floating(x) - self.middle + self.reach) / self.step
-        row = xp.clip(xp.floor(position), 0, self.rows - 2).astype(int)
+        row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
     def _between(self, table: Any, x: Any, column: Any) -> Any:
@@ -145,12 +147,14 @@ class Optimal(Bounded):
     def cdf(self, y: Any, x: Any) -> Any:
         """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
-        return self._between(self._sums(1.0), x, self._columns_below(y - self.middle + self._room(y)))
+        column = self._columns_below(y - self.middle + self._room(y))
+        return unless_nan(self._between(self._sums(1.0), x, column), y)
 
     def _room(self, y: Any) -> Any:
-        """How far a report may have been rounded on its way from the middle."""
+        """How far a report may be from its place: by rounding, and on the lattice of an exact form."""
+        xp = namespace(y, self.spacing)
         rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
-        return namespace(rounded, self.spacing).minimum(rounded, self.spacing / 4)
+        return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
 
     def mass(self, y: Any, x: Any) -> Any:
         """(1 - f) p_ij + f p_(i+1)j at the report y_j."""
@@ -160,7 +164,7 @@ class Optimal(Bounded):
         xp = namespace(column, x, self.probabilities)
         at = xp.asarray(self.outputs)[xp.maximum(column, 0)]
         p = self._between(self.probabilities, x, xp.maximum(column, 0))
-        return xp.where(abs(y - self.middle - at) <= room, p, 0.0)
+        return unless_nan(xp.where(abs(y - self.middle - at) <= room, p, 0.0), y, x)
 
     def draw(self, u: Any, x: Any) -> Any:
         """The first report whose cdf reaches u, by bisection of the columns."""
