@@ -55,6 +55,23 @@ def test_another_users_folder_is_not_used(place: Path, monkeypatch: pytest.Monke
     assert kept() == {}
 
 
+@pytest.mark.parametrize(("mode", "used"), [(0o755, True), (0o1777, True), (0o777, False), (0o775, False)])
+def test_whoever_may_rename_a_folder_above_may_exchange_it(place: Path, mode: int, used: bool) -> None:
+    place.parent.mkdir()
+    place.parent.chmod(mode)
+    assert (PLACE in kept()) == used
+
+
+def test_another_owner_above_and_a_relative_path_are_not_used(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.mkdir(parents=True, mode=0o700)
+    if os.getuid() == 0:  # Only root gives a folder away.
+        os.chown(place.parent, 12345, -1)
+        assert kept() == {}
+    monkeypatch.chdir(place.parent.parent)
+    monkeypatch.setenv("DPKERNELS_CACHE", "here")
+    assert kept() == {}
+
+
 def test_what_the_user_has_set_stays(place: Path) -> None:
     for given in ({PLACE: "elsewhere"}, {"JAX_ENABLE_COMPILATION_CACHE": "false"}):
         assert kept(**given) == given

@@ -25,8 +25,15 @@ from accountants.pairs.worst import worst_pairs
 from dpkernels.mechanisms.base import sampler
 from dpkernels.mechanisms.optimal import cache as optimal_cache
 from dpkernels.mechanisms.optimal import search as optimal_search
-from dpkernels.mechanisms.optimal.grid import Grid, covers, expected_inputs, grid, outputs_for, row_weights
-from dpkernels.mechanisms.optimal.mechanism import largest_ratio
+from dpkernels.mechanisms.optimal.grid import (
+    Grid,
+    covers,
+    expected_inputs,
+    grid,
+    largest_ratio,
+    outputs_for,
+    row_weights,
+)
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 
 SMALL = {"points": 9, "outputs": 41}

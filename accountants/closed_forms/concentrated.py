@@ -194,7 +194,8 @@ def setwise_epsilon(
     Raises:
         ValueError: delta not in (0, 1); another parameter negative or not finite.
     """
-    terms = [*map(pure_terms, pure), *map(bounded_range_terms, bounded_range)]
+    terms = [pure_terms(_budget(eps, "pure")) for eps in pure]
+    terms += [bounded_range_terms(_budget(eps, "bounded_range")) for eps in bounded_range]
     terms += [(_budget(mu, "mu"), _budget(tau, "tau") ** 2) for mu, tau in concentrated]
     return tail_bound(sum(mean for mean, _ in terms), sum(square for _, square in terms), delta)
 

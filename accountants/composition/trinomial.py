@@ -197,7 +197,7 @@ def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
 def _log_delta_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     (reports, epsilon, c), (moved, by_epsilon, _) = primals, tangents
     (gain, further), order = _sums(reports, c, epsilon, weighted=True)
-    n, heaviest, known = reports.count, order[2], gain[0] > 0
+    n, heaviest, known = reports.count, order[2], ~(gain[0] <= 0)  # NaN stays.
 
     def by_loss(parts: Any) -> Any:
         """Of the counts of each loss."""

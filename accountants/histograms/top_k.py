@@ -74,6 +74,7 @@ def known_domain_guarantee(
     if (sigma is None) == (scale is None):
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
     checks.within("k", k, 1, np.inf)
+    checks.within("discovery_epsilon", discovery_epsilon, 0.0, np.finfo(float).max)
     k, eps, pick = np.asarray(k), discovery_epsilon, bounded_range_terms(discovery_epsilon)
     count = _gaussian_count(sigma) if scale is None else _laplace_count(scale)
     charge = Concentrated(k * (bounded_range_rho(eps) + count.rho), Concentrated(0.0, leak).repeat(k).leak)

@@ -13,7 +13,8 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
-from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
+from dpkernels.mechanisms.optimal.grid import largest_ratio
+from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.numerics import maximum_on

@@ -23,7 +23,8 @@ from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
 from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
-from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
+from dpkernels.mechanisms.optimal.grid import largest_ratio
+from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.numerics import namespace
 
 # Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.

@@ -16,6 +16,7 @@ import numpy as np
 import accountants
 from accountants.composition.characteristic import ConvergenceError
 from accountants.shuffle import published
+from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.account import Account
 from dpkernels.cli.release.sidecar import parameters
@@ -236,7 +237,7 @@ def draw_shuffled(target: Path, account: ShuffledAccount) -> None:
     from dpkernels.cli.plot import write_png
 
     n, delta = account.made.n, (account.deltas or account.one.deltas)[0]
-    ends = np.log10(max(2, n / 10**_DECADES)), np.log10(n) + _DECADES
+    ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
     counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
     made = [accountants.shuffled(account.form, int(count)) for count in counts]
     level = float(account.made.blanket.level)

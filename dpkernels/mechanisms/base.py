@@ -16,8 +16,8 @@ from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.roots import bisect
 
-# Units of rounding between an atom and the report written of it, and how far, as a share of the output interval, an exact
-# form's lattice may put it.
+# Units of rounding between an atom and the report written of it; how far the lattice of an exact form may put it, as a
+# share of the output interval.
 _ROUNDED, _LATTICE = 16, 1e-8
 
 
@@ -179,7 +179,7 @@ class Parabolic(Bounded):
         return unless_nan(namespace(y, p).where(abs(y - at) <= self._room(at.astype(y.dtype)), p, 0.0).sum(0), y, x)
 
     def _room(self, at: Any) -> Any:
-        """How far a report may be from its atom, of the report's type: by rounding, and on the lattice of an exact form."""
+        """How far a report may be from its atom (of its type): by rounding, and on the lattice of an exact form."""
         low, high = self.output_interval
         rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))

@@ -200,7 +200,7 @@ def central_piecewise(
     make: Any = partial(CentralPiecewise, lower=lower, upper=upper, epsilon=epsilon, sensitivity=D)
     if core == "best":
         return _best_steps(make) if steps is None else _best_core(make, steps)
-    steps = published if steps is None else steps
+    steps = published if steps is None else checks.whole("steps", steps, 1, _MOST_STEPS)
     make = partial(make, steps=steps)
     if core == "published":
         core = _published_core(epsilon, 2 * D / (upper - lower), steps)
@@ -236,10 +236,10 @@ def _best_core(make: Any, steps: int) -> CentralPiecewise:
 def _published_core(epsilon: float, d: float, steps: int) -> float:
     """The source's: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, all with m = s - 1.
 
-    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps).
+    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps); here of z e^(-m eps), which is no larger.
     """
     m = steps - 1
-    A = d * math.exp(epsilon) * math.expm1(m * epsilon) / math.expm1(epsilon)
-    B = (1 + m * d) * math.exp(steps * epsilon)
-    eps_over_b = (m + 4) / (m + 3) * math.log((A + math.sqrt(A**2 + 4 * B)) / 2)
+    A = d * math.expm1(-m * epsilon) / math.expm1(-epsilon)
+    B = (1 + m * d) * math.exp((1 - m) * epsilon)
+    eps_over_b = (m + 4) / (m + 3) * (m * epsilon + math.log((A + math.sqrt(A**2 + 4 * B)) / 2))
     return math.exp(eps_over_b - steps * epsilon) + d * math.expm1(-m * epsilon) / math.expm1(epsilon)

@@ -189,3 +189,9 @@ def row_weights(edges: np.ndarray, masses: np.ndarray, rows: Grid) -> np.ndarray
     u = np.clip((edges[:, None] - rows.inputs) / step, -1, 1)
     until = np.where(u < 0, (u + 1) ** 2 / 2, 1 - (1 - u) ** 2 / 2) * step
     return (masses / np.diff(edges)) @ np.diff(until, axis=0)
+
+
+def largest_ratio(probabilities: np.ndarray, cells: int) -> float:
+    """The largest ratio of a column's entries at most ``cells`` rows apart."""
+    runs = np.lib.stride_tricks.sliding_window_view(probabilities, min(cells, len(probabilities) - 1) + 1, axis=0)
+    return float((runs.max(axis=-1) / runs.min(axis=-1)).max())

@@ -293,9 +293,3 @@ def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:
         if mass[large] < 1:
             light.append(heavy.pop())
     return threshold, other
-
-
-def largest_ratio(probabilities: np.ndarray, cells: int) -> float:
-    """The largest ratio of a column's entries at most ``cells`` rows apart."""
-    runs = np.lib.stride_tricks.sliding_window_view(probabilities, min(cells, len(probabilities) - 1) + 1, axis=0)
-    return float((runs.max(axis=-1) / runs.min(axis=-1)).max())

@@ -20,12 +20,13 @@ from dpkernels.mechanisms.optimal.grid import (
     expected_inputs,
     first_range,
     grid,
+    largest_ratio,
     most_ratio,
     outputs_for,
     row_weights,
     spacing,
 )
-from dpkernels.mechanisms.optimal.mechanism import Optimal, largest_ratio
+from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 
 # Outputs of the program that finds the range are 2 _COARSE + 1.

@@ -1,0 +1,42 @@
+"""A NaN parameter is no guarantee (delta NaN, eps infinite): a false comparison must not read as no loss."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpkernels as dpk
+from accountants import guarantee, tune
+
+MAKE = {
+    "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),
+    "laplace": lambda z: dpk.Additive(dpk.Laplace(z), 1.0),
+    "recycled": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -3.0, 3.0, 0.3), 1.0),
+    "sine": lambda z: tune.composite("sine", epsilon=z, lower=0.0, upper=1.0).build({"m": jnp.float64(0.5)}),
+}
+
+
+FAST = [("three losses", 1.0), ("sine", 0.1)]
+SLOW = [(name, rate) for name in MAKE for rate in (1.0, 0.1) if (name, rate) not in FAST]
+
+
+@pytest.mark.parametrize(("name", "rate"), [*FAST, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
+def test_nan_stays(name, rate):
+    with jax.enable_x64(True):
+
+        def made(z):
+            one = guarantee(MAKE[name](z))
+            return (one if rate == 1.0 else one.subsample(rate)).repeat(7)
+
+        for function, unknown in (
+            (lambda z: made(z).delta(0.1), math.nan),
+            (lambda z: made(z).epsilon(1e-3), math.inf),
+        ):
+            both = jax.jit(jax.value_and_grad(function))
+            value, slope = both(jnp.float64(2.0))
+            assert np.isfinite([value, slope]).all()
+            value, slope = both(jnp.float64(jnp.nan))
+            assert str(float(value)) == str(unknown)
+            assert math.isnan(slope)
