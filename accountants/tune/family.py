@@ -44,3 +44,23 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         """Every parameter of a member by the source's symbols, those solved for too; traceable."""
+
+
+class Determined(Family):
+    """A family of one member, which its budget determines, for comparison; ``kind`` names it."""
+
+    kind: str
+
+    @property
+    def name(self) -> str:
+        return self.kind
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {}
+
+    def release(self, parameters: dict[str, Any]) -> Any:
+        return self.build(parameters)
+
+    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -122,12 +122,7 @@ class Composed:
             "neighbouring": self.guarantee.neighbouring,
             "covers": COVERS,
         }
-        lines = [f"{name:<19} {text}" for name, text in facts.items()]
-        for rows in self.tables.values():
-            if rows:
-                cells = [[_shown(value) for value in row.values()] for row in rows]
-                lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
-        return "\n".join(lines)
+        return _as_page(facts, self.tables)
 
 
 def _read(
@@ -218,12 +213,16 @@ class ShuffledAccount:
             "neighbouring": self.made.neighbouring,
             "covers": SHUFFLED_COVERS,
         }
-        lines = [f"{name:<19} {text}" for name, text in facts.items()]
-        for rows in self.tables.values():
-            if rows:
-                cells = [[f"{value:.9g}" for value in row.values()] for row in rows]
-                lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
-        return "\n".join(lines)
+        return _as_page(facts, self.tables)
+
+
+def _as_page(facts: Mapping[str, str], tables: Mapping[str, Sequence[Mapping[str, float | None]]]) -> str:
+    lines = [f"{name:<19} {text}" for name, text in facts.items()]
+    for rows in tables.values():
+        if rows:
+            cells = [[_shown(value) for value in row.values()] for row in rows]
+            lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
+    return "\n".join(lines)
 
 
 def _ends(revealed: float, bracket: tuple[float, float]) -> dict[str, float]:

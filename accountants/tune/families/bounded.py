@@ -8,7 +8,7 @@ from typing import Any
 
 from accountants.tune import height
 from accountants.tune.domains import Above, Domain, Inside, LogBetween
-from accountants.tune.family import Family
+from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
@@ -125,7 +125,7 @@ class Piecewise(Family):
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class Plain(Family):
+class Plain(Determined):
     """A bounded mechanism that its budget determines."""
 
     kind: str
@@ -134,25 +134,11 @@ class Plain(Family):
     upper: Any
 
     @property
-    def name(self) -> str:
-        return self.kind
-
-    @property
-    def domains(self) -> dict[str, Domain]:
-        return {}
-
-    @property
     def budget(self) -> tuple[Any, Any]:
         return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Any]) -> Any:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)
-
-    def release(self, parameters: dict[str, Any]) -> Any:
-        return self.build(parameters)
-
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return {}
 
 
 def composite(

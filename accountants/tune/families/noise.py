@@ -8,8 +8,7 @@ from functools import partial
 from typing import Any
 
 from accountants import calibrate
-from accountants.tune.domains import Domain
-from accountants.tune.family import Family
+from accountants.tune.family import Determined
 from dpkernels import checks
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -23,7 +22,7 @@ _PLAIN: dict[str, Callable[..., Additive]] = {
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class PlainNoise(Family):
+class PlainNoise(Determined):
     """Additive noise that its budget determines.
 
     Attributes:
@@ -39,26 +38,12 @@ class PlainNoise(Family):
     sensitivity: Any
 
     @property
-    def name(self) -> str:
-        return self.kind
-
-    @property
-    def domains(self) -> dict[str, Domain]:
-        return {}
-
-    @property
     def budget(self) -> tuple[Any, Any]:
         return self.epsilon, 0.0 if self.delta is None else self.delta
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         given = {} if self.delta is None else {"delta": self.delta}
         return _PLAIN[self.kind](epsilon=self.epsilon, sensitivity=self.sensitivity, **given)
-
-    def release(self, parameters: dict[str, Any]) -> Additive:
-        return self.build(parameters)
-
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return {}
 
 
 def laplace(*, epsilon: Any, sensitivity: Any = 1.0) -> PlainNoise:

@@ -22,20 +22,23 @@ from dpkernels.pytrees import pytree
 from dpkernels.roots import safe_root
 
 
-@pytree
 @dataclass(frozen=True)
-class TruncatedLaplace(Family):
-    """Laplace noise of scale D/eps on [A, B] (Mugunthan 2020) with free B; see ``truncated_laplace``.
-
-    Attributes:
-        epsilon: eps.
-        delta: delta.
-        sensitivity: D.
-    """
+class _Truncated(Family):
+    """Noise of bounded support for a budget and a sensitivity."""
 
     epsilon: Any
     delta: Any
     sensitivity: Any
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, self.delta
+
+
+@pytree
+@dataclass(frozen=True)
+class TruncatedLaplace(_Truncated):
+    """Laplace noise of scale D/eps on [A, B] (Mugunthan 2020) with free B; see ``truncated_laplace``."""
 
     @property
     def name(self) -> str:
@@ -48,10 +51,6 @@ class TruncatedLaplace(Family):
         odds = (xp.expm1(self.epsilon) + self.delta) / (2 * self.delta)
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
         return {"B": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
-
-    @property
-    def budget(self) -> tuple[Any, Any]:
-        return self.epsilon, self.delta
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         """Next to B* the symmetric case: there A loses half of its digits, and all where eps is large."""
@@ -82,21 +81,12 @@ class TruncatedLaplace(Family):
 
 @pytree
 @dataclass(frozen=True)
-class TruncatedGaussian(Family):
+class TruncatedGaussian(_Truncated):
     """Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/T; see ``truncated_gaussian``.
 
     Noise c times as wide seen over a shift D is the noise seen over D/c, and delta grows with the shift: for each
     shape one T meets the budget.
-
-    Attributes:
-        epsilon: eps.
-        delta: delta.
-        sensitivity: D.
     """
-
-    epsilon: Any
-    delta: Any
-    sensitivity: Any
 
     @property
     def name(self) -> str:
@@ -106,10 +96,6 @@ class TruncatedGaussian(Family):
     def domains(self) -> dict[str, Domain]:
         """From what is a plain Gaussian in floats to what is nearly uniform."""
         return {"sigma/T": LogBetween(0.05, 20.0, span=(-1.0, 0.5))}
-
-    @property
-    def budget(self) -> tuple[Any, Any]:
-        return self.epsilon, self.delta
 
     def build(self, parameters: dict[str, Any]) -> Additive:
         shape = parameters["sigma/T"]

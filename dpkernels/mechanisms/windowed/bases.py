@@ -15,44 +15,48 @@ from dpkernels.pytrees import pytree
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
 
 
-class Base(abc.ABC):
-    """An even shape on [-1, 1] with peak 1."""
+class Shape(abc.ABC):
+    """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1]."""
 
     @property
     @abc.abstractmethod
     def area(self) -> Any:
-        """Mean of the density over [-1, 1]: half its integral."""
+        """Mean of the density over the interval."""
 
     @property
     @abc.abstractmethod
     def spread(self) -> Any:
-        """Variance of the base normalised to mass 1 (vB)."""
+        """Variance of the shape normalised to mass 1, about its middle."""
+
+    @property
+    @abc.abstractmethod
+    def kinks(self) -> np.ndarray:
+        """Distances from the middle where the density is not smooth."""
+
+    @abc.abstractmethod
+    def density(self, v: Any) -> Any:
+        """Height at v; 0 outside the interval."""
+
+    @abc.abstractmethod
+    def cdf(self, v: Any) -> Any:
+        """Normalised mass up to v."""
+
+    @abc.abstractmethod
+    def cdf_integral(self, v: Any) -> Any:
+        """Integral of ``cdf`` up to v, a point of the interval."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any) -> Any:
+        """The inverse of ``cdf``."""
+
+
+class Base(Shape):
+    """An even shape on [-1, 1] with peak 1; its spread is the source's vB, its area half the integral."""
 
     @property
     @abc.abstractmethod
     def lowest(self) -> Any:
         """Infimum of the density over [-1, 1]."""
-
-    @property
-    @abc.abstractmethod
-    def kinks(self) -> np.ndarray:
-        """Points of [0, 1] where the density is not smooth."""
-
-    @abc.abstractmethod
-    def density(self, v: Any) -> Any:
-        """Height at v; 0 outside [-1, 1]."""
-
-    @abc.abstractmethod
-    def cdf(self, v: Any) -> Any:
-        """Normalised mass of [-1, v]."""
-
-    @abc.abstractmethod
-    def cdf_integral(self, v: Any) -> Any:
-        """Integral of ``cdf`` from -1 to v, for v in [-1, 1]."""
-
-    @abc.abstractmethod
-    def icdf(self, u: Any) -> Any:
-        """The inverse of ``cdf``."""
 
 
 @pytree

@@ -19,44 +19,13 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.mechanisms.windowed.bases import Base, Shape
 from dpkernels.numerics import floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 
-class Window(abc.ABC):
-    """A symmetric shape on [0, 1] with peak 1."""
-
-    @property
-    @abc.abstractmethod
-    def area(self) -> Any:
-        """Integral of the density over [0, 1] (the source's cA)."""
-
-    @property
-    @abc.abstractmethod
-    def spread(self) -> Any:
-        """Variance about the middle of the window normalised to area 1 (vA)."""
-
-    @property
-    @abc.abstractmethod
-    def kinks(self) -> np.ndarray:
-        """Distances from the middle, in [0, 1/2], where the density is not smooth."""
-
-    @abc.abstractmethod
-    def density(self, z: Any) -> Any:
-        """Height at z; 0 outside [0, 1]."""
-
-    @abc.abstractmethod
-    def cdf(self, z: Any) -> Any:
-        """Normalised mass of [0, z]."""
-
-    @abc.abstractmethod
-    def cdf_integral(self, z: Any) -> Any:
-        """Integral of ``cdf`` from 0 to z, for z in [0, 1]."""
-
-    @abc.abstractmethod
-    def icdf(self, u: Any) -> Any:
-        """The inverse of ``cdf``."""
+class Window(Shape):
+    """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
 
     @abc.abstractmethod
     def ceiling(self, d: Any) -> Any:
