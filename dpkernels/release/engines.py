@@ -100,6 +100,7 @@ def in_chunks(
     x: np.ndarray,
     *,
     start: int = 0,
+    row: int | None = None,
     advance: Callable[[int], Any] = lambda _: None,
 ) -> np.ndarray:
     """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
@@ -109,12 +110,13 @@ def in_chunks(
         bounds: checks a chunk before anything random happens to it.
         x: the values, of any shape.
         start: index of the first value in the whole release.
+        row: what an error calls the first value's row; by default its index.
         advance: told the length of every chunk done.
     """
     flat, out = x.reshape(-1), aligned(x.size, report_type(x.dtype))
 
     def checked(at: int, size: int) -> np.ndarray:
-        return bounds.check(flat[at : at + size], start + at)
+        return bounds.check(flat[at : at + size], (start if row is None else row) + at)
 
     if x.size == 0:
         return out.reshape(x.shape)
