@@ -203,7 +203,9 @@ def _release(plan: Plan, rows: int, not_kept: tuple[str, ...] = (), receipt: Rec
 def _checked(plan: Plan, progress: bool | None) -> int:
     with _naming(plan), _shown(plan.source, progress) as show:
         treatment = plan.treatment
-        return check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
+        read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
+    some_rows(plan.source, read, rows)
+    return rows // plan.source.values_per_row
 
 
 @contextmanager

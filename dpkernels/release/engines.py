@@ -33,8 +33,8 @@ Engine = Callable[[np.ndarray, int, np.ndarray], None]
 Checked = Callable[[int, int], np.ndarray]
 
 # One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_WORKERS = min(_CORES + 1, 9)
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_WORKERS = min(CORES + 1, 9)
 _ONE_THREAD = 1 << 15  # So many values are done before another thread has started.
 
 _had_run = _after_fork = False
@@ -129,7 +129,7 @@ def in_chunks(
 
 def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
     """A chunk a thread; few values are done at once."""
-    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // _CORES))))
+    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // CORES))))
 
     def work(at: int) -> int:
         chunk = checked(at, size)
