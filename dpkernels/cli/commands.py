@@ -9,6 +9,7 @@ import click
 
 import dpkernels as package
 from dpkernels.cli.analysis import account, tune
+from dpkernels.cli.dataset.command import estimate
 from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
@@ -241,5 +242,5 @@ def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in options.items() if values}
 
 
-for _one in (account, tune):
+for _one in (account, estimate, tune):
     dpkernels.add_command(_one)

@@ -27,6 +27,7 @@ from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, 
 from dpkernels.release import containers
 from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.ray_data import perturb_dataset
 from dpkernels.release.vectors import release_vectors
 from dpkernels.settings import own_settings
 
@@ -59,8 +60,8 @@ def perturb(
     The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
 
     Args:
-        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these. The last
-            axis of x holds the coordinates if the mechanism is on vectors.
+        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these, or a
+            ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
         mechanism: a mechanism or its exact form; for a table a dict from column name to one, whose order decides
             which column gets which noise of a key.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
@@ -94,6 +95,8 @@ def perturb(
     check_process()
     start = _checked_start(start, key, exact)
     containers.check_kind(x)
+    if containers.is_ray_dataset(x):
+        return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
     if containers.is_table(x):
         return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress, start=start)
     if isinstance(mechanism, Mapping):
@@ -216,6 +219,15 @@ def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance
         reports = np.asarray(sampler.sample(secret, values))
     advance(x.size)
     return reports
+
+
+def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool, clip: bool, start: int) -> Any:
+    if not isinstance(mechanisms, Mapping) or not mechanisms:
+        raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
+    for name, given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
+        if given:
+            raise ValueError(f"{name}: the rows of a ray.data.Dataset have no order that a second run would repeat")
+    return perturb_dataset(x, mechanisms, clip)
 
 
 def _perturb_table(

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import islice
 from typing import Any
 
@@ -20,6 +19,7 @@ import jax
 
 from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
 from dpkernels.cli.dataset.plan import Part
+from dpkernels.release.ray_data import understood
 
 _IN_FLIGHT = 1000  # tasks that Ray knows at a time: enough for its autoscaler, little for its memory
 _STOP_SECONDS = 30.0  # for tasks that are cancelled to end
@@ -120,15 +120,7 @@ def _answer(ray: Any, one: Any, part: Part) -> Any:
 
 
 def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
-    work, job = _understood(described)
+    work, job = understood(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")
     return attempt(work, job, secret, part)
-
-
-@lru_cache(maxsize=4)
-def _understood(described: bytes) -> tuple[Work, Job]:
-    """Read once in a worker: a form that is read again is compiled again."""
-    import ray.cloudpickle as pickle
-
-    return pickle.loads(described)
