@@ -78,7 +78,7 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
 
     forms = tuple((name, _form(name, mechanism)) for name, mechanism in mechanisms.items())
     _check_columns(dataset, mechanisms)
-    secrets, described = BlockSecrets(os.urandom(32), os.urandom(32)), ray.put(pickle.dumps(_Columns(forms, clip)))
+    secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(forms, clip)))
     blocks = dataset.to_arrow_refs()
     known = ray.get([_task(ray, numbered).remote(block, described, secrets) for block in blocks])
     firsts = list(accumulate((rows for rows, _ in known), initial=0))
@@ -90,6 +90,11 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
         if problem is not None:
             raise ValueError(problem)
     return ray.data.from_arrow_refs([block for block, _ in made])
+
+
+def fresh_secrets() -> BlockSecrets:
+    """Two keys of the operating system."""
+    return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
 def _task(ray: Any, work: Any, returns: int = 1) -> Any:
@@ -145,7 +150,7 @@ def perturbed_block(
             values, rewrap = containers.unwrap(block.column(name))
             engine = exact_engine(form, host.fold_in(secrets.noise, number))
             bounds = Bounds.of(form, columns.clip)
-            reports[name] = rewrap(in_chunks(engine, bounds, values, start=first))
+            reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
         except (TypeError, ValueError) as error:
             return None, f"column {name!r}, block that begins with row {first}: {error}"
     return containers.replace_columns(block, reports), None
