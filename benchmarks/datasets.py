@@ -44,6 +44,16 @@ TABLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] =
     "4 float64": lambda random, rows: {f"c{at}": random.uniform(0, 120, rows) for at in range(4)},
 }
 
+# Of a kind, in so many files, so many rows; the last is of files so small that only their number counts.
+_CASES = [
+    ("1 float64", 100, 100_000_000),
+    ("1 float32", 20, 20_000_000),
+    ("1 int64", 20, 20_000_000),
+    ("4 float64", 20, 20_000_000),
+    ("1 float64", 2000, 2_000_000),
+]
+_SMOKE = [(kind, 4, 40_000) for kind in TABLES]
+
 
 def write(folder: Path, kind: str, files: int, rows: int) -> int:
     """A dataset; returns its bytes."""
@@ -106,8 +116,7 @@ def row(folder: Path, kind: str, files: int, rows: int) -> list[str]:
 def lines(quick: bool) -> Iterator[list[str]]:
     """Every line of the table."""
     with TemporaryDirectory() as folder:
-        for kind in TABLES:
-            files, rows = (4, 40_000) if quick else (100, 100_000_000) if kind == "1 float64" else (20, 20_000_000)
+        for kind, files, rows in _SMOKE if quick else _CASES:
             yield row(Path(folder), kind, files, rows)
 
 

@@ -429,6 +429,45 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
         pass
 
 
+@pytest.mark.slow
+def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server of the protocol on this machine, where there is one: ``pip install 'moto[server]'``."""
+    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    ages, server = write(Path("in"), files=4, rows=500, group=100), moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    try:
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+        client.create_bucket(Bucket="bucket")
+        for path in Path("in").iterdir():
+            client.upload_file(str(path), "bucket", f"data/in/{path.name}")
+        client.upload_file("in/0000.parquet", "bucket", "data/in2/a/0.parquet")
+        out = f"s3://bucket/data/out{options}"
+        result = run("perturb", f"s3://bucket/data/in{options}", out, *AGE)
+        assert result.code == 0, result.err
+        assert "mean" in run("estimate", out, "--column", "age").out
+        keys = [one["Key"] for one in client.list_objects_v2(Bucket="bucket", Prefix="data/out/")["Contents"]]
+        Path("out").mkdir()
+        for key in keys:
+            client.download_file("bucket", key, f"out/{Path(key).name}")
+        assert is_release_of(Path("out"), ages)
+        assert "4 files" in run("certify", "--verify", f"out/{SIDECAR}").out
+        assert NOTE not in names("out")
+        assert "is not empty" in run("perturb", f"s3://bucket/data/in{options}", out, *AGE).err
+        assert run("perturb", f"s3://bucket/data/*/a/*.parquet{options}", "found", *AGE).code == 0
+        assert len(released(Path("found"))) == 500
+        (part, *_) = plans.planned(files(f"s3://bucket/data/in{options}"), PARQUET)
+        assert part.stamp[2]
+        client.upload_file("in/0003.parquet", "bucket", "data/in/0000.parquet")
+        with pytest.raises(ValueError, match="has changed"):
+            part.check_unchanged()
+    finally:
+        server.stop()
+
+
 # what is made of a release
 
 

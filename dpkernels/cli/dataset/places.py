@@ -87,7 +87,7 @@ class Place:
         if not self.uri:
             return found.size, found.mtime_ns, ""
         with self.opened() as file:
-            tag = (file.metadata() or {}).get(b"ETag", b"")
+            tag = (file.metadata() or {}).get("ETag", b"")
         return found.size, found.mtime_ns or 0, tag.decode()
 
     @contextmanager

@@ -62,7 +62,7 @@ class DatasetPlan:
     @property
     def sidecar(self) -> str:
         """Where its certificates go."""
-        return f"{self.target.rstrip('/')}/{SIDECAR}"
+        return str(Place.of(self.target).within(SIDECAR))
 
     @property
     def totals(self) -> tuple[Fraction, Fraction]:
