@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+import click
 import jax
 
 from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
@@ -70,7 +71,8 @@ class RayEngine:
             finally:
                 for one in running:
                     ray.cancel(one, force=True)
-                ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
 
     def _options(self) -> dict[str, Any]:
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
@@ -92,10 +94,22 @@ class RayEngine:
             raise OSError(f"--address: {self.address}: {error}") from error
         _restore(stop)
         try:
+            self._check_there(ray.cluster_resources())
             yield
         finally:
             ray.shutdown()
             _restore(stop)
+
+    def _check_there(self, there: Mapping[str, float]) -> None:
+        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever.
+
+        Raises:
+            click.UsageError: it does not have it.
+        """
+        for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
+            if not self.address and amount > there.get(name, 0):
+                found = f"a task needs {amount:g} {name}, this machine has {there.get(name, 0):g}"
+                raise click.UsageError(f"--engine ray: {found}; --address names a cluster")
 
 
 def _restore(handler: Any) -> None:
