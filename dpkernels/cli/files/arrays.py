@@ -41,6 +41,11 @@ class ArrayFile(Source):
         self._done = 0
 
     @property
+    def values(self) -> int:
+        """How many there are."""
+        return self._size
+
+    @property
     def fraction(self) -> float:
         return self._done / max(1, self._size)
 
