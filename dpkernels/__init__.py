@@ -43,6 +43,8 @@ _HOMES = {
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
+    "SquareWave": "mechanisms.windowed.square_wave",
+    "square_wave": "mechanisms.windowed.square_wave",
     "base_from": "mechanisms.windowed.tabulated",
     "window_from": "mechanisms.windowed.tabulated",
     "CentralPiecewise": "mechanisms.central_piecewise",
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint
     from dpkernels.mechanisms.windowed.bases import Constant, Quartic
     from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Windowed
+    from dpkernels.mechanisms.windowed.square_wave import SquareWave, square_wave
     from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
     from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
     from dpkernels.release.estimate import estimate_mean

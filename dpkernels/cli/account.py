@@ -117,7 +117,8 @@ class Account:
         made: Any = self.mechanism
         if not self.is_additive:
             middle = sum(map(float, made.input_interval)) / 2
-            return {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
+            found = {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
+            return found | ({"largest bias": float(made.bias(made.lower))} if hasattr(made, "bias") else {})
         found = {"variance": float(made.noise.variance), "mean of the noise": float(made.noise.mean)}
         return found | ({"acceptance": float(made.noise.acceptance)} if "theta" in self.options else {})
 

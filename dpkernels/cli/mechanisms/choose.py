@@ -22,6 +22,7 @@ from dpkernels.mechanisms.central_piecewise import central_piecewise
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.mechanisms.optimal.program import ProgramError
+from dpkernels.mechanisms.windowed.square_wave import square_wave
 
 CENTRAL: dict[str, Callable[..., Mechanism]] = {
     "optimal-central": recipes.optimal_central,
@@ -64,6 +65,7 @@ def _chosen(name: str, *, epsilon: float, lower: float, upper: float) -> Mechani
 MAKERS: dict[str, Callable[..., Mechanism]] = {
     **MECHANISMS,
     **{name: partial(_chosen, name) for name in CHOICES},
+    "square-wave": square_wave,
     **CENTRAL,
     **ADDITIVE,
 }

@@ -31,6 +31,7 @@ _BOUNDED = (
 # The options of each constructor; those with a question mark have a default.
 _OPTIONS = {
     **dict.fromkeys(_BOUNDED, "epsilon lower upper"),
+    "square-wave": "epsilon lower upper half_width?",
     "optimal-central": "epsilon sensitivity lower upper",
     "central-piecewise": "epsilon sensitivity lower upper",
     "laplace": "epsilon sensitivity?",
@@ -92,7 +93,7 @@ def listing() -> list[str]:
     notes = [
         "closed-form is piecewise, hybrid or duchi, auto one of these or optimal: whichever has the least worst-case",
         "variance for the budget. What a mechanism may have is chosen for it where it is not given; `dpkernels perturb",
-        "--help` explains each.",
+        "--help` explains each. Reports of square-wave are for the distribution of the values: their mean is biased.",
     ]
     return [*aligned([heading, *map(_listed, RECIPES.values())]), "", *notes]
 
