@@ -65,6 +65,8 @@ _HOMES = {
     "certify": "exact.certify",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
+    "ConsistentCounts": "estimation.consistency",
+    "consistent_counts": "estimation.consistency",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
@@ -80,6 +82,7 @@ if TYPE_CHECKING:
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
+    from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate
