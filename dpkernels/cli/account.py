@@ -162,7 +162,7 @@ class Account:
 
 
 def _shown(value: Any) -> str:
-    return ",".join(map(shortest, np.ravel(value)))
+    return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
 
 
 def _table(given: str, found: str, at: Sequence[float], values: np.ndarray) -> list[str]:

@@ -29,6 +29,7 @@ Objectives, of the worst input where it matters:
   absolute-error  E|error|
   acceptance      P(|error| <= --theta), made large
   quantile        the error exceeded with probability --beta
+  distribution    the expected error of the cdf of --reports N values (bounded mechanisms)
 
 \b
 Examples:
@@ -131,6 +132,9 @@ def account(
     "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
 )
 @click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
+@click.option(
+    "--reports", type=int, metavar="N", multiple=True, help="How many there are, of the objective distribution."
+)
 @click.option(
     "--shuffle",
     type=int,
