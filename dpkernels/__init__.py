@@ -63,6 +63,8 @@ _HOMES = {
     "certify": "exact.certify",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
+    "Counts": "estimation.counts",
+    "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
+    from dpkernels.estimation.counts import Counts
+    from dpkernels.estimation.estimate import estimate
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate
