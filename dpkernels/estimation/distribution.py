@@ -10,10 +10,12 @@ import numpy as np
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.likelihood import Fit, most_likely, most_likely_each
 from dpkernels.estimation.smoothing import smoothed
+from dpkernels.estimation.splines import basis, chosen, ladder, spline_fit
 
-# Neighbouring reports are put together into so many groups: what is lost is far below a bin.
-_GROUPS = 256
-_MOST_CODES = 2048
+SMOOTHINGS = ("splines", "ems", "none")
+
+# Neighbouring reports are put together into at most so many groups; fewer where the distribution is smooth.
+_GROUPS, _MOST_CODES = 256, 2048
 
 
 @dataclass(frozen=True)
@@ -60,48 +62,70 @@ class Distribution:
 
     Args:
         counts: of at least one report.
-        bins: how many equal bins, or their edges.
-        smooth: whether shares are smoothed (``smoothing``), else those of greatest likelihood.
+        bins: how many equal bins.
+        smoothing: one of ``SMOOTHINGS``.
         resamples: how many times reports are drawn again for intervals.
         seed: of the resampling.
     """
 
-    def __init__(self, counts: Counts, bins: int, smooth: bool, resamples: int, seed: int) -> None:
-        self.counts, self.smooth, self.resamples, self.seed = counts, smooth, resamples, seed
+    def __init__(self, counts: Counts, bins: int, smoothing: str, resamples: int, seed: int) -> None:
+        self.counts, self.smoothing, self.resamples, self.seed = counts, smoothing, resamples, seed
         channel = counts.channel
         self.edges = np.linspace(channel.lower, channel.upper, bins + 1)
-        self.groups = np.unique(np.linspace(0, len(counts.numbers), _GROUPS, endpoint=False).astype(int))
 
     @cached_property
     def fit(self) -> Fit:
-        """The distribution of greatest likelihood over the bins, from all codes, certified."""
-        every = np.arange(len(self.counts.numbers)) if len(self.counts.numbers) <= _MOST_CODES else self._finer
-        return most_likely(self.counts.channel.matrix(self.edges, every), np.add.reduceat(self.counts.numbers, every))
-
-    @property
-    def _finer(self) -> np.ndarray:
-        return np.unique(np.linspace(0, len(self.counts.numbers), _MOST_CODES, endpoint=False).astype(int))
+        """The distribution of greatest likelihood over the bins."""
+        return most_likely(*self._grouped(_MOST_CODES))
 
     @cached_property
     def best(self) -> Shares:
         """The estimate."""
-        if not self.smooth:
-            return Shares(self.edges, self.fit.shares)
-        matrix = self.counts.channel.matrix(self.edges, self.groups)
-        return Shares(self.edges, smoothed(matrix, np.add.reduceat(self.counts.numbers, self.groups)).shares)
+        match self.smoothing:
+            case "splines":
+                return self._spline_shares(spline_fit(*self._few, self._splines).shares, self._splines)
+            case "ems":
+                return Shares(self.edges, smoothed(*self._few).shares)
+            case _:
+                return Shares(self.edges, self.fit.shares)
+
+    @cached_property
+    def centre(self) -> Shares:
+        """An estimate with more splines than the best: with less bias, and more noise, it is what intervals are of."""
+        return self._spline_shares(self._centre, self._more)
 
     @cached_property
     def draws(self) -> Shares:
-        """Distributions of greatest likelihood over coarser bins, of reports drawn again from the first of them."""
-        edges = np.linspace(self.edges[0], self.edges[-1], self.resolution + 1)
-        B = self.counts.channel.matrix(edges, self.groups)
-        numbers = np.add.reduceat(self.counts.numbers, self.groups)
-        q = B @ most_likely(B, numbers).shares
-        rng = np.random.default_rng(self.seed)
-        again = rng.multinomial(self.counts.total, q / q.sum(), size=self.resamples)
-        return Shares(edges, most_likely_each(B, again))
+        """The same of reports drawn again, from what ``centre`` makes them."""
+        B, numbers = self._few
+        splines = B @ basis(B.shape[1], self._more)
+        q = splines @ self._centre
+        again = np.random.default_rng(self.seed).multinomial(self.counts.total, q / q.sum(), size=self.resamples)
+        return self._spline_shares(most_likely_each(splines, again), self._more)
+
+    @cached_property
+    def _splines(self) -> int:
+        return chosen(*self._few)
 
     @property
-    def resolution(self) -> int:
-        """How many bins intervals are computed on."""
-        return 16
+    def _more(self) -> int:
+        """The next step of the ladder after the chosen number of splines."""
+        steps = ladder(len(self.edges) - 1)
+        return steps[min(steps.index(self._splines) + 1, len(steps) - 1)]
+
+    @cached_property
+    def _centre(self) -> np.ndarray:
+        return spline_fit(*self._few, self._more).shares
+
+    def _spline_shares(self, shares: np.ndarray, splines: int) -> Shares:
+        return Shares(self.edges, shares @ basis(len(self.edges) - 1, splines).T)
+
+    @cached_property
+    def _few(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._grouped(_GROUPS)
+
+    def _grouped(self, most: int) -> tuple[np.ndarray, np.ndarray]:
+        """The channel's matrix and the counts, neighbouring reports put together where there are more than ``most``."""
+        m = len(self.counts.numbers)
+        groups = np.unique(np.linspace(0, m, min(m, most), endpoint=False).astype(int))
+        return self.counts.channel.matrix(self.edges, groups), np.add.reduceat(self.counts.numbers, groups)

@@ -11,13 +11,13 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.distribution import Distribution
+from dpkernels.estimation.distribution import SMOOTHINGS, Distribution
 from dpkernels.estimation.intervals import Histogram, Resampled
 from dpkernels.estimation.likelihood import Fit
 from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
 from dpkernels.estimation.plot import draw
 
-_BINS, _MOST_BINS = 256, 1024
+_BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _RESAMPLES, _MOST_RESAMPLES = 400, 100_000
 # Intervals at which a quantile must be told from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
@@ -31,7 +31,7 @@ def estimate(
     bounds: tuple[float, float] | None = None,
     decimals: int | None = None,
     bins: int = _BINS,
-    smooth: bool = True,
+    smoothing: str = "splines",
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
@@ -56,9 +56,10 @@ def estimate(
         column: which column of a sidecar; needed where it has several.
         bounds: smallest and largest value that inputs can have: of additive noise, and only there.
         decimals: to how many decimals the reports were rounded; a sidecar says so itself.
-        bins: equal bins on which the distribution is estimated, 8 to 1,024; it is uniform within a bin.
-        smooth: smoothed maximum likelihood, for distributions without spikes: the smaller error wherever it was
-            measured. False: the distribution of greatest likelihood itself.
+        bins: equal bins on which the distribution is estimated, 24 to 1,024; it is uniform within a bin.
+        smoothing: "splines", a density of as many quadratic splines as the reports can tell; "ems", expectation
+            maximisation smoothed after each step (Li et al. 2020); "none", the bins' shares of greatest likelihood
+            themselves. Intervals are those of splines.
         resamples: how many times reports are drawn again for the intervals of distributions, 40 to 100,000.
         seed: of this resampling.
 
@@ -83,10 +84,12 @@ def estimate(
         counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
     if not counts.total:
         raise ValueError("reports: is empty; there is nothing to estimate from")
-    checks.whole("bins", bins, 8, _MOST_BINS)
+    checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
     checks.whole("resamples", resamples, 40, _MOST_RESAMPLES)
     checks.whole("seed", seed, 0, 1 << 32)
-    return Estimate(counts, Distribution(counts, bins, bool(smooth), resamples, seed))
+    if smoothing not in SMOOTHINGS:
+        raise ValueError(f"smoothing: {smoothing!r} is not one of {', '.join(SMOOTHINGS)}")
+    return Estimate(counts, Distribution(counts, bins, smoothing, resamples, seed))
 
 
 class Estimate:
@@ -174,7 +177,8 @@ class Estimate:
         """
         edges = self._edges(bins)
         shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1))
-        return Histogram(edges, shares, Resampled(shares.value * self.count, shares.draws * self.count))
+        counts = (self.count * part for part in (shares.value, shares.centre, shares.draws))
+        return Histogram(edges, shares, Resampled(*counts))
 
     def count_between(self, a: float, b: float) -> Resampled:
         """How many inputs are in [a, b].
@@ -220,8 +224,9 @@ class Estimate:
         return self._distribution
 
     def _resampled(self, functional: Any) -> Resampled:
-        value = functional(self._told.best)
-        return Resampled(float(value) if np.ndim(value) == 0 else value, functional(self._told.draws))
+        told = self._told
+        value, centre = functional(told.best), functional(told.centre)
+        return Resampled(float(value) if np.ndim(value) == 0 else value, centre, functional(told.draws))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:

@@ -18,10 +18,12 @@ class Resampled:
 
     Attributes:
         value: the estimate, a float or an array.
-        draws: (resamples, *shape of value) of reports drawn again.
+        centre: the estimate of less bias that intervals are of, which always hold ``value`` too.
+        draws: (resamples, *shape of value) of that estimate, of reports drawn again.
     """
 
     value: Any
+    centre: Any
     draws: np.ndarray
 
     @property
@@ -38,17 +40,15 @@ class Resampled:
     def band(self, confidence: float = 0.95) -> Interval:
         """(low, high): intervals that hold for all numbers together.
 
-        They are quantiles of the draws, the same share cut off of either end of each, as far out as the given
-        confidence of draws being within all of them needs.
+        centre -+ t (s + S/4), s the draws' standard deviations, S the largest of them, and t such that the given share
+        of draws is within.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        draws = self.draws.reshape(len(self.draws), -1)
-        ranks = draws.argsort(axis=0).argsort(axis=0)
-        outer = np.minimum(ranks, len(draws) - 1 - ranks).min(axis=1)  # How far in a draw is where it is farthest out.
-        cut = int(np.sort(outer)[int(np.floor((1 - confidence) * len(draws)))])
-        ordered = np.sort(draws, axis=0)
-        shape = self.draws.shape[1:]
-        return self._with_value(ordered[cut].reshape(shape), ordered[-1 - cut].reshape(shape))
+        scale = np.asarray(self.error)
+        scale = scale + scale.max() / 4
+        away = np.abs(self.draws - self.centre) / np.where(scale > 0, scale, 1.0)
+        half = np.quantile(away.reshape(len(away), -1).max(axis=1), confidence) * scale
+        return self._with_value(self.centre - half, self.centre + half)
 
     def _with_value(self, low: np.ndarray, high: np.ndarray) -> Interval:
         return _plain(np.minimum(low, self.value)), _plain(np.maximum(high, self.value))

@@ -56,8 +56,8 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
     """
     p = _shares(B, counts)
     with jax.enable_x64(True):
-        theta, steps = _interior_point(jnp.asarray(B), jnp.asarray(p))
-    fit = judged(B, counts, np.asarray(theta), int(steps))
+        theta, steps = _interior_point(_padded(B), _padded(p))
+    fit = judged(B, counts, np.asarray(theta)[: B.shape[1]], int(steps))
     if not fit.gap <= LARGEST_GAP:
         raise RuntimeError(f"likelihood: the gap is {fit.gap:.3g} a report after {fit.steps} steps, not {LARGEST_GAP}")
     return fit
@@ -67,7 +67,14 @@ def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop."""
     p = counts / counts.sum(axis=1, keepdims=True)
     with jax.enable_x64(True):
-        return np.asarray(_each(jnp.asarray(B), jnp.asarray(p)))
+        theta = np.asarray(_each(_padded(B), _padded(p, (1,))))[:, : B.shape[1]]
+    return theta / theta.sum(axis=1, keepdims=True)
+
+
+def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
+    """Zeros added up to a few sizes, for which programs are compiled: they change nothing."""
+    sizes = [max(8, 1 << (n - 1).bit_length()) if axis in axes else n for axis, n in enumerate(array.shape)]
+    return jnp.asarray(np.pad(array, [(0, size - n) for size, n in zip(sizes, array.shape, strict=True)]))
 
 
 def judged(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
