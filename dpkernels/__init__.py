@@ -67,6 +67,8 @@ _HOMES = {
     "perturb_traced": "release.traced",
     "ConsistentCounts": "estimation.consistency",
     "consistent_counts": "estimation.consistency",
+    "Counts": "estimation.counts",
+    "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
@@ -83,6 +85,8 @@ if TYPE_CHECKING:
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
     from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
+    from dpkernels.estimation.counts import Counts
+    from dpkernels.estimation.estimate import estimate
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate

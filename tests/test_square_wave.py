@@ -370,3 +370,18 @@ def test_a_forged_sidecar_fails(run: Run) -> None:
     sidecar["columns"][0]["parameters"]["half_width"] = 0.3
     Path("out.npy.json").write_text(json.dumps(sidecar))
     assert_refused(run("certify", "--verify", "out.npy.json"), 1, "has the parameters", "half_width")
+
+
+# What its reports say
+
+
+def test_estimates_correct_its_bias() -> None:
+    """Mean, variance and median within 6 standard errors; the bias alone would be 60 of them."""
+    x = np.random.default_rng(4).beta(5, 2, 100_000) * 20 - 3
+    made = dpk.square_wave(epsilon=2.0, **SKEW)
+    found = dpk.estimate(dpk.perturb(x, made, key=dpk.key_from_bytes(bytes(range(32)))), made)
+    assert found.mean.value == pytest.approx(x.mean(), abs=6 * found.mean.error)
+    assert abs(made.bias(x.mean())) > 20 * found.mean.error
+    assert found.variance.value == pytest.approx(x.var(), abs=6 * found.variance.error)
+    middle = found.quantile(0.5)
+    assert middle.value == pytest.approx(np.median(x), abs=6 * float(middle.error))

@@ -103,8 +103,8 @@ def _(mechanism: Mechanism, reports: np.ndarray) -> np.ndarray:
 @_rows.register
 def _(mechanism: SquareWave, reports: np.ndarray) -> np.ndarray:
     raise ValueError(
-        "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; estimate the "
-        "distribution, whose mean is, or take piecewise, which says as much at the same width of the window"
+        "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; dpk.estimate "
+        "corrects for it, and piecewise needs no correction and says as much at the same width of the window"
     )
 
 

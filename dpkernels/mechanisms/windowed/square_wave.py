@@ -152,10 +152,10 @@ def published_half_width(epsilon: float) -> float:
 
 
 def square_wave(*, epsilon: float, lower: float, upper: float, half_width: float | None = None) -> SquareWave:
-    """Square wave (Li 2020), for the distribution of the inputs: its reports are biased, and have no mean to average.
+    """Square wave (Li 2020), for the distribution of the inputs: its reports are biased towards the middle.
 
-    ``estimate_mean`` refuses them. Where the mean is wanted too, take ``piecewise``: it says as much of the
-    distribution at the same width of the window.
+    ``estimate_mean`` refuses them, ``estimate`` corrects for it. ``piecewise`` says as much of the distribution at the
+    same width of the window, and its mean is the input.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
