@@ -64,6 +64,7 @@ _HOMES = {
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
     "Counts": "estimation.counts",
+    **dict.fromkeys(("correlation", "covariance", "least_squares"), "estimation.regression"),
     "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from dpkernels.distributions.staircase import Staircase
     from dpkernels.estimation.counts import Counts
     from dpkernels.estimation.estimate import estimate
+    from dpkernels.estimation.regression import correlation, covariance, least_squares
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate
