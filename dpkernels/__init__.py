@@ -68,6 +68,7 @@ _HOMES = {
     "ConsistentCounts": "estimation.consistency",
     "consistent_counts": "estimation.consistency",
     "Counts": "estimation.counts",
+    **dict.fromkeys(("correlation", "covariance", "least_squares"), "estimation.regression"),
     "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
     from dpkernels.estimation.counts import Counts
     from dpkernels.estimation.estimate import estimate
+    from dpkernels.estimation.regression import correlation, covariance, least_squares
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate

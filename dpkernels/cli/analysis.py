@@ -1,4 +1,4 @@
-"""``dpkernels account`` and ``dpkernels tune``, with their options; the work is imported when one runs."""
+"""``dpkernels account``, ``tune`` and ``estimate``, with their options; the work is imported when one runs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from typing import Any
 import click
 
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import mechanism_options, single
+from dpkernels.cli.mechanisms.options import Numbers, mechanism_options, single
 from dpkernels.cli.text import as_text
 
+_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _MORE_ACCOUNT = """\b
@@ -36,6 +37,14 @@ Examples:
   dpkernels tune --epsilon 1 --lower 0 --upper 120
   dpkernels tune --epsilon 0.1 --delta 1e-6 --shuffle 100000 --lower 0 --upper 120
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
+"""
+
+
+_MORE_ESTIMATE = """\b
+Examples:
+  dpkernels estimate private.csv --column age
+  dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
+  dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
 """
 
 
@@ -160,4 +169,54 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     found = tuning.tuned(objective, single(options))
     if plot is not None:
         tuning.draw(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_ESTIMATE)
+@click.argument("reports", metavar="REPORTS", type=_INPUT)
+@click.option("--sidecar", type=_INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
+@click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
+@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1); by default .1,.5,.9.")
+@click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
+@click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
+@click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
+@click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
+@click.option("--confidence", type=float, default=0.95, help="Of every interval by itself, 0.95 by default.")
+@click.option("--plot", type=_OUTPUT, help="Also draw histogram and cdf into this .png.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def estimate(
+    reports: Path,
+    sidecar: Path | None,
+    column: str | None,
+    quantiles: tuple[float, ...] | None,
+    histogram: int | None,
+    by: str | None,
+    lower: float | None,
+    upper: float | None,
+    confidence: float,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    """What the reports in a released file say of the values behind them, with intervals.
+
+    REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy; it is read once, in constant
+    memory. Estimating costs no privacy. With --sidecar the file may hold some of the release's rows, or be of another
+    format.
+    """
+    with importing():
+        from dpkernels.cli.estimates import told
+
+    if (lower is None) != (upper is None):
+        raise click.UsageError("--lower and --upper: give both or neither")
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+        if by is not None:
+            raise click.UsageError("--plot: draws all rows; it has no use with --by")
+    asked = told.Asked.of(quantiles, histogram, confidence)
+    bounds = None if lower is None or upper is None else (lower, upper)
+    found = told.estimates(reports, sidecar, column, by, bounds, asked)
+    if plot is not None and found.whole is not None:
+        found.whole.plot(plot, confidence)
     click.echo(as_text(found.to_dict()) if as_json else str(found))

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, tune
+from dpkernels.cli.analysis import account, estimate, tune
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
 from dpkernels.cli.mechanisms.options import Numbers, file_options, mechanism_options, single
@@ -34,6 +34,7 @@ Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
   dpkernels certify --verify out.csv.json
+  dpkernels estimate out.csv --column age
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
@@ -223,5 +224,5 @@ def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in options.items() if values}
 
 
-for _one in (account, tune):
+for _one in (account, estimate, tune):
     dpkernels.add_command(_one)

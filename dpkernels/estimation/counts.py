@@ -15,6 +15,19 @@ from dpkernels.release import containers
 _ROUNDINGS = 4
 
 
+class ReportError(ValueError):
+    """A number that the mechanism cannot have made.
+
+    Attributes:
+        row: where it is among the reports.
+        reason: what it is, and what could be instead.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        self.row, self.reason = row, reason
+        super().__init__(f"reports: row {row} {reason}")
+
+
 class Counts:
     """How many reports there are of every code; parts of a release are added one after the other.
 
@@ -82,7 +95,8 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
     """(n,) the place of every report in ``channel.written``.
 
     Raises:
-        ValueError: a number that is none of them; names the first, its row, and what is near.
+        ReportError: a number that is none of them; names the first, its row, and what is near.
+        ValueError: floats too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
         found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
@@ -102,7 +116,7 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
         raise ValueError(
             "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
         )
-    raise ValueError(_refusal(channel, reports, int(good.argmin())))
+    raise _refusal(channel, reports, int(good.argmin()))
 
 
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -114,7 +128,7 @@ def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.n
         return found, np.abs(reports - written[found]) <= slack
 
 
-def _refusal(channel: Channel, reports: np.ndarray, row: int) -> str:
+def _refusal(channel: Channel, reports: np.ndarray, row: int) -> ReportError:
     value, written = float(reports[row]), channel.written
     if not written[0] <= value <= written[-1]:
         why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
@@ -122,4 +136,4 @@ def _refusal(channel: Channel, reports: np.ndarray, row: int) -> str:
         above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
         near = " and ".join(shortest(float(at)) for at in written[above - 1 : above + 1])
         why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
-    return f"reports: row {row} is {shortest(value)}, which {why}; the mechanism cannot have made it"
+    return ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")

@@ -16,6 +16,8 @@ SMOOTHINGS = ("splines", "ems", "none")
 
 # Neighbouring reports are put together into at most so many groups; fewer where the distribution is smooth.
 _GROUPS, _MOST_CODES = 256, 2048
+# Intervals are of estimates with so many steps of the ladder more splines than the chosen number.
+_STEPS_UP = 2
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,7 @@ class Distribution:
     @cached_property
     def draws(self) -> Shares:
         """The same of reports drawn again, from what ``centre`` makes them."""
-        B, numbers = self._few
+        B, _ = self._few
         splines = B @ basis(B.shape[1], self._more)
         q = splines @ self._centre
         again = np.random.default_rng(self.seed).multinomial(self.counts.total, q / q.sum(), size=self.resamples)
@@ -109,9 +111,9 @@ class Distribution:
 
     @property
     def _more(self) -> int:
-        """The next step of the ladder after the chosen number of splines."""
+        """How many splines ``centre`` has."""
         steps = ladder(len(self.edges) - 1)
-        return steps[min(steps.index(self._splines) + 1, len(steps) - 1)]
+        return steps[min(steps.index(self._splines) + _STEPS_UP, len(steps) - 1)]
 
     @cached_property
     def _centre(self) -> np.ndarray:

@@ -1,8 +1,11 @@
-"""Estimates whose intervals come from resampling."""
+"""Estimates with their intervals: normal and Bernstein, or of resampled reports."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -10,6 +13,48 @@ import numpy as np
 from dpkernels import checks
 
 Interval = tuple[Any, Any]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """An estimated number with a standard error, or an array of them.
+
+    Attributes:
+        value: the estimate, a float or an array.
+        error: its standard error.
+        missed: how far from the truth it may be for other reasons than chance; intervals are wider by this. It is 0 but
+            for tables whose reports do not quite tell squares, some of ``optimal``.
+        smallest: the smallest value there can be; intervals end there.
+        largest: the largest.
+    """
+
+    value: Any
+    error: Any
+    missed: Any = 0.0
+    smallest: float = -math.inf
+    largest: float = math.inf
+    _bernstein: Callable[[float], Interval] | None = None
+
+    def interval(self, confidence: float = 0.95) -> Interval:
+        """(low, high): the normal interval, of each number by itself; right for large n."""
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        half = NormalDist().inv_cdf((1 + confidence) / 2) * self.error + self.missed
+        return self._cut(self.value - half, self.value + half)
+
+    def bernstein(self, confidence: float = 0.95) -> Interval:
+        """(low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
+
+        Raises:
+            ValueError: there is none; there is of mean, variance and standard deviation.
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        if self._bernstein is None:
+            raise ValueError("bernstein: there is no such interval of this; interval() is the normal one")
+        low, high = self._bernstein(confidence)
+        return self._cut(low - self.missed, high + self.missed)
+
+    def _cut(self, low: Any, high: Any) -> Interval:
+        return tuple(_plain(np.clip(end, self.smallest, self.largest)) for end in (low, high))  # type: ignore[return-value]
 
 
 @dataclass(frozen=True)

@@ -4,50 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
-from dpkernels import checks
 from dpkernels.estimation.counts import Counts
-
-Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Moment:
-    """An estimated number with a standard error.
-
-    Attributes:
-        value: the estimate.
-        error: its standard error.
-        missed: how far from the truth it may be for other reasons than chance; intervals are wider by this.
-        smallest: the smallest value there can be; intervals end there.
-        largest: the largest.
-    """
-
-    value: float
-    error: float
-    missed: float
-    smallest: float
-    largest: float
-    _bernstein: Callable[[float], Interval]
-
-    def interval(self, confidence: float = 0.95) -> Interval:
-        """The normal interval: right for large n."""
-        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * self.error + self.missed
-        return self._cut(self.value - half, self.value + half)
-
-    def bernstein(self, confidence: float = 0.95) -> Interval:
-        """An interval that holds at every n, from the range and the largest variance of what is averaged; wider."""
-        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        low, high = self._bernstein(confidence)
-        return self._cut(low - self.missed, high + self.missed)
-
-    def _cut(self, low: float, high: float) -> Interval:
-        return float(np.clip(low, self.smallest, self.largest)), float(np.clip(high, self.smallest, self.largest))
+from dpkernels.estimation.intervals import Interval, Moment
 
 
 def mean_of(counts: Counts) -> Moment:
