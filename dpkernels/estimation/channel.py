@@ -14,13 +14,15 @@ from functools import cached_property
 import numpy as np
 
 from dpkernels.estimation.squares import Squares, row_squares, window_squares
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rounding import report_kernel
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
 # Reports of additive noise are counted one by one on at most so many lattice points.
 _MOST_POINTS = 1 << 22
+# Noise of fewer cells in a sensitivity is on a lattice of its own; other tables have 512, or some less.
+_FINE = 64
 # Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
 _MOST_SHIFTS = 256
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
@@ -33,8 +35,8 @@ class Channel(abc.ABC):
         lower: smallest input.
         upper: largest input.
         written: (m,) the reports that are possible, increasing, as they are written.
-        values: (m,) what they stand for: the same but for reports that rounding to decimals has made equal, whose mean
-            this is.
+        values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
+            mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
     """
 
     lower: float
@@ -109,9 +111,8 @@ class TableChannel(Channel):
         x = np.unique(np.concatenate([_inputs(table) for _, table in self.parts]))
         first, second = np.zeros(len(x)), np.zeros(len(x))
         for (weight, table), places in zip(self.parts, self._places, strict=True):
-            P, own = _probabilities(table), weights[places]
-            first += weight * np.interp(x, _inputs(table), own @ P)
-            second += weight * np.interp(x, _inputs(table), own**2 @ P)
+            first += weight * np.interp(x, _inputs(table), _row_means(table, weights[places]))
+            second += weight * np.interp(x, _inputs(table), _row_means(table, weights[places] ** 2))
         # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
@@ -148,41 +149,61 @@ def _inputs(table: WindowTable | RowTable) -> np.ndarray:
     return np.linspace(first, last, table.shifts + 1)
 
 
-def _probabilities(table: WindowTable | RowTable) -> np.ndarray:
-    """(codes, rows) the probability of a code for every row."""
-    if isinstance(table, RowTable):
-        return table.weights.T / 2.0**table.bits
-    padded = np.zeros((table.shifts + 1, table.codes + table.shifts + 1))
-    padded[:, : len(table.window)] = table.window
-    # Written row after row and read with rows one shorter, every row is one further to the right.
-    shifted = padded.reshape(-1)[: (table.shifts + 1) * (table.codes + table.shifts)]
-    shifted = shifted.reshape(table.shifts + 1, -1)[:, : table.codes]
-    return (shifted + table.base).T / 2.0**table.bits
-
-
 def _integrals(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
-    """(codes, len(x)) of the piecewise linear P(code | u), from the first row on."""
-    P = _probabilities(table)
-    first, last = _inputs(table)[[0, -1]]
-    place = np.clip((x - first) / (last - first), 0.0, 1.0) * table.shifts
+    """(codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
+    inputs = _inputs(table)
+    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
     i = np.minimum(place.astype(int), table.shifts - 1)
-    f, whole = place - i, np.zeros_like(P)
-    np.cumsum((P[:, 1:] + P[:, :-1]) / 2, axis=1, out=whole[:, 1:])
-    return (whole[:, i] + f * P[:, i] + f**2 / 2 * (P[:, i + 1] - P[:, i])) * (last - first) / table.shifts
+    whole, first, second = (_sliding if isinstance(table, WindowTable) else _by_row)(table, i)
+    f = place - i
+    sums = (whole + f * first + f**2 / 2 * (second - first)) / 2.0**table.bits
+    if isinstance(table, WindowTable):
+        sums += np.outer(table.base / 2.0**table.bits, place)
+    return sums * (inputs[-1] - inputs[0]) / table.shifts
+
+
+def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(codes, len(i)) weights' integrals over rows up to i, in rows, and the weights of rows i and i + 1."""
+    W = table.weights.T.astype(np.float64)
+    whole = np.zeros_like(W)
+    np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
+    return whole[:, i], W[:, i], W[:, i + 1]
+
+
+def _sliding(table: WindowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of the window alone, window[code - row], by its sums."""
+    sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
+    padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
+    code = np.arange(table.codes)[:, None]
+
+    def below(n: np.ndarray) -> np.ndarray:
+        return sums[np.clip(n, 0, w)]
+
+    whole = (below(code + 1) - below(code + 1 - i) + below(code) - below(code - i)) / 2
+    return whole, padded[code - i + table.shifts + 1], padded[code - i + table.shifts]
+
+
+def _row_means(table: WindowTable | RowTable, weights: np.ndarray) -> np.ndarray:
+    """(rows,) the mean of weights of codes for every row."""
+    if isinstance(table, RowTable):
+        return table.weights @ weights / 2.0**table.bits
+    window, base = (part / 2.0**table.bits for part in (table.window, table.base))
+    return base @ weights + np.correlate(weights, window, "valid")
 
 
 def _squares(table: WindowTable | RowTable) -> Squares | None:
     table = _unbiased(table)
-    return window_squares(table) if isinstance(table, WindowTable) else row_squares(table, _probabilities(table))
+    return window_squares(table) if isinstance(table, WindowTable) else row_squares(table)
 
 
 class NoiseChannel(Channel):
     """Of additive noise on inputs of a known interval.
 
-    An input of grain i = q M + f, 0 <= f < M, is put on position q or, with probability f/M, on q + 1.
+    An input of grain i = q M + f, 0 <= f < M, is put on position q or, with probability f/M, on q + 1. Where the
+    lattice is coarse beside the sensitivity, the noise is for inputs on the lattice, and they are taken to be: M is 1.
 
     Args:
-        table: the noise.
+        certificate: of the noise.
         lower: smallest input.
         upper: largest input.
         decimals: as of ``TableChannel``.
@@ -191,12 +212,13 @@ class NoiseChannel(Channel):
         ValueError: the interval is too wide for the noise.
     """
 
-    def __init__(self, table: NoiseTable, lower: float, upper: float, decimals: int | None = None) -> None:
-        self.table, self.lower, self.upper = table, lower, upper
-        grain = 2.0**table.grain
-        begin, end = (int(np.floor(x / grain + 0.5)) for x in (lower, upper))
-        self._first = begin // table.grains + table.first
-        points = -(-end // table.grains) + table.last - self._first + 1
+    def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
+        self.table, self.lower, self.upper = certificate.table, lower, upper
+        table, on_lattice = certificate.table, certificate.shift < _FINE
+        self._grain, self._grains = (float(table.cell), 1) if on_lattice else (2.0**table.grain, table.grains)
+        begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
+        self._first = begin // self._grains + table.first
+        points = -(-end // self._grains) + table.last - self._first + 1
         if points > _MOST_POINTS:
             raise ValueError(
                 f"bounds: [{lower:.9g}, {upper:.9g}] has {points} possible reports, more than {_MOST_POINTS}; "
@@ -206,7 +228,7 @@ class NoiseChannel(Channel):
         exact = (self._first + np.arange(points)) * float(table.cell)
         rounded = exact if decimals is None else exact.round(decimals)
         self.written, self._begin, places = np.unique(rounded, return_index=True, return_inverse=True)
-        self.values = np.bincount(places, exact) / np.bincount(places)
+        self.values = np.bincount(places, exact) / np.bincount(places) - float(table.mean)
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
         ends = self._first + np.append(self._begin[groups], self._points)
@@ -227,7 +249,7 @@ class NoiseChannel(Channel):
 
         With G(n) = P(code < n) it is a sum over grains of (1 - f/M) G(end - q) + f/M G(end - q - 1).
         """
-        grain, M = 2.0**self.table.grain, self.table.grains
+        grain, M = self._grain, self._grains
         i, part = np.divmod(x / grain + 0.5, 1.0)
         q, f = np.divmod(i.astype(np.int64), M)
         here, next_ = self._noise(end - q), self._noise(end - q - 1)
@@ -258,5 +280,5 @@ class NoiseChannel(Channel):
     def squares(self) -> Squares:
         """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
         cell = float(self.table.cell)
-        rounding = cell**2 * (1 - self.table.grains**-2) / 6
+        rounding = cell**2 * (1 - self._grains**-2) / 6
         return (self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 0.0

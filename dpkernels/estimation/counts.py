@@ -105,7 +105,8 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
     single = channel.written.astype(np.float32).astype(np.float64)
     if (np.diff(single) > 0).all():
         # Or they are float32, and perhaps were written as text and read again.
-        found, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
+        with np.errstate(over="ignore"):
+            found, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
         near = np.abs(reports.astype(np.float64) - single[found]) <= np.spacing(
             np.abs(single[found]).astype(np.float32)
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import NormalDist
 from typing import Any
 
@@ -33,7 +33,7 @@ class Moment:
     missed: Any = 0.0
     smallest: float = -math.inf
     largest: float = math.inf
-    _bernstein: Callable[[float], Interval] | None = None
+    _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """(low, high): the normal interval, of each number by itself; right for large n."""

@@ -142,7 +142,7 @@ def _(certificate: MixtureCertificate, bounds: tuple[float, float] | None, decim
 def _(certificate: NoiseCertificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
     if bounds is None:
         raise ValueError("bounds: None; additive noise needs the smallest and the largest value that inputs can have")
-    return NoiseChannel(certificate.table, *bounds, decimals)
+    return NoiseChannel(certificate, *bounds, decimals)
 
 
 def _refuse_bounds(bounds: tuple[float, float] | None) -> None:

@@ -30,19 +30,17 @@ def window_squares(table: WindowTable) -> Squares | None:
     return (away**2 - A) / (1 + c) - gap**2 / 6, 0.0
 
 
-def row_squares(table: RowTable, probabilities: np.ndarray) -> Squares | None:
+def row_squares(table: RowTable) -> Squares | None:
     """(m,) weights of codes likewise, the best ones of least variance for uniform inputs, and how far they miss.
 
-    min sum_j q_j g_j^2 with A' g = t is g = A_q (A' A_q)^+ t, A_q = A/q row by row, q the mean of A's columns.
-
-    Args:
-        table: the rows.
-        probabilities: (m, n) A, the probability of a code for every row.
+    min sum_j q_j g_j^2 with A' g = t is g = A_q (A' A_q)^+ t, with A[j, i] the probability of code j in row i, q its mean
+    over rows, and A_q[j, i] = A[j, i]/q_j.
     """
     if table.shifts < _FEWEST_ROWS:
         return None
     inputs = np.array([float(table.row_input(i) - table.middle) for i in range(table.rows)])
     gap = float(table.gap)
+    probabilities = table.weights.T / 2.0**table.bits
     target = inputs**2 - gap**2 / 6
     scaled = probabilities / probabilities.mean(axis=1, keepdims=True)
     g = scaled @ np.linalg.lstsq(probabilities.T @ scaled, target, rcond=1e-12)[0]
