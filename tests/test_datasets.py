@@ -45,7 +45,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_form("hybrid", options), options)
+    return Column(name, *exact_form("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
@@ -471,17 +471,21 @@ def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytes
 # what is made of a release
 
 
-def test_the_mean_of_a_dataset_is_that_of_its_reports(run: Run) -> None:
+def test_what_a_dataset_says_is_what_its_reports_say_in_one_array(run: Run) -> None:
     write(Path("in"), files=7, rows=311)
     assert run("perturb", "in", "out", *AGE).code == 0
-    found = json.loads(run("estimate", "out", "--column", "age", "--confidence", "0.9", "--json").out)
-    wanted = dpk.estimate_mean(released(Path("out"))["age"].to_numpy(), MECHANISM, 0.9)
-    assert found["count"] == 7 * 311
-    for name in ("value", "interval", "bernstein"):
-        np.testing.assert_allclose(found[name], getattr(wanted, name), rtol=1e-12)
+    options = ("--column", "age", "--confidence", "0.9", "--quantiles", "0.5", "--json")
+    (found,) = json.loads(run("estimate", "out", *options).out)["estimates"]
+    wanted = dpk.estimate(released(Path("out"))["age"].to_numpy(), MECHANISM)
+    assert found["reports"] == 7 * 311
+    for name, one in (("mean", wanted.mean), ("quantile_0.5", wanted.quantile(0.5))):
+        np.testing.assert_allclose(found[name]["value"], one.value, rtol=1e-9)
+        np.testing.assert_allclose(found[name]["interval"], one.interval(0.9), rtol=1e-9)
     assert "mean " in run("estimate", "out", "--column", "age").out
-    assert "has reports of ['age']" in run("estimate", "out", "--column", "id").err
+    assert "the perturbed columns are age" in run("estimate", "out", "--column", "id").err
     assert "is no release" in run("estimate", "in", "--column", "age").err
+    assert "--sidecar: is for one file" in run("estimate", "out", "--sidecar", f"out/{SIDECAR}").err
+    assert "--engine: runs the parts" in run("estimate", "in/0000.parquet", "--engine", "local").err
 
 
 def test_a_release_of_many_files_is_verified(run: Run) -> None:

@@ -8,8 +8,7 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, tune
-from dpkernels.cli.dataset.command import estimate
+from dpkernels.cli.analysis import account, estimate, tune
 from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
@@ -39,6 +38,7 @@ Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
   dpkernels certify --verify out.csv.json
+  dpkernels estimate out.csv --column age
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2

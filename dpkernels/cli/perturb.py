@@ -131,7 +131,7 @@ def columns_of(
 
 
 def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
-    return Column(name, *exact_form(mechanism, options, label(name)), options)
+    return Column(name, *exact_form(mechanism, options, label(name)))
 
 
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:

@@ -16,6 +16,7 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.release import containers
 
 # A table's reports may pass the density's interval by this share of its width; its variance is within 0.1 %.
@@ -57,65 +58,24 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         A ``MeanEstimate``, in the data's units.
 
     Raises:
-        ValueError: no reports, a report that the mechanism cannot have made, or confidence not in (0, 1).
+        ValueError: no reports, a report that the mechanism cannot have made, a biased mechanism, or confidence not in
+            (0, 1).
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
     with V the worst-case variance and M the largest |report - input| (Ma 2021, Theorem 5 and Appendix B).
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+    mechanism = mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism
     values, _ = containers.unwrap(reports)
-    return ReportSums.of(np.asarray(values), mechanism).estimate(mechanism, confidence)
-
-
-@dataclass(frozen=True)
-class ReportSums:
-    """What the mean of reports takes from them: sums of parts, made anywhere, add up.
-
-    Attributes:
-        count: how many reports.
-        mean: of each coordinate.
-        squares: sums of squared distances from the mean.
-    """
-
-    count: int
-    mean: np.ndarray
-    squares: np.ndarray
-
-    @classmethod
-    def of(cls, reports: np.ndarray, mechanism: Any) -> ReportSums:
-        """The sums of reports of one mechanism.
-
-        Raises:
-            ValueError: no reports, or one that the mechanism cannot have made.
-            TypeError: not a mechanism.
-        """
-        mechanism = _of_form(mechanism)
-        rows = _rows(mechanism, reports)
-        if len(rows) == 0:
-            raise ValueError("reports: is empty; there is no mean")
-        _check_possible(rows, mechanism)
-        return cls(len(rows), rows.mean(axis=0, dtype=np.float64), len(rows) * rows.var(axis=0, dtype=np.float64))
-
-    def __add__(self, other: ReportSums) -> ReportSums:
-        """Of both together (Chan, Golub, LeVeque 1979)."""
-        count, apart = self.count + other.count, other.mean - self.mean
-        mean = self.mean + apart * (other.count / count)
-        return ReportSums(count, mean, self.squares + other.squares + apart**2 * (self.count * other.count / count))
-
-    def estimate(self, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
-        """The mean with its intervals, as ``estimate_mean`` of all these reports."""
-        return _estimate(_of_form(mechanism), self, confidence)
-
-
-def _of_form(mechanism: Any) -> Any:
-    return mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism
-
-
-def _estimate(mechanism: Any, sums: ReportSums, confidence: float) -> MeanEstimate:
-    n, mean, d = sums.count, sums.mean, len(sums.mean)
+    rows = _rows(mechanism, np.asarray(values))
+    if len(rows) == 0:
+        raise ValueError("reports: is empty; there is no mean")
+    _check_possible(rows, mechanism)
+    n, d = rows.shape
     tail = (1 - confidence) / d
-    deviation = np.sqrt(sums.squares / (n - 1)) if n > 1 else np.full(d, np.inf)
+    mean = rows.mean(axis=0, dtype=np.float64)
+    deviation = rows.std(axis=0, ddof=1, dtype=np.float64) if n > 1 else np.full(d, np.inf)
     normal = -NormalDist().inv_cdf(tail / 2) * deviation / math.sqrt(n)
     variance = mechanism.worst_variance * (1 + PROMISED_DEVIATION)
     bernstein = _bernstein(n, math.log(2 / tail), variance, _largest_error(mechanism))
@@ -138,6 +98,14 @@ def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
 @_rows.register
 def _(mechanism: Mechanism, reports: np.ndarray) -> np.ndarray:
     return reports.reshape(-1, 1)
+
+
+@_rows.register
+def _(mechanism: SquareWave, reports: np.ndarray) -> np.ndarray:
+    raise ValueError(
+        "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; dpk.estimate "
+        "corrects for it, and piecewise needs no correction and says as much at the same width of the window"
+    )
 
 
 @_rows.register

@@ -63,6 +63,9 @@ class ArrayFile(Source):
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
         return Numbers.of(piece)
 
+    def labels(self, piece: np.ndarray, name: str) -> Any:
+        raise ValueError(f"{self.path}: is an array, which has no column {name!r}")
+
     def replaced(self, piece: np.ndarray, reports: dict[str | None, Numbers]) -> np.ndarray:
         values, missing = reports[None].values, reports[None].missing
         return values if missing is None else np.where(missing, values.dtype.type(np.nan), values)

@@ -103,6 +103,12 @@ class ParquetFile(Source):
             return Numbers.of(buffers.numbers(column.combine_chunks()))
         return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
 
+    def labels(self, piece: Part, name: str) -> pa.Array:
+        column = piece.table.column(name)
+        if pa.types.is_nested(column.type):
+            raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
+        return column.combine_chunks()
+
     def replaced(self, piece: Part, reports: dict[str | None, Numbers]) -> Part:
         table = piece.table
         for name, report in reports.items():
