@@ -66,7 +66,7 @@ class RayEngine:
                         running[named.remote(described, secret, part, self.gpus)] = part
                     if not running:
                         return
-                    for one in _ready(ray, list(running)):
+                    for one in ray.wait(list(running))[0]:
                         yield _answer(ray, one, running.pop(one))
             finally:
                 for one in running:
@@ -116,13 +116,6 @@ def _restore(handler: Any) -> None:
     """Ray sets a handler of its own."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)
-
-
-def _ready(ray: Any, running: list[Any]) -> list[Any]:
-    """All that are done, one at least; one by one, looking would take longer than their work."""
-    ray.wait(running)
-    done: list[Any] = ray.wait(running, num_returns=len(running), timeout=0)[0]
-    return done
 
 
 def _answer(ray: Any, one: Any, part: Part) -> Any:
