@@ -151,8 +151,11 @@ def _sweep_folders(target: Path) -> list[int]:
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.parts")
     with os.scandir(target.parent) as entries:
         found = [Path(one.path) for one in entries if ours.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
-    sizes = [sum(file.stat(follow_symlinks=False).st_size for file in folder.iterdir()) for folder in found]
-    for folder in found:
+    sizes = [0] * len(found)
+    for at, folder in enumerate(found):
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):  # a worker that has survived may be at work there
+                sizes[at] += file.stat(follow_symlinks=False).st_size
         shutil.rmtree(folder, ignore_errors=True)  # another user's, in a folder of many
     return sizes
 

@@ -527,3 +527,22 @@ def test_column_keys_differ() -> None:
     assert not np.array_equal(
         *(np.asarray(dpk.perturb(np.zeros(8), MECHANISM, key=column_key(SECRET, n))) for n in (0, 1))
     )
+
+
+def test_the_example_by_hand(tmp_path: Path) -> None:
+    """The page's function, which Spark would call, on parts that are run twice and in any order."""
+    text = Path(__file__).parent.parent.joinpath("docs", "many_machines.md").read_text()
+    page: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], page)
+    ages = write(tmp_path / "in", files=3, rows=200, group=64)
+    listed = [
+        dict(zip(("path", "group", "start"), one, strict=True))
+        for one in page["parts"](map(str, (tmp_path / "in").iterdir()))
+    ]
+    (tmp_path / "out").mkdir()
+    for part in [*listed[::-1], listed[5]]:
+        batch = pa.RecordBatch.from_pylist([part])
+        (said,) = page["released"](iter([batch]), SECRET, str(tmp_path / "out"))
+        assert said.to_pylist()[0]["path"].startswith(str(tmp_path))
+    wanted = dpk.perturb(pa.table({"age": ages}), page["MECHANISMS"], key=dpk.key_from_bytes(SECRET))
+    assert released(tmp_path / "out")["age"].to_pylist() == wanted["age"].to_pylist()

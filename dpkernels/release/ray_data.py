@@ -109,10 +109,10 @@ def _form(name: str, mechanism: Any) -> ExactForm:
 
 
 def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
-    names = list(dataset.columns() or ())
-    for name in mechanisms:
+    names = list(dataset.columns() or ())  # none of a dataset without rows
+    for name in mechanisms if names else ():
         if names.count(name) != 1:
-            raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names) or 'no columns'}")
+            raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names)}")
 
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:

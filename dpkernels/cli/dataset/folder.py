@@ -14,7 +14,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -112,8 +112,11 @@ class LocalFolder(Folder):
             new.place(self.staging / name)
 
     def sizes(self) -> dict[str, int]:
-        with os.scandir(self.staging) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries}
+        found = dict[str, int]()
+        for path in self.staging.iterdir():
+            with suppress(FileNotFoundError):  # of a second run of a part, which has just got its name
+                found[path.name] = path.stat().st_size
+        return found
 
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         with staged(self.staging / SIDECAR) as new:
