@@ -147,12 +147,12 @@ def _integrals(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
     inputs = _inputs(table)
     place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
     i = np.minimum(place.astype(int), table.shifts - 1)
-    whole, first, second = (_sliding if isinstance(table, WindowTable) else _by_row)(table, i)
+    whole, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
     f = place - i
-    sums = (whole + f * first + f**2 / 2 * (second - first)) / 2.0**table.bits
+    sums = whole + f * first + f**2 / 2 * (second - first)
     if isinstance(table, WindowTable):
-        sums += np.outer(table.base / 2.0**table.bits, place)
-    return sums * (inputs[-1] - inputs[0]) / table.shifts
+        sums += np.outer(table.base, place)
+    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
 
 
 def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
