@@ -24,6 +24,7 @@ _MOST_POINTS = 1 << 22
 _FINE = 64
 # Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
 _MOST_SHIFTS = 256
+_COMPARED = 5  # edges of bins whose reports are compared
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
 
 
@@ -71,6 +72,15 @@ class Channel(abc.ABC):
         Args:
             weights: (m,).
         """
+
+    def same(self, other: Channel) -> bool:
+        """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
+        if self is other:
+            return True
+        if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
+            return False
+        edges, every = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        return bool(np.allclose(self.matrix(edges, every), other.matrix(edges, every), rtol=1e-9, atol=0))
 
     @property
     def middle(self) -> float:
