@@ -262,8 +262,12 @@ def test_parts_of_reports_are_the_whole():
     assert (parts.numbers == whole.numbers).all()
     assert parts.total == len(reports)
     assert dpk.estimate(parts).mean == dpk.estimate(reports, AGES).mean
-    with pytest.raises(ValueError, match="different mechanisms"):
-        whole + Counts(dpk.piecewise(epsilon=2.0, lower=0.0, upper=120.0))
+    assert (whole + Counts(dpk.Certificate.from_dict(dpk.certify(AGES).certificate.to_dict()))).total == whole.total
+    for other in (dpk.piecewise(epsilon=2.0, lower=0.0, upper=120.0), dpk.piecewise(epsilon=1.0, lower=0.0, upper=9.0)):
+        with pytest.raises(ValueError, match="different mechanisms"):
+            whole + Counts(other)
+    with pytest.raises(TypeError):
+        whole + 1
 
 
 WRITTEN = {
@@ -383,7 +387,9 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
         assert (np.asarray(c) <= a).all()
         assert (np.asarray(b) <= d).all()
         assert np.sum(np.asarray(d) - c) > 1.2 * np.sum(np.asarray(b) - a)
-    (low, high), (below, above) = cdf.interval(), cdf.band()
+    (low, high), (below, above) = cdf.interval(), e.cdf(np.linspace(0, 120, 25)).band(0.999)
+    assert (below.min(), above.max(), above[0], below[-1]) == (0, 1, 0, 1)
+    below, above = cdf.band()
     assert (above - below).mean() > 1.2 * (high - low).mean()
     assert e.mean.bernstein()[0] < e.mean.interval()[0]
 

@@ -25,6 +25,7 @@ _MOST_POINTS = 1 << 22
 _FINE = 64
 # Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
 _MOST_SHIFTS = 256
+_COMPARED = 5  # edges of bins whose reports are compared
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
 
 
@@ -72,6 +73,15 @@ class Channel(abc.ABC):
         Args:
             weights: (m,).
         """
+
+    def same(self, other: Channel) -> bool:
+        """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
+        if self is other:
+            return True
+        if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
+            return False
+        edges, every = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        return bool(np.allclose(self.matrix(edges, every), other.matrix(edges, every), rtol=1e-9, atol=0))
 
     @property
     def middle(self) -> float:
@@ -154,12 +164,12 @@ def _integrals(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
     inputs = _inputs(table)
     place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
     i = np.minimum(place.astype(int), table.shifts - 1)
-    whole, first, second = (_sliding if isinstance(table, WindowTable) else _by_row)(table, i)
+    whole, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
     f = place - i
-    sums = (whole + f * first + f**2 / 2 * (second - first)) / 2.0**table.bits
+    sums = whole + f * first + f**2 / 2 * (second - first)
     if isinstance(table, WindowTable):
-        sums += np.outer(table.base / 2.0**table.bits, place)
-    return sums * (inputs[-1] - inputs[0]) / table.shifts
+        sums += np.outer(table.base, place)
+    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
 
 
 def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -84,7 +84,7 @@ class Counts:
     def __add__(self, other: Counts) -> Counts:
         if not isinstance(other, Counts):
             return NotImplemented
-        if not np.array_equal(self.channel.written, other.channel.written):
+        if not self.channel.same(other.channel):
             raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
         both = Counts(self.channel)
         both.numbers = self.numbers + other.numbers

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
+from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.likelihood import Fit, most_likely, most_likely_each
 from dpkernels.estimation.smoothing import smoothed
@@ -128,6 +129,13 @@ class Distribution:
 
     def _grouped(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """The channel's matrix and the counts, neighbouring reports put together where there are more than ``most``."""
-        m = len(self.counts.numbers)
-        groups = np.unique(np.linspace(0, m, min(m, most), endpoint=False).astype(int))
-        return self.counts.channel.matrix(self.edges, groups), np.add.reduceat(self.counts.numbers, groups)
+        matrix, groups = _pooled(self.counts.channel, len(self.edges) - 1, most)
+        return matrix, np.add.reduceat(self.counts.numbers, groups)
+
+
+@lru_cache(maxsize=16)
+def _pooled(channel: Channel, bins: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+    """A channel's matrix for equal bins and at most so many groups of reports, and the first report of each group."""
+    m = len(channel.written)
+    groups = np.unique(np.linspace(0, m, min(m, most), endpoint=False).astype(int))
+    return channel.matrix(np.linspace(channel.lower, channel.upper, bins + 1), groups), groups

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.distribution import SMOOTHINGS, Distribution
+from dpkernels.estimation.distribution import SMOOTHINGS, Distribution, Shares
 from dpkernels.estimation.intervals import Histogram, Resampled
 from dpkernels.estimation.likelihood import Fit
 from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
@@ -139,7 +140,7 @@ class Estimate:
         return deviation_of(self.reports)
 
     def cdf(self, x: Any) -> Resampled:
-        """The share of inputs that are at most x.
+        """The share of inputs that are at most x, which are taken to be continuous: of whole numbers ask at halves.
 
         Args:
             x: numbers in [lower, upper], of any shape.
@@ -148,7 +149,7 @@ class Estimate:
             ValueError: an x is not in the inputs' interval, or the reports tell the mean only.
         """
         x = self._within("x", x, self.lower, self.upper)
-        return self._resampled(lambda shares: shares.cdf(x))
+        return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
 
     def quantile(self, p: Any) -> Resampled:
         """The smallest x that a share p of inputs does not exceed.
@@ -161,9 +162,8 @@ class Estimate:
                 95 %), or reports that tell the mean only.
         """
         p = self._within("p", p, 0.0, 1.0, open_ends=True)
-        found = self._resampled(lambda shares: shares.quantile(p))
-        error = self._resampled(lambda shares: shares.cdf(np.asarray(found.value))).error
-        self._check_enough(p, np.asarray(error))
+        found = self._resampled(lambda shares: shares.quantile(p), self.lower, self.upper)
+        self._check_enough(p, np.asarray(self.cdf(found.value).error))
         return found
 
     def histogram(self, bins: Any = 20) -> Histogram:
@@ -176,9 +176,9 @@ class Estimate:
             ValueError: not at least one bin or not edges, or reports that tell the mean only.
         """
         edges = self._edges(bins)
-        shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1))
-        counts = (self.count * part for part in (shares.value, shares.centre, shares.draws))
-        return Histogram(edges, shares, Resampled(*counts))
+        shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1), 0.0, 1.0)
+        counts = self._resampled(lambda shares: self.count * np.diff(shares.cdf(edges), axis=-1), 0.0, self.count)
+        return Histogram(edges, shares, counts)
 
     def count_between(self, a: float, b: float) -> Resampled:
         """How many inputs are in [a, b].
@@ -189,7 +189,7 @@ class Estimate:
         ends = self._within("a, b", [a, b], self.lower, self.upper)
         if not ends[0] < ends[1]:
             raise ValueError(f"a, b: {a} is not less than {b}")
-        return self._resampled(lambda shares: self.count * np.diff(shares.cdf(ends), axis=-1)[..., 0])
+        return self._resampled(lambda shares: self.count * np.diff(shares.cdf(ends), axis=-1)[..., 0], 0.0, self.count)
 
     @property
     def likelihood(self) -> Fit:
@@ -223,10 +223,11 @@ class Estimate:
         _ = self.reports.channel.squares
         return self._distribution
 
-    def _resampled(self, functional: Any) -> Resampled:
+    def _resampled(self, functional: Callable[[Shares], np.ndarray], smallest: float, largest: float) -> Resampled:
         told = self._told
-        value, centre = functional(told.best), functional(told.centre)
-        return Resampled(float(value) if np.ndim(value) == 0 else value, centre, functional(told.draws))
+        found = functional(told.best)
+        value = float(found) if np.ndim(found) == 0 else found
+        return Resampled(value, functional(told.centre), functional(told.draws), smallest, largest)
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:

@@ -65,11 +65,15 @@ class Resampled:
         value: the estimate, a float or an array.
         centre: the estimate of less bias that intervals are of, which always hold ``value`` too.
         draws: (resamples, *shape of value) of that estimate, of reports drawn again.
+        smallest: the smallest value there can be; intervals end there.
+        largest: the largest.
     """
 
     value: Any
     centre: Any
     draws: np.ndarray
+    smallest: float
+    largest: float
 
     @property
     def error(self) -> Any:
@@ -86,17 +90,18 @@ class Resampled:
         """(low, high): intervals that hold for all numbers together.
 
         centre -+ t (s + S/4), s the draws' standard deviations, S the largest of them, and t such that the given share
-        of draws is within.
+        of draws is within; where no draw differs it has no width.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         scale = np.asarray(self.error)
-        scale = scale + scale.max() / 4
+        scale = np.where(scale > 0, scale + scale.max() / 4, 0.0)
         away = np.abs(self.draws - self.centre) / np.where(scale > 0, scale, 1.0)
         half = np.quantile(away.reshape(len(away), -1).max(axis=1), confidence) * scale
         return self._with_value(self.centre - half, self.centre + half)
 
     def _with_value(self, low: np.ndarray, high: np.ndarray) -> Interval:
-        return _plain(np.minimum(low, self.value)), _plain(np.maximum(high, self.value))
+        low, high = np.minimum(low, self.value), np.maximum(high, self.value)
+        return _plain(np.maximum(low, self.smallest)), _plain(np.minimum(high, self.largest))
 
 
 @dataclass(frozen=True)

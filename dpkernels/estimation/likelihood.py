@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from dpkernels.exact.form import ON_CPU
+
 # Gaps, in log-likelihood a report: at which the method stops, and what is the most that is handed out.
 _AIM, LARGEST_GAP = 1e-9, 1e-6
 _MOST_STEPS = 100
@@ -56,7 +58,7 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
     """
     p = _shares(B, counts)
     with jax.enable_x64(True):
-        theta, steps = _interior_point(_padded(B), _padded(p))
+        theta, steps = _one(_padded(B), _padded(p))
     fit = judged(B, counts, np.asarray(theta)[: B.shape[1]], int(steps))
     if not fit.gap <= LARGEST_GAP:
         raise RuntimeError(f"likelihood: the gap is {fit.gap:.3g} a report after {fit.steps} steps, not {LARGEST_GAP}")
@@ -67,13 +69,15 @@ def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
     """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop."""
     p = counts / counts.sum(axis=1, keepdims=True)
     with jax.enable_x64(True):
-        theta = np.asarray(_each(_padded(B), _padded(p, (1,))))[:, : B.shape[1]]
+        theta = np.asarray(_each(_padded(B), _padded(p, (1,)))[0])[:, : B.shape[1]]
     return theta / theta.sum(axis=1, keepdims=True)
 
 
 def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
-    """Zeros added up to a few sizes, for which programs are compiled: they change nothing."""
-    sizes = [max(8, 1 << (n - 1).bit_length()) if axis in axes else n for axis, n in enumerate(array.shape)]
+    """Zeros added up to a few sizes, powers of 4, for which programs are compiled: they change nothing."""
+    sizes = [
+        max(16, 4 ** (((n - 1).bit_length() + 1) // 2)) if axis in axes else n for axis, n in enumerate(array.shape)
+    ]
     return jnp.asarray(np.pad(array, [(0, size - n) for size, n in zip(sizes, array.shape, strict=True)]))
 
 
@@ -96,7 +100,6 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
     return counts / total
 
 
-@jax.jit
 def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
     """Minimise  sum theta - sum_j p_j log (B theta)_j  over theta >= 0, whose solution has the sum 1.
 
@@ -140,9 +143,9 @@ def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
     return theta / theta.sum(), steps
 
 
-@jax.jit
-def _each(B: Array, p: Array) -> Array:
-    return jax.vmap(lambda one: _interior_point(B, one)[0])(p)
+# One thread each: products are small, and threads that wait for each other cost more than they save.
+_one = jax.jit(_interior_point, compiler_options=ON_CPU)
+_each = jax.jit(jax.vmap(_interior_point, (None, 0)), compiler_options=ON_CPU)
 
 
 def _length(at: Array, move: Array) -> Array:

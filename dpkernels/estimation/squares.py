@@ -33,8 +33,8 @@ def window_squares(table: WindowTable) -> Squares | None:
 def row_squares(table: RowTable) -> Squares | None:
     """(m,) weights of codes likewise, the best ones of least variance for uniform inputs, and how far they miss.
 
-    min sum_j q_j g_j^2 with A' g = t is g = A_q (A' A_q)^+ t, with A[j, i] the probability of code j in row i, q its mean
-    over rows, and A_q[j, i] = A[j, i]/q_j.
+    min sum_j q_j g_j^2 with A' g = t is g = A_q (A' A_q)^+ t, A[j, i] the probability of code j in row i, q its
+    mean over rows, and A_q[j, i] = A[j, i]/q_j.
     """
     if table.shifts < _FEWEST_ROWS:
         return None
