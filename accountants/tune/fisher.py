@@ -3,8 +3,8 @@
 Inputs are of one of d bins, reports of one of K cells; A is the channel between them. Of n reports the Fisher
 information about the bins' probabilities is n A' diag(1/q) A, q = A p, here at the uniform p. It is nearly singular:
 neighbouring bins are reported nearly alike, and estimates rely on distributions being smooth. So the probabilities have
-a prior too: the uniform one and a Gaussian process of the density with the covariance exp(-|x - y|) on [0, 1]
-(continuous, nowhere differentiable), K0 = L L' for the bins. The posterior covariance is
+a prior too: the uniform one and a Gaussian process of the density with the covariance (1 + r) e^-r, r = sqrt(3) |x - y|
+on [0, 1] (once differentiable), K0 = L L' for the bins. The posterior covariance is
 
     S = L (1 + n L' A' diag(1/q) A L)^-1 L'
 
@@ -28,9 +28,9 @@ def _prior() -> np.ndarray:
     """L, of shape (d, d - 1): a square root of the prior's covariance, of probabilities that sum to 1."""
     x = (np.arange(_BINS) + 0.5) / _BINS
     centred = np.eye(_BINS) - 1 / _BINS
-    covariance = centred @ np.exp(-np.abs(x[:, None] - x)) @ centred / _BINS**2
-    eigenvalues, vectors = np.linalg.eigh(covariance)
-    return vectors[:, 1:] * np.sqrt(eigenvalues[1:])
+    r = np.sqrt(3) * np.abs(x[:, None] - x)
+    eigenvalues, vectors = np.linalg.eigh(centred @ ((1 + r) * np.exp(-r)) @ centred / _BINS**2)
+    return vectors[:, 1:] * np.sqrt(np.maximum(eigenvalues[1:], 0.0))
 
 
 def channel(mechanism: Any) -> Any:
