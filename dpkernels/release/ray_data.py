@@ -143,6 +143,8 @@ def perturbed_block(
             "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
             "not used for two values; materialise it (write it to files) and perturb those"
         )
+    if not block.column_names:  # of a block without rows
+        return block, None
     jax.config.update("jax_platforms", "cpu")
     reports = {}
     for number, (name, form) in enumerate(columns.forms):
@@ -151,7 +153,7 @@ def perturbed_block(
             engine = exact_engine(form, host.fold_in(secrets.noise, number))
             bounds = Bounds.of(form, columns.clip)
             reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             return None, f"column {name!r}, block that begins with row {first}: {error}"
     return containers.replace_columns(block, reports), None
 
@@ -162,7 +164,7 @@ def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
     for name, _ in columns.forms:
         try:
             values, _ = containers.unwrap(block.column(name))
-        except (TypeError, ValueError):  # nothing of it will be released
+        except (KeyError, TypeError, ValueError):  # nothing of it will be released
             values = np.zeros(0)
         made.update(f"{name!r} {values.dtype} {len(values)};".encode() + values.tobytes())
     return made.digest()

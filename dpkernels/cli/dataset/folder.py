@@ -155,8 +155,9 @@ class StoreFolder(Folder):
         try:
             yield
         except BaseException:
-            with uninterrupted():
-                self._clear()
+            with uninterrupted(), suppress(OSError):  # no note, or no store: what failed is told, not this
+                if self._note() == self.number:
+                    self._clear()
             raise
 
     @contextmanager
@@ -179,6 +180,8 @@ class StoreFolder(Folder):
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
+        for name in self.sizes().keys() - {*names, NOTE}:  # what workers of a dead run have put since this one began
+            self.target.system.delete_file(self.target.within(name).path)
         stop_if_asked()
         with uninterrupted():
             self._put(SIDECAR, sidecar)
