@@ -414,19 +414,20 @@ def test_with_a_large_budget_it_is_numpy(name):
 
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "sine-quartic", "central", "laplace"])
 def test_moments_are_unbiased(name):
-    """Mean and variance over 400 releases of 5,000, within five standard errors of the truth."""
-    made = channel(name)
+    """Mean and variance over 400 releases of 5,000 (100 with noise), within five standard errors of the truth."""
+    made, runs = channel(name), 100 if name == "laplace" else 400
     edges = np.linspace(made.lower, made.upper, 65)
     middles, shares = (edges[1:] + edges[:-1]) / 2, np.diff(stats.beta.cdf(np.linspace(0, 1, 65), 2, 5))
     mean = shares @ middles
     variance = shares @ (middles**2 + (edges[1] - edges[0]) ** 2 / 12) - mean**2
     q = made.matrix(edges, all_codes(made)) @ shares
     found, counts = [], Counts(made)
-    for numbers in np.random.default_rng(8).multinomial(5000, q / q.sum(), size=400):
+    for numbers in np.random.default_rng(8).multinomial(5000, q / q.sum(), size=runs):
         counts.numbers = numbers
         e = dpk.estimate(counts)
+        # The noise's variance is 32 here, beside which that of the values is often cut off at 0: the mean alone.
         found.append((e.mean.value, e.variance.value if name != "laplace" else variance))
-    error = np.std(found, axis=0) / 20
+    error = np.std(found, axis=0) / runs**0.5
     assert (np.abs(np.mean(found, axis=0) - (mean, variance)) <= 5 * error + (0, made.squares[1]) + 1e-12).all()
 
 
@@ -498,7 +499,8 @@ BAD = {
     "no bins": (lambda: estimated().histogram(0), ValueError, "bins: 0"),
     "edges that fall": (lambda: estimated().histogram([1.0, 3.0, 2.0]), ValueError, "increasing"),
     "a confidence": (lambda: estimated().cdf(5.0).interval(1.0), ValueError, "confidence: 1"),
-    "text": (lambda: dpk.estimate(np.array(["a"]), AGES), TypeError, "numbers|floats"),
+    "text": (lambda: dpk.estimate(np.array(["a"]), AGES), TypeError, "reports: .*floats"),
+    "a list": (lambda: dpk.estimate([1.0], AGES), TypeError, "reports: list"),
 }
 
 

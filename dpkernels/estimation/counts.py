@@ -35,8 +35,8 @@ class Counts:
     of the same mechanism that were made apart. ``dpk.estimate`` takes counts in the place of reports.
 
     Args:
-        mechanism: what made the reports: a mechanism, an exact form, a certificate, or a sidecar (a path, or what its
-            JSON holds).
+        mechanism: what made the reports: a mechanism, an exact form, a certificate, a sidecar (a path, or what its JSON
+            holds), or the ``channel`` of other counts.
         column: which column of a sidecar; needed where it has several.
         bounds: smallest and largest input, of additive noise only, which has none of its own.
         decimals: to how many decimals the reports were rounded; a sidecar says so itself.
@@ -77,8 +77,8 @@ class Counts:
             ValueError: a number that is no report of the mechanism; names the first, and nothing has been counted.
             TypeError: not numbers.
         """
-        values, _ = containers.unwrap(reports)
-        self.numbers += np.bincount(codes(self.channel, np.asarray(values).reshape(-1)), minlength=len(self.numbers))
+        found = codes(self.channel, numbers_of("reports", reports))
+        self.numbers += np.bincount(found, minlength=len(self.numbers))
         return self
 
     def __add__(self, other: Counts) -> Counts:
@@ -89,6 +89,18 @@ class Counts:
         both = Counts(self.channel)
         both.numbers = self.numbers + other.numbers
         return both
+
+
+def numbers_of(name: str, column: Any) -> np.ndarray:
+    """The numbers of an array or a column of any kind and shape, one after the other.
+
+    Raises:
+        TypeError, ValueError: it holds none; both name the argument.
+    """
+    try:
+        return np.asarray(containers.unwrap(column)[0]).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('x: ')}") from error
 
 
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:

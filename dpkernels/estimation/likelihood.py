@@ -66,11 +66,18 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
 
 
 def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop."""
+    """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop.
+
+    Raises:
+        RuntimeError: not all are within a gap of 1e-9; this is not expected.
+    """
     p = counts / counts.sum(axis=1, keepdims=True)
     with jax.enable_x64(True):
-        theta = np.asarray(_each(_padded(B), _padded(p, (1,)))[0])[:, : B.shape[1]]
-    return theta / theta.sum(axis=1, keepdims=True)
+        theta, steps = (np.asarray(part) for part in _each(_padded(B), _padded(p, (1,))))
+    if steps.max() == _MOST_STEPS or not np.isfinite(theta).all():
+        raise RuntimeError(f"likelihood: {_MOST_STEPS} steps were not enough for resampled reports")
+    shares = theta[:, : B.shape[1]]
+    return shares / shares.sum(axis=1, keepdims=True)
 
 
 def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:

@@ -48,19 +48,19 @@ def variance_of(counts: Counts) -> Moment:
 
 
 def deviation_of(counts: Counts) -> Moment:
-    """The standard deviation of the inputs: the root of the variance, and of its intervals' ends.
+    """The standard deviation of the inputs: the root of the variance, its error that over twice the root.
 
     Raises:
         ValueError: as of ``variance_of``.
     """
     variance = variance_of(counts)
     root = math.sqrt(variance.value)
-    error = variance.error / (2 * root) if root else math.inf
+    error, missed = (part / (2 * root) if root else math.inf for part in (variance.error, variance.missed))
 
     def ends(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
         return lambda confidence: tuple(math.sqrt(end) for end in interval(confidence))  # type: ignore[return-value]
 
-    return Moment(root, error, 0.0, 0.0, math.sqrt(variance.largest), ends(variance.bernstein))
+    return Moment(root, error, missed, 0.0, math.sqrt(variance.largest), ends(variance.bernstein))
 
 
 class _Average:

@@ -15,10 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.estimation.counts import codes
+from dpkernels.estimation.counts import codes, numbers_of
 from dpkernels.estimation.intervals import Moment
 from dpkernels.estimation.sources import channel_of
-from dpkernels.release import containers
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_o
 
 def _column(name: str, column: Any, squares: bool) -> Column:
     if not isinstance(column, tuple):
-        values = _numbers(name, column).astype(np.float64)
+        values = numbers_of(name, column).astype(np.float64)
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: row {int(np.isfinite(values).argmin())} is not finite")
         middle = float(values.mean()) if len(values) else 0.0
@@ -190,16 +189,9 @@ def _column(name: str, column: Any, squares: bool) -> Column:
         raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
     reports, mechanism = column
     channel = channel_of(mechanism)
-    at = codes(channel, _numbers(name, reports))
+    at = codes(channel, numbers_of(name, reports))
     values = (channel.values - channel.middle)[at]
     if not squares:
         return Column(name, channel.middle, values, values)
     weights, missed = channel.squares
     return Column(name, channel.middle, values, weights[at], missed)
-
-
-def _numbers(name: str, column: Any) -> np.ndarray:
-    try:
-        return np.asarray(containers.unwrap(column)[0]).reshape(-1)
-    except (TypeError, ValueError) as error:
-        raise type(error)(f"{name}: {error}") from error
