@@ -184,7 +184,7 @@ MEASURES = {
 def tables(found: list[dict[str, Any]]) -> str:
     """A table a measure, with a row for every shape, budget and number of reports, and a column a method."""
     methods = list(dict.fromkeys(row["method"] for row in found))
-    cells = {(row["shape"], row["eps"], row["n"]): {} for row in found}  # type: dict[Any, dict[str, Any]]
+    cells: dict[Any, dict[str, Any]] = {(row["shape"], row["eps"], row["n"]): {} for row in found}
     for row in found:
         cells[row["shape"], row["eps"], row["n"]][row["method"]] = row
     lines = []
