@@ -49,6 +49,10 @@ def estimate(
         e.gap                                      # certificate of the likelihood's optimality
         e.plot("ages.png")
 
+    Moments suppose nothing of the values. Distributions, and intervals of cdf, quantiles and histograms, are of
+    densities that are smooth over about a 60th of the inputs' interval: near a value that a large share of inputs have
+    in common (many zeros, say) the cdf may be off by up to that share, and its intervals do not hold.
+
     Args:
         reports: what ``perturb`` returned, of any shape, without rows left out; as float64 or float32, also after they
             were written as text; or a ``Counts`` of them.
