@@ -1,6 +1,6 @@
 """How near estimates from local reports come to the distribution of the inputs, by mechanism and estimator.
 
-    python -m benchmarks.estimation            # the table of README.md: about a quarter of an hour
+    python -m benchmarks.estimation            # four tables, the first that of README.md: ten minutes
     python -m benchmarks.estimation --quick    # n = 10^5 at three budgets, two releases each: a smoke run
     python -m benchmarks.estimation --json     # the rows as JSON
 
@@ -172,31 +172,39 @@ def _has_peer() -> bool:
     return True
 
 
-def shown(row: dict[str, Any]) -> dict[str, str]:
-    """A row as text."""
-    return {
-        "shape": row["shape"],
-        "n": f"10^{math.log10(row['n']):.0f}",
-        "eps": f"{row['eps']:g}",
-        "method": row["method"],
-        "W1": f"{row['w1']:.4f} +- {row['error']:.4f}",
-        "KS": f"{row['ks']:.3f}",
-        "quantiles": f"{row['q']:.4f}",
-        "seconds": f"{row['s']:.3f}",
-    }
+# What is printed, how, and of which key of a row.
+MEASURES = {
+    "Wasserstein-1": lambda row: f"{row['w1']:.4f} +- {row['error']:.4f}",
+    "Kolmogorov-Smirnov": lambda row: f"{row['ks']:.3f}",
+    "quantiles": lambda row: f"{row['q']:.4f}",
+    "seconds": lambda row: f"{row['s']:.3f}",
+}
+
+
+def tables(found: list[dict[str, Any]]) -> str:
+    """A table a measure, with a row for every shape, budget and number of reports, and a column a method."""
+    methods = list(dict.fromkeys(row["method"] for row in found))
+    cells: dict[Any, dict[str, Any]] = {(row["shape"], row["eps"], row["n"]): {} for row in found}
+    for row in found:
+        cells[row["shape"], row["eps"], row["n"]][row["method"]] = row
+    lines = []
+    for measure, text in MEASURES.items():
+        rows = [
+            [shape, f"{eps:g}", f"10^{math.log10(n):.0f}", *(text(own[one]) if one in own else "" for one in methods)]
+            for (shape, eps, n), own in cells.items()
+        ]
+        lines += [measure, "", markdown(["shape", "eps", "n", *methods], rows), ""]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = list(rows(QUICK, QUICK_RELEASES) if given.quick else rows(CELLS, RELEASES))
-    if given.json:
-        print(json.dumps(found))
-    else:
-        print(markdown(list(shown(found[0])), [list(shown(row).values()) for row in found]))
+    print(json.dumps(found) if given.json else tables(found))
 
 
 if __name__ == "__main__":

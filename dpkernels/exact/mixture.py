@@ -56,8 +56,9 @@ def mixture_form(mechanism: Mixture, first: ExactForm, second: ExactForm) -> Exa
     if not (isinstance(first, ExactWindow) and isinstance(second, ExactWindow)):
         raise TypeError("mechanism: a mixture of mixtures has no exact form")
     threshold = round(mechanism.weight * (1 << 32))
-    parts: list[Any] = [first.certificate, second.certificate]
-    certificate = MixtureCertificate(parts[0], parts[1], threshold)
+    one: Any = first.certificate  # The mixture's own certificate refuses what is not unbiased.
+    other: Any = second.certificate
+    certificate = MixtureCertificate(one, other, threshold)
     return ExactMixture(mechanism, first, second, certificate)
 
 

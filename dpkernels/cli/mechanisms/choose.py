@@ -60,8 +60,8 @@ def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str
 def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """What a choice is made of: the mechanism's name and its own options; of another name itself.
 
-    For the distribution that is piecewise: nothing on an interval tells more at its best width (``tune --objective
-    distribution``), and its reports are unbiased too.
+    For the distribution that is piecewise: of the families that ``tune --objective distribution`` compares none tells
+    more, and its reports are unbiased too.
 
     Raises:
         ValueError: as for the mechanism.
