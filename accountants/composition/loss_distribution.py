@@ -35,6 +35,7 @@ class Sum:
         infinite: 1 - prod (1 - m)^n.
         error: bound on the 2-norm of the error of g.
         outside: bound on the tilted mass beyond the grid.
+        rounding: bound on the relative error of the other numbers: of the tilted masses, and of e^log_scale.
     """
 
     loss: np.ndarray
@@ -44,15 +45,22 @@ class Sum:
     infinite: float
     error: float
     outside: float
+    rounding: float = 1e-13
+
+    def nudged(self, epsilon: float, side: int) -> float:
+        """eps moved to one side by more than losses on the grid are wrong: up (side -1) makes all gains smaller."""
+        return epsilon - side * 4 * _UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()))
 
     def delta(self, epsilon: float, side: int) -> float:
         """The profile at eps with all errors to one side: 1 for an upper, -1 for a lower bound."""
-        c, start = self.tilt, int(np.searchsorted(self.loss, epsilon, side="right"))
+        c, epsilon = self.tilt, self.nudged(epsilon, side)
+        start = int(np.searchsorted(self.loss, epsilon, side="right"))
         s = self.loss[start:] - epsilon
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:]).sum()
-        value += side * (self.error * _norm(weight) + self.outside * peak + 1e-13 * value)
+        rounding = self.rounding + 4 * _UNIT * c * abs(epsilon)
+        value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
         exponent = self.log_scale - c * epsilon
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for an eps far off, and weights may be 0 by underflow.
             return 1.0
@@ -83,26 +91,33 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> Sum:
         float(-np.expm1(sum(part.count * np.log1p(-min(part.infinite, 1 - 1e-16)) for part in parts))),
         error,
         tails.outside(size // 2 - 1),
+        1e-13 + sum(part.count * part.rounding for part in tilted) + 4 * _UNIT * abs(tilt * offset),
     )
 
 
 @dataclass(frozen=True)
 class _Tilted:
-    """Masses times e^(c l), made to sum to 1: g on the grid numbers k; ``log_scale`` is the log of their sum."""
+    """Masses times e^(c l), made to sum to 1: g on the grid numbers k; ``log_scale`` is the log of their sum.
+
+    Their exponents are off by a few units of their largest terms, and so are g and e^log_scale, relatively.
+    """
 
     g: np.ndarray
     k: np.ndarray
     log_scale: float
     count: int
+    rounding: float
 
 
 def _tilted(part: Masses, step: float, tilt: float) -> _Tilted:
     k = part.first + np.arange(len(part.mass), dtype=float)
     with np.errstate(divide="ignore"):
-        logs = np.log(part.mass) + tilt * step * k
+        log_mass = np.log(part.mass)
+    logs = log_mass + tilt * step * k
     top = logs.max()
     g = np.exp(logs - top)
-    return _Tilted(g / g.sum(), k, float(top + np.log(g.sum())), part.count)
+    terms = 32 + np.abs(log_mass[part.mass > 0]).max(initial=0.0) + 2 * abs(tilt * step) * np.abs(k).max() + abs(top)
+    return _Tilted(g / g.sum(), k, float(top + np.log(g.sum())), part.count, 4 * _UNIT * float(terms))
 
 
 @dataclass(frozen=True)

@@ -37,9 +37,9 @@ import numpy as np
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.losses import REACH, Losses, joined, log_ratio, panel_rule, range_of
 from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
-from accountants.pairs.runs import UNSEEN, Function, Spectrum, between_knots
+from accountants.pairs.runs import Function, Spectrum, bent, between_knots
 from accountants.pairs.runs import joined as all_of
-from accountants.pairs.shifted import Shifted
+from accountants.pairs.shifted import Shifted, unseen
 from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -150,6 +150,13 @@ class _Laws:
         """log p/q, 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
+    def steep(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """That of f at all three places, between knots; see ``Run``."""
+        law, middle = self.noise.law, (left + right) / 2
+        scores = [np.abs(law.score(middle - place)) for place in (0.0, self.D, -self.D)]
+        bend = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
+        return bent(np.max(scores, axis=0), bend, right - left)
+
     def beyond(self, y: Any) -> tuple[Any, Any]:
         """Masses of P and Q beyond y + D."""
         middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
@@ -226,8 +233,9 @@ def _(pair: Shifted, rate: float) -> Spectrum:
             return _of_atoms(_of_steps(pair, laws))
         ends = np.asarray(_within_reach(pair, laws) if degree == 2 else _ends(pair))
         outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
-    whole = all_of([between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends), *outer])
-    return dataclasses.replace(whole, unseen=UNSEEN if degree == 2 else 0.0)
+    between = between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends, laws.steep)
+    whole = all_of([between, *outer])
+    return dataclasses.replace(whole, unseen=unseen(pair.noise))
 
 
 def _of_atoms(nodes: Losses) -> Spectrum:

@@ -31,6 +31,8 @@ from dpkernels.numerics import namespace
 _DOTS, _LARGE = 256, 1 << 22
 # Losses closer together than this share a dot.
 _SAME = 1e-5
+# What a profile of masses of 1 in all is raised by: more than rounding makes it too small.
+_ROUNDING = 8 * 2.0**-53
 # Dots are left out where the profile is this near to the straight line without them, which is never below.
 _STRAIGHT = 1e-13
 
@@ -97,7 +99,7 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
     t_i q_i under p, the loss -ln t_i the reverse, and loss 0 the rest.
     """
     t = np.exp(_dots(p, cells))
-    f = np.append([_largest(p, cells, at) for at in t[:-1]], 0.0)
+    f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
     kept = _corners(t, f)
     return of_dots(t[kept], f[kept])
 

@@ -197,10 +197,12 @@ def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarr
 
 def _positive_part(total: Sum, side: int) -> float:
     """E[S_+] with all errors to one side."""
-    c, s = total.tilt, total.loss[total.loss > 0]
+    c, zero = total.tilt, total.nudged(0.0, side)
+    s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]
     weight = s * np.exp(-c * s)
-    value = (weight * total.g[total.loss > 0]).sum()
-    value += side * (total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c) + 1e-13 * value)
+    value = (weight * g).sum()
+    error = total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c)
+    value += side * (error + (total.rounding + c * abs(zero)) * value)
     if total.log_scale > _OVERFLOWS:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0
     return math.exp(total.log_scale) * max(value, 0.0)
