@@ -1,9 +1,9 @@
 """Masses on a grid of the privacy loss that bound a pair's profile, from above or from below.
 
 Above: connect the dots (Doroshenko 2022): an outcome of loss in [k h, (k+1) h] is split between both ends so that its
-masses under p and under q are kept, which raises the profile everywhere. Below: outcomes are
-gathered into groups, each of a loss of at least k h, which is a post-processing and lowers the profile.
-Mass left out of a pair's cells counts as infinite loss in the upper bound, and not at all in the lower.
+masses under p and under q are kept. Below: outcomes are gathered into groups, each of a loss of at least k h. Mass left
+out of a pair's cells counts as infinite loss in the upper bound, and not at all in the lower. Proofs:
+docs/proofs/brackets.md.
 """
 
 from __future__ import annotations
@@ -66,9 +66,8 @@ def below(cells: Cells, step: float, count: int) -> Masses:
 
     Mass p of a half cell at k h that stays brings its gain p - e^(k h) q to the group at k; what joins the group at
     k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. Of every cell the upper half goes first.
-    Gains of the group at k are agreed with costs at any level between them: a cell moves up what the levels
-    of both of its groups allow. So groups are always valid, and nearly in balance after a few rounds; the mean of
-    e^(-l), which is what a composition's lower tail depends on first, is then kept.
+    A cell moves up what the levels of both of its groups allow. Groups are nearly in balance after a few rounds: the
+    mean of e^(-l), which is what a composition's lower tail depends on first, is then kept.
     """
     gain, cost = cells.gain, np.maximum(cells.p * np.expm1(step) - cells.gain * np.exp(step), 0.0)
     moved, most = np.zeros_like(cells.p), gain.sum(1)

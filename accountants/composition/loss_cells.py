@@ -1,7 +1,7 @@
 """A pair's spectrum gathered on a grid of the loss: masses of half cells, which are all that its bounds need.
 
-NumPy in float64. Every outcome of a half cell counts as one: a merge, which is a post-processing. Their masses under
-p and q are integrals of smooth functions between points where the loss is on the grid, exact to rounding.
+NumPy in float64. Every outcome of a half cell counts as one. Their masses under p and q are integrals of smooth
+functions between points where the loss is on the grid, exact to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations

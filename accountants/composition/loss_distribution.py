@@ -2,7 +2,8 @@
 
 Sums are taken by FFT of the masses tilted by e^(c l), c the saddle point for the question asked, so that what is
 computed is of the order of the tail asked for, not of 1. The bracket contains bounds on what wraps around the grid
-(Chernoff) and on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section 24.1).
+(Chernoff), on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section 24.1), and on all
+other roundings. Proofs: docs/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -88,11 +89,18 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> Sum:
         np.maximum(np.roll(g, -(lowest % size)), 0.0),
         tilt,
         sum(part.count * part.log_scale for part in tilted) + tilt * offset,
-        float(-np.expm1(sum(part.count * np.log1p(-min(part.infinite, 1 - 1e-16)) for part in parts))),
+        _any_infinite(parts),
         error,
         tails.outside(size // 2 - 1),
         1e-13 + sum(part.count * part.rounding for part in tilted) + 4 * _UNIT * abs(tilt * offset),
     )
+
+
+def _any_infinite(parts: Sequence[Masses]) -> float:
+    """1 - prod (1 - m)^n."""
+    if any(part.infinite >= 1 for part in parts):
+        return 1.0
+    return float(-np.expm1(sum(part.count * np.log1p(-part.infinite) for part in parts)))
 
 
 @dataclass(frozen=True)
@@ -174,8 +182,7 @@ def _log_moments(part: _Tilted, slopes: np.ndarray) -> np.ndarray:
 def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float]:
     """The cyclic convolution powers, and a bound on the 2-norm of their error.
 
-    A transform of length N is off by at most eta = 8 u log2 N of its norm; powers and products by a few units each.
-    All transforms are at most 1 in size, so an error of one factor reaches the product n times at most.
+    A transform of length N is off by at most eta = 8 u log2 N of its norm, and powers by 8 u of each factor.
     """
     eta = 8 * _UNIT * np.log2(max(size, 2))
     whole, error = np.ones(size // 2 + 1, complex), 0.0

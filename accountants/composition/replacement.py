@@ -5,22 +5,12 @@ density
 
     p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D
 
-with the one record or the other, each in the sample with probability r. A given rest is enough: the mixture over all
-is no worse.
+with the one record or the other, each in the sample with probability r.
 
-Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. The integrand of the hockey stick
-is [u - g]+ with u = r f(. - a) and g = e^eps r f(. - b) + (e^eps - 1)(1 - r) f; by evenness let b <= 0.
-1. a -> D. About m = (a + D)/2 >= max(0, b) pair a point y > m with z = 2 m - y. There u takes the same two values
-   before and after, the larger one at y after and at z before; and g(y) <= g(z) since y is as far from 0 and from b
-   as z or farther. So after it the same sum u(y) - g(y) + u(z) - g(z) is spread wider, which is no less for a convex
-   function.
-2. b -> -D. Where [u - g]+ > 0, y is nearer to D than to b, so y > (D + b)/2 >= 0, and f(y - b) falls with b.
-The profile of this pair is its mirror's. At rate 1 it is that of noise moved by 2 D.
-
-Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1), by the convexity of hockey
-sticks (advanced joint convexity, Balle, Barthe & Gaboardi 2018),  delta'(eps') <= r delta(eps),  which the pair
-(r p + (1 - r) q, q) of the worst pair (p, q) attains where p and q have the same profile both ways. So the pair that
-has this profile and its mirror's is the worst.
+Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. At rate 1 it is noise moved by
+2 D. Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1),
+delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018), which the worst pair's samples
+attain. Proofs: docs/proofs/pairs.md.
 """
 
 from __future__ import annotations

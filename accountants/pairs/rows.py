@@ -1,9 +1,8 @@
 """The dominating pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
 
-A table's profile is the largest hockey stick over all neighbouring rows, in either direction: inputs between rows are
-mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps. So is its
-interpolation between some values of e^eps, the dots; that is never below it, and is itself the profile of one pair.
-This pair is what composes, since every report may be for other rows.
+A table's profile is the largest hockey stick over all neighbouring rows, in either direction, a convex function of
+e^eps. Its interpolation between some values of e^eps, the dots, is never below it, and is itself the profile of one
+pair (docs/proofs/pairs.md). This pair is what composes, since every report may be for other rows.
 """
 
 from __future__ import annotations
@@ -145,9 +144,6 @@ def _largest(p: np.ndarray, cells: int, t: float) -> float:
 
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
     """The table and the table as many cells further on as neighbours can be apart, both ways.
-
-    Under the same rounding neighbours are any number of cells up to that apart; the weights are unimodal, so the
-    largest shift is the worst (``worst.noise_pairs``), and a mixture over roundings is no worse.
 
     Raises:
         ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity
