@@ -2,7 +2,7 @@
 
 A table's profile is the largest hockey stick over all neighbouring rows, in either direction, a convex function of
 e^eps. Its interpolation between some values of e^eps, the dots, is never below it, and is itself the profile of one
-pair (docs/proofs/pairs.md). This pair is what composes, since every report may be for other rows.
+pair (docs/proofs/worst_pairs.md). This pair is what composes, since every report may be for other rows.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The privacy profile of a mechanism is the pointwise maximum of the hockey sticks
     delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0
 
 and a pair and its mirror (q and p swapped) are both meant where they have the same hockey stick. Proofs:
-docs/proofs/pairs.md.
+docs/proofs/worst_pairs.md.
 """
 
 from __future__ import annotations

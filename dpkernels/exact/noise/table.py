@@ -7,7 +7,7 @@ An input x is rounded to the position
 a stochastic rounding to multiples of the cell h = M g, in exact arithmetic: x/g is a float's exponent moved, the rest
 are integers. The report is h (position + code), with code ``first + j`` of probability weights[j] / 2^bits whatever
 x is. The privacy of the release is that of shifts of the table by up to ceil(ceil(D/g) / M) cells, see
-docs/proofs/noise.md.
+docs/proofs/noise_tables.md.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: i
     """Cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
 
     Weight added to the base of a code raises no ratio. Where every row's window covers a code, rounding can lower the
-    smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/windows.md).
+    smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
     """
     h, g, half = mechanism.window, mechanism.base, codes // 2
     if not 2 <= cells <= codes - 2:
