@@ -1,7 +1,7 @@
 """A pair's spectrum gathered on a grid of the loss: masses of half cells, which are all that its bounds need.
 
-NumPy in float64. Every outcome of a half cell counts as one: a merge, which is a post-processing. Their masses under
-p and q are integrals of smooth functions between points where the loss is on the grid, exact to rounding.
+NumPy in float64. Every outcome of a half cell counts as one. Their masses under p and q are integrals of smooth
+functions between points where the loss is on the grid, exact to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from accountants.pairs.runs import Run, Spectrum
+from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, refined
 from dpkernels.numerics import gauss_legendre
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 # Panels of a run, beside those that the grid makes; an atom this near to the grid, in steps, is on it; how far from
 # its ends a run is looked at, where a density may jump.
 _PANELS, _ON_GRID, _INSET = 256, 1e-9, 1e-12
-# What is left out is known to a thousandth.
-_MARGIN = 1.001
+# What is left out is known to a thousandth; how far outside its cell a loss may be, for rounding.
+_MARGIN, _OUTSIDE = 1.001, 1e-7
 _MOST = 1 << 25  # half cells of a run
 _LEVELS = 128  # at which the lowest outcomes are looked at
 
@@ -110,18 +110,30 @@ def _of_run(run: Run, step: float, offset: float) -> tuple[Any, Any, Any]:
     if not np.ptp(ends) <= _MOST:
         raise ValueError(f"losses over {np.ptp(_ends(run)):.6g} are too many for a grid of step {step:.6g}")
     on_grid = run.inverse(offset + np.arange(np.floor(ends.min()) + 1, np.ceil(ends.max())) * (step / 2))
-    points = np.union1d(np.clip(on_grid, run.left, run.right), _panels(run))
+    points = refined(np.union1d(np.clip(on_grid, run.left, run.right), _panels(run)), run.steep, EXACT)
     width = np.diff(points)
     half = np.floor((run.loss(_inner(run, points[:-1] + width / 2)) - offset) / (step / 2)).astype(np.int64)
     x = points[:-1, None] + width[:, None] * _NODES
     mass = width[:, None] * _WEIGHTS * run.p(x)
-    over = np.clip(run.loss(x) - (offset + half // 2 * step)[:, None], 0.0, step)
+    over = _within(run.loss(x) - (offset + half // 2 * step)[:, None], step)
     return half, mass.sum(1), -(mass * np.expm1(-over)).sum(1)
+
+
+def _within(over: np.ndarray, step: float) -> np.ndarray:
+    """By how much losses are above their cells' lower ends; what is outside but for rounding is refused.
+
+    Raises:
+        ValueError: a loss is in another cell than the middle of its panel.
+    """
+    inside = np.clip(over, 0.0, step)
+    if not (np.abs(over - inside) <= _OUTSIDE * (step + 1.0)).all():
+        raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
+    return inside
 
 
 def _without_ends(run: Run, negligible: float) -> tuple[Run, float]:
     """The run without the panels at either end that have less than this mass of p together, and what they have."""
-    points = _panels(run)
+    points = refined(_panels(run), run.steep, ROUGH)
     width = np.diff(points)[:, None]
     mass = (width * _WEIGHTS * run.p(points[:-1, None] + width * _NODES)).sum(1) * _MARGIN
     low = int((np.cumsum(mass) <= negligible).sum())

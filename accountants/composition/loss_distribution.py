@@ -2,7 +2,8 @@
 
 Sums are taken by FFT of the masses tilted by e^(c l), c the saddle point for the question asked, so that what is
 computed is of the order of the tail asked for, not of 1. The bracket contains bounds on what wraps around the grid
-(Chernoff) and on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section 24.1).
+(Chernoff), on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section 24.1), and on all
+other roundings. Proofs: docs/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Sum:
         infinite: 1 - prod (1 - m)^n.
         error: bound on the 2-norm of the error of g.
         outside: bound on the tilted mass beyond the grid.
+        rounding: bound on the relative error of the other numbers: of the tilted masses, and of e^log_scale.
     """
 
     loss: np.ndarray
@@ -44,15 +46,22 @@ class Sum:
     infinite: float
     error: float
     outside: float
+    rounding: float = 1e-13
+
+    def nudged(self, epsilon: float, side: int) -> float:
+        """eps moved to one side by more than losses on the grid are wrong: up (side -1) makes all gains smaller."""
+        return epsilon - side * 4 * _UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()))
 
     def delta(self, epsilon: float, side: int) -> float:
         """The profile at eps with all errors to one side: 1 for an upper, -1 for a lower bound."""
-        c, start = self.tilt, int(np.searchsorted(self.loss, epsilon, side="right"))
+        c, epsilon = self.tilt, self.nudged(epsilon, side)
+        start = int(np.searchsorted(self.loss, epsilon, side="right"))
         s = self.loss[start:] - epsilon
         weight = np.exp(-c * s) * -np.expm1(-s)
         peak = (c / (1 + c)) ** c / (1 + c)
         value = (weight * self.g[start:]).sum()
-        value += side * (self.error * _norm(weight) + self.outside * peak + 1e-13 * value)
+        rounding = self.rounding + 4 * _UNIT * c * abs(epsilon)
+        value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
         exponent = self.log_scale - c * epsilon
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for an eps far off, and weights may be 0 by underflow.
             return 1.0
@@ -80,29 +89,43 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> Sum:
         np.maximum(np.roll(g, -(lowest % size)), 0.0),
         tilt,
         sum(part.count * part.log_scale for part in tilted) + tilt * offset,
-        float(-np.expm1(sum(part.count * np.log1p(-min(part.infinite, 1 - 1e-16)) for part in parts))),
+        _any_infinite(parts),
         error,
         tails.outside(size // 2 - 1),
+        1e-13 + sum(part.count * part.rounding for part in tilted) + 4 * _UNIT * abs(tilt * offset),
     )
+
+
+def _any_infinite(parts: Sequence[Masses]) -> float:
+    """1 - prod (1 - m)^n."""
+    if any(part.infinite >= 1 for part in parts):
+        return 1.0
+    return float(-np.expm1(sum(part.count * np.log1p(-part.infinite) for part in parts)))
 
 
 @dataclass(frozen=True)
 class _Tilted:
-    """Masses times e^(c l), made to sum to 1: g on the grid numbers k; ``log_scale`` is the log of their sum."""
+    """Masses times e^(c l), made to sum to 1: g on the grid numbers k; ``log_scale`` is the log of their sum.
+
+    Their exponents are off by a few units of their largest terms, and so are g and e^log_scale, relatively.
+    """
 
     g: np.ndarray
     k: np.ndarray
     log_scale: float
     count: int
+    rounding: float
 
 
 def _tilted(part: Masses, step: float, tilt: float) -> _Tilted:
     k = part.first + np.arange(len(part.mass), dtype=float)
     with np.errstate(divide="ignore"):
-        logs = np.log(part.mass) + tilt * step * k
+        log_mass = np.log(part.mass)
+    logs = log_mass + tilt * step * k
     top = logs.max()
     g = np.exp(logs - top)
-    return _Tilted(g / g.sum(), k, float(top + np.log(g.sum())), part.count)
+    terms = 32 + np.abs(log_mass[part.mass > 0]).max(initial=0.0) + 2 * abs(tilt * step) * np.abs(k).max() + abs(top)
+    return _Tilted(g / g.sum(), k, float(top + np.log(g.sum())), part.count, 4 * _UNIT * float(terms))
 
 
 @dataclass(frozen=True)
@@ -159,8 +182,7 @@ def _log_moments(part: _Tilted, slopes: np.ndarray) -> np.ndarray:
 def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float]:
     """The cyclic convolution powers, and a bound on the 2-norm of their error.
 
-    A transform of length N is off by at most eta = 8 u log2 N of its norm; powers and products by a few units each.
-    All transforms are at most 1 in size, so an error of one factor reaches the product n times at most.
+    A transform of length N is off by at most eta = 8 u log2 N of its norm, and powers by 8 u of each factor.
     """
     eta = 8 * _UNIT * np.log2(max(size, 2))
     whole, error = np.ones(size // 2 + 1, complex), 0.0

@@ -5,22 +5,12 @@ density
 
     p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D
 
-with the one record or the other, each in the sample with probability r. A given rest is enough: the mixture over all
-is no worse.
+with the one record or the other, each in the sample with probability r.
 
-Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. The integrand of the hockey stick
-is [u - g]+ with u = r f(. - a) and g = e^eps r f(. - b) + (e^eps - 1)(1 - r) f; by evenness let b <= 0.
-1. a -> D. About m = (a + D)/2 >= max(0, b) pair a point y > m with z = 2 m - y. There u takes the same two values
-   before and after, the larger one at y after and at z before; and g(y) <= g(z) since y is as far from 0 and from b
-   as z or farther. So after it the same sum u(y) - g(y) + u(z) - g(z) is spread wider, which is no less for a convex
-   function.
-2. b -> -D. Where [u - g]+ > 0, y is nearer to D than to b, so y > (D + b)/2 >= 0, and f(y - b) falls with b.
-The profile of this pair is its mirror's. At rate 1 it is that of noise moved by 2 D.
-
-Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1), by the convexity of hockey
-sticks (advanced joint convexity, Balle, Barthe & Gaboardi 2018),  delta'(eps') <= r delta(eps),  which the pair
-(r p + (1 - r) q, q) of the worst pair (p, q) attains where p and q have the same profile both ways. So the pair that
-has this profile and its mirror's is the worst.
+Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. At rate 1 it is noise moved by
+2 D. Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1),
+delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018), which the worst pair's samples
+attain. Proofs: docs/proofs/worst_pairs.md.
 """
 
 from __future__ import annotations
@@ -37,9 +27,9 @@ import numpy as np
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.losses import REACH, Losses, joined, log_ratio, panel_rule, range_of
 from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
-from accountants.pairs.runs import UNSEEN, Function, Spectrum, between_knots
+from accountants.pairs.runs import Function, Spectrum, bent, between_knots
 from accountants.pairs.runs import joined as all_of
-from accountants.pairs.shifted import Shifted
+from accountants.pairs.shifted import Shifted, unseen
 from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -150,6 +140,13 @@ class _Laws:
         """log p/q, 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
+    def steep(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """That of f at all three places, between knots; see ``Run``."""
+        law, middle = self.noise.law, (left + right) / 2
+        scores = [np.abs(law.score(middle - place)) for place in (0.0, self.D, -self.D)]
+        bend = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
+        return bent(np.max(scores, axis=0), bend, right - left)
+
     def beyond(self, y: Any) -> tuple[Any, Any]:
         """Masses of P and Q beyond y + D."""
         middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
@@ -226,8 +223,9 @@ def _(pair: Shifted, rate: float) -> Spectrum:
             return _of_atoms(_of_steps(pair, laws))
         ends = np.asarray(_within_reach(pair, laws) if degree == 2 else _ends(pair))
         outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
-    whole = all_of([between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends), *outer])
-    return dataclasses.replace(whole, unseen=UNSEEN if degree == 2 else 0.0)
+    between = between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends, laws.steep)
+    whole = all_of([between, *outer])
+    return dataclasses.replace(whole, unseen=unseen(pair.noise))
 
 
 def _of_atoms(nodes: Losses) -> Spectrum:

@@ -25,7 +25,7 @@ from accountants.pairs.panels import (
     pieces_of,
     turned,
 )
-from accountants.pairs.runs import Spectrum, between_knots, joined
+from accountants.pairs.runs import Spectrum, between_knots, flat, joined
 from dpkernels.numerics import floating, like
 from dpkernels.pytrees import pytree
 from dpkernels.roots import halved
@@ -126,7 +126,7 @@ def _of_piece(piece: Piece, logs: dict[str, LogDensity], ends: np.ndarray) -> Sp
     def density(which: int) -> Callable[[np.ndarray], np.ndarray]:
         return lambda t: np.exp(log_densities(piece, logs, t)[which])
 
-    return between_knots(density(0), density(1), lambda t: log_ratio(*log_densities(piece, logs, t)), ends)
+    return between_knots(density(0), density(1), lambda t: log_ratio(*log_densities(piece, logs, t)), ends, flat)
 
 
 def _hockey_stick(pair: Densities) -> Curve:

@@ -12,10 +12,10 @@ import numpy as np
 from accountants.pairs import placed_sticks
 from accountants.pairs.base import Curve, Pair
 from accountants.pairs.losses import FEW, Losses, panel_rule, range_of
-from accountants.pairs.runs import Spectrum, between_knots
+from accountants.pairs.runs import Spectrum, between_knots, flat
 from dpkernels import checks
-from dpkernels.mechanisms.windowed.bases import Base, Constant
-from dpkernels.mechanisms.windowed.mechanism import Uniform, Window, Windowed
+from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
@@ -60,7 +60,12 @@ class Placed(Pair):
     def spectrum(self) -> Spectrum:
         """Pieces between the knots of both densities, cut again where the loss turns."""
         p, q, ends = whole(jax.tree.map(float, self))
-        return between_knots(p, q, lambda x: np.log(p(x)) - np.log(q(x)), ends)
+        return between_knots(p, q, lambda x: np.log(p(x)) - np.log(q(x)), ends, self._steep)
+
+    def _steep(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """Half a sine is pi over its width; other shapes are polynomials of degree 4 at most between their knots."""
+        sine = isinstance(self.mechanism.window, Sine)
+        return flat(left, right) + (np.pi / float(self.mechanism.width) if sine else 0.0)
 
     def mirror(self) -> Placed:
         return Placed(self.mechanism, self.other, self.x)
@@ -86,9 +91,9 @@ def _check_shapes(mechanism: Any) -> None:
 
 
 def falls(shape: Window | Base) -> bool:
-    """Whether a window or a base falls from its middle; only a table may not."""
+    """Whether a window or a base falls from its middle for certain: of a user's own class it is not known."""
     if not isinstance(shape, TabulatedWindow | TabulatedBase):
-        return True
+        return isinstance(shape, Uniform | Sine | Triangle | Constant | Quartic)
     outward = shape.shape.heights[len(shape.shape.heights) // 2 :]
     return bool(np.all(np.diff(outward) <= 0))
 

@@ -1,9 +1,8 @@
 """The dominating pairs of mechanisms given row by row, and of exact forms, from the integers that a release samples.
 
-A table's profile is the largest hockey stick over all neighbouring rows, in either direction: inputs between rows are
-mixtures of rows, and a hockey stick is jointly convex. It is a convex, piecewise linear function of e^eps. So is its
-interpolation between some values of e^eps, the dots; that is never below it, and is itself the profile of one pair.
-This pair is what composes, since every report may be for other rows.
+A table's profile is the largest hockey stick over all neighbouring rows, in either direction, a convex function of
+e^eps. Its interpolation between some values of e^eps, the dots, is never below it, and is itself the profile of one
+pair (docs/proofs/worst_pairs.md). This pair is what composes, since every report may be for other rows.
 """
 
 from __future__ import annotations
@@ -31,6 +30,8 @@ from dpkernels.numerics import namespace
 _DOTS, _LARGE = 256, 1 << 22
 # Losses closer together than this share a dot.
 _SAME = 1e-5
+# What a profile of masses of 1 in all is raised by: more than rounding makes it too small.
+_ROUNDING = 8 * 2.0**-53
 # Dots are left out where the profile is this near to the straight line without them, which is never below.
 _STRAIGHT = 1e-13
 
@@ -97,7 +98,7 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
     t_i q_i under p, the loss -ln t_i the reverse, and loss 0 the rest.
     """
     t = np.exp(_dots(p, cells))
-    f = np.append([_largest(p, cells, at) for at in t[:-1]], 0.0)
+    f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
     kept = _corners(t, f)
     return of_dots(t[kept], f[kept])
 
@@ -143,9 +144,6 @@ def _largest(p: np.ndarray, cells: int, t: float) -> float:
 
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
     """The table and the table as many cells further on as neighbours can be apart, both ways.
-
-    Under the same rounding neighbours are any number of cells up to that apart; the weights are unimodal, so the
-    largest shift is the worst (``worst.noise_pairs``), and a mixture over roundings is no worse.
 
     Raises:
         ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity

@@ -6,6 +6,7 @@ is on a grid.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -17,6 +18,8 @@ from dpkernels.numerics import gauss_legendre
 from dpkernels.roots import halved
 
 Function = Callable[[np.ndarray], np.ndarray]
+# (left, right) -> how steep densities are at most on panels between these ends; see ``Run``.
+Steepness = Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 # Points of a piece at which turns of the loss are looked for, also the ends of panels of its mass; and halvings that
@@ -26,6 +29,10 @@ _SAMPLES, _BISECTIONS = 257, 60
 _INSET = 1e-12
 # Knots no further apart, relative to the farthest, are one but for rounding.
 _ROUNDING = 64 * 2.0**-52
+# The eighth root of 105, rounded up: by how much of sqrt(bend) a law of bending log density is steeper than its score.
+_BENT = 1.8
+# Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
+EXACT, ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
 # Mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 UNSEEN = 2e-72
 # Losses up to it are rounding errors.
@@ -43,6 +50,8 @@ class Run:
         q: density of the other.
         loss: log p/q.
         inverse: from losses between those at the ends to points.
+        steep: s of panels, for what quadrature is proven to be good to (docs/proofs/brackets.md): p and q are sums of
+            positive parts f of |f^(8)| <= s^8 f; polynomials of degree 7 have 0, as have laws of which it is unknown.
     """
 
     left: float
@@ -51,6 +60,7 @@ class Run:
     q: Function
     loss: Function
     inverse: Function
+    steep: Steepness
 
 
 @dataclass(frozen=True)
@@ -79,7 +89,7 @@ class Spectrum:
     def mirrored(self) -> Spectrum:
         """The pair (q, p)."""
         runs = tuple(
-            Run(run.left, run.right, run.q, run.p, _after(np.negative, run.loss), _after(run.inverse, np.negative))
+            replace(run, p=run.q, q=run.p, loss=_after(np.negative, run.loss), inverse=_after(run.inverse, np.negative))
             for run in self.runs
         )
         return Spectrum(self.q, self.p, -self.loss, runs, self.unseen)
@@ -97,7 +107,7 @@ class Spectrum:
                 return np.where(loss > 30, loss - np.log(rate), np.log1p(np.maximum(np.expm1(loss) / rate, -1.0)))
 
         runs = tuple(
-            Run(run.left, run.right, _mix(run, rate), run.q, _after(there, run.loss), _after(run.inverse, back))
+            replace(run, p=_mix(run, rate), loss=_after(there, run.loss), inverse=_after(run.inverse, back))
             for run in self.runs
         )
         return Spectrum(rate * self.p + (1 - rate) * self.q, self.q, there(self.loss), runs, self.unseen)
@@ -115,7 +125,7 @@ class Spectrum:
 
 
 def _mass_of(run: Run) -> float:
-    return _mass(run.p, run.left, run.right) + _mass(run.q, run.left, run.right)
+    return _mass(run.p, run.left, run.right, run.steep) + _mass(run.q, run.left, run.right, run.steep)
 
 
 def _after(outer: Any, inner: Any) -> Function:
@@ -140,6 +150,7 @@ def affine(
     left: float, right: float, at: float, log_p: float, rise: float, loss: float, slope: float, bend: float
 ) -> Run:
     """A run of an affine loss, log p being a polynomial of degree 2 at most; both are given at ``at``."""
+    scores = rise, rise - slope
 
     def log_density(x: np.ndarray) -> np.ndarray:
         return log_p + rise * (x - at) - bend * (x - at) ** 2 / 2
@@ -154,10 +165,38 @@ def affine(
         lambda x: np.exp(log_density(x) - level(x)),
         level,
         lambda value: at + (value - loss) / slope,
+        lambda x, y: np.maximum(*(bent(np.abs(score - bend * ((x + y) / 2 - at)), bend, y - x) for score in scores)),
     )
 
 
-def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray) -> Spectrum:
+def bent(score: Any, bend: float, width: Any) -> Any:
+    """The steepness of e^g on panels of a width, g of degree 2: |g'| in their middles is given, -g'' is the bend."""
+    return score + bend * width / 2 + _BENT * math.sqrt(bend)
+
+
+def flat(left: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """No steepness: polynomials of degree 7, or what is not known."""
+    return 0 * left
+
+
+def refined(points: np.ndarray, steep: Steepness, still: float) -> np.ndarray:
+    """The ends of panels cut evenly into ones whose width times steepness is at most ``still``.
+
+    Raises:
+        ValueError: there would be more than 2^25.
+    """
+    parts = np.maximum(np.ceil(np.diff(points) * steep(points[:-1], points[1:]) / still), 1.0)
+    if not parts.sum() <= _MOST_PANELS:
+        raise ValueError(
+            f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MOST_PANELS} are used"
+        )
+    many = parts.astype(int)
+    number = np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    inner = np.repeat(points[:-1], many) + number * np.repeat(np.diff(points) / many, many)
+    return np.append(inner, points[-1])
+
+
+def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray, steep: Steepness) -> Spectrum:
     """The spectrum of two densities that are smooth between knots, which increase."""
     atoms: list[tuple[Any, Any, Any]] = []
     runs: list[Run] = []
@@ -169,15 +208,15 @@ def between_knots(p: Function, q: Function, loss: Function, ends: np.ndarray) ->
         x = np.linspace(left + inset, right - inset, _SAMPLES)
         level = loss(x)
         if np.isinf(level).all() or np.ptp(level) <= 1e-13 * (1 + np.abs(level).max()):
-            atoms.append((_mass(p, left, right), _mass(q, left, right), level[_SAMPLES // 2]))
+            atoms.append((_mass(p, left, right, steep), _mass(q, left, right, steep), level[_SAMPLES // 2]))
         else:
-            runs.extend(_numeric(p, q, loss, *span) for span in monotone(loss, x, left, right))
+            runs.extend(_numeric(p, q, loss, *span, steep) for span in monotone(loss, x, left, right))
     p_mass, q_mass, level = np.array(atoms).reshape(-1, 3).T
     return Spectrum(p_mass, q_mass, level, tuple(runs))
 
 
-def _mass(density: Function, left: float, right: float) -> float:
-    points = np.linspace(left, right, _SAMPLES)
+def _mass(density: Function, left: float, right: float, steep: Steepness) -> float:
+    points = refined(np.linspace(left, right, _SAMPLES), steep, EXACT)
     width = np.diff(points)[:, None]
     return float((width * _WEIGHTS * density(points[:-1, None] + width * _NODES)).sum())
 
@@ -200,7 +239,7 @@ def monotone(loss: Function, x: np.ndarray, left: float, right: float) -> list[t
     return list(zip(cuts, [*cuts[1:], right], strict=True))
 
 
-def _numeric(p: Function, q: Function, loss: Function, left: float, right: float) -> Run:
+def _numeric(p: Function, q: Function, loss: Function, left: float, right: float, steep: Steepness) -> Run:
     """A run whose loss is inverted by bisection."""
     inset = _INSET * (right - left)
     rises = loss(np.array(right - inset)) > loss(np.array(left + inset))
@@ -210,4 +249,4 @@ def _numeric(p: Function, q: Function, loss: Function, left: float, right: float
         low, high = halved(lambda x: (loss(x) < level) == rises, *ends, _BISECTIONS)
         return (low + high) / 2
 
-    return Run(left, right, p, q, loss, inverse)
+    return Run(left, right, p, q, loss, inverse, steep)

@@ -64,9 +64,7 @@ class Shifted(Pair):
             if right > left:
                 at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
                 found.append(runs.affine(left, right, at, log_p, rise, loss, slope, float(bend)))
-        return Spectrum(
-            single.p[keep], single.q[keep], single.loss[keep], tuple(found), runs.UNSEEN if bend > 0 else 0.0
-        )
+        return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(found), unseen(self.noise))
 
     def mirror(self) -> Shifted:
         return Shifted(self.noise, -self.shift, self.periods)
@@ -76,6 +74,11 @@ class Shifted(Pair):
 
     def check(self) -> None:
         checks.sensitivity(np.abs(self.shift))
+
+
+def unseen(noise: Distribution) -> float:
+    """Bound on the mass beyond the reach on both sides: of a Gaussian, reweighted at most as it is at 0."""
+    return runs.UNSEEN * float(noise.weight(np.zeros(()))) if noise.law.degree == 2 else 0.0
 
 
 def is_even(noise: Distribution) -> bool:

@@ -4,7 +4,8 @@ The privacy profile of a mechanism is the pointwise maximum of the hockey sticks
 
     delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0
 
-and a pair and its mirror (q and p swapped) are both meant where they have the same hockey stick.
+and a pair and its mirror (q and p swapped) are both meant where they have the same hockey stick. Proofs:
+docs/proofs/worst_pairs.md.
 """
 
 from __future__ import annotations
@@ -95,8 +96,7 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Any:
 def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
     """The worst pairs of additive noise over shifts of size up to D.
 
-    For a density unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)): at every x the integrand of the hockey
-    stick is 0 while f(x - d) >= f(x), and grows with d after that. For an even f one of the two is enough.
+    For a density unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)); for an even f one of the two is enough.
 
     Raises:
         TypeError: noise of an unknown type.
@@ -138,20 +138,10 @@ def take_none(sensitivity: Any) -> None:
 
 @worst_pairs.register
 def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends of the input interval, for a window h and a base g that fall from their middles.
+    """The two ends of the input interval, for a window and a base that fall from their middles.
 
-    Let c, c' in [-S, S] be the middles of the windows of p and q, c' <= c (else mirror), and
-    D(v) = h(v - c) - e^eps h(v - c') - k g(v), k >= 0, the integrand up to a factor. D > 0 needs |v - c| < |v - c'|.
-    1. c' -> -S raises D wherever it is positive: there v > c', and h(v - c') falls.
-    2. If c < 0, c -> |c| does not lower the integral: for t > 0 let X = h(t - |c|) >= x = h(-t - |c|) and
-       Y = e^eps h(t - S) + k g >= y = e^eps h(t + S) + k g; the points t and -t together had [x - y]+ + [X - Y]+
-       and get [X - y]+ + [x - Y]+, the same sum spread wider, which is no less for a convex function.
-    3. If c >= 0, the derivative of the integral in c is that of h over A = {D > 0}: the integral over t > 0 of
-       |h'(t)| (1[c + t in A] - 1[c - t in A]). It is not negative: c - t in A implies c + t in A, where h(v - c) is
-       the same, h(v + S) smaller, and g no larger since |c + t| >= |c - t|.
-
-    Other shapes (a user's humps, a base that rises to its edge): the pair of two points of the mechanism's pure level
-    eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
+    Other shapes (a user's humps, a base that rises to its edge, a class of a user's own): the pair of two points of the
+    mechanism's pure level eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
     """
     take_none(sensitivity)
     if falls(mechanism.window) and falls(mechanism.base):

@@ -8,17 +8,8 @@ L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. What n reports without thei
 
 and with gamma = 1, omega = R_x0 it is exactly that where all others hold x0: a lower bound of the worst case.
 
-Which pair: E[(L_1 + ... + L_M)_+] rises with E(L - t)_+ at every t (the convex order; E L = 1 - e^eps for all pairs),
-so a pair of which E(L - t)_+ is largest at every t is the worst. It is convex in (R_x, R_x'), so inputs between rows,
-which are mixtures of rows, are no worse than rows. Of a window h that falls from its middle on such a base g, whose
-windows at the two ends do not overlap, the ends are worst: omega is g, up to a factor, so for some k
-
-    E(L - t)_+ = integral (h(v - c) - e^eps h(v - c') - k g(v))_+ dv + const    (both sides of an identity, if k < 0).
-
-For k >= 0 that is at most integral (h(v - c) - k g(v))_+ = area - integral min(h(v - c), k g(v)), the latter a
-convolution of even falling functions layer by layer: least at the end; and where the windows at the ends do not
-overlap the ends attain it. For k < 0 the same of (e^eps h(v - c') - h(v - c) - |k| g)_+. Of flat h and g that do
-overlap: less overlap is a spread of L that keeps its mean.
+Which pair: one of which E(L - t)_+ is largest at every t is the worst. The ends are, of a window that falls from its
+middle on such a base, if windows at the two ends do not overlap or both are flat. Proofs: docs/proofs/shuffle.md.
 """
 
 from __future__ import annotations

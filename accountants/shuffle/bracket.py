@@ -1,10 +1,9 @@
 """Rigorous bounds of shuffled reports: the sum of losses on a grid, with the errors of transforms and rounding inside.
 
-In the convex order: an outcome of L between two grid points that is split between both, its mean kept, makes
-E[(L_1 + ... + L_M)_+] larger; outcomes gathered into groups around grid points, each of a mean at least as large as its
-point, make it smaller (Jensen). Both errors are of second order in the step where outcomes are dense, so sums of 2^j
-reports are made outcome by outcome first, as long as they have few. A bound over many pairs is the law whose E(L - t)_+
-is the pairs' largest at some t, and straight between: it is above all of them in the convex order.
+In the convex order: an outcome of L split between two grid points, its mean kept, makes E[(L_1 + ... + L_M)_+] larger;
+a law whose E(L - t)_+ is a polygon below makes it smaller (docs/proofs/shuffle.md). Both errors are of second order in
+the step where outcomes are dense, so sums of 2^j reports are made outcome by outcome first, as long as they have few. A
+bound over many pairs is the law whose E(L - t)_+ is the pairs' largest at some t, and straight between.
 """
 
 from __future__ import annotations
@@ -155,8 +154,7 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 def _below(law: Law, step: float, count: int) -> Masses:
     """A law on the grid whose f(t) = E(L - t)_+ is nowhere above, convex and straight between grid points.
 
-    Chords of f exceed it inside a cell, at most by an e at its outcomes; so f - d at grid points, d the larger e of
-    the two cells beside, has chords below f, and so has the convex hull from below, at slopes of -1 or more.
+    By as much as chords of f exceed it in the two cells beside, f is lowered at a grid point; see the page.
     """
     place = (law.value - law.slack) / step - _MOVED
     k, first, size = _cells(place)
@@ -197,10 +195,12 @@ def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarr
 
 def _positive_part(total: Sum, side: int) -> float:
     """E[S_+] with all errors to one side."""
-    c, s = total.tilt, total.loss[total.loss > 0]
+    c, zero = total.tilt, total.nudged(0.0, side)
+    s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]
     weight = s * np.exp(-c * s)
-    value = (weight * total.g[total.loss > 0]).sum()
-    value += side * (total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c) + 1e-13 * value)
+    value = (weight * g).sum()
+    error = total.error * math.sqrt((weight * weight).sum()) + total.outside / (math.e * c)
+    value += side * (error + (total.rounding + c * abs(zero)) * value)
     if total.log_scale > _OVERFLOWS:  # Weights may be 0 by underflow.
         return math.inf if side > 0 else 0.0
     return math.exp(total.log_scale) * max(value, 0.0)

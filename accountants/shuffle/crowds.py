@@ -135,10 +135,9 @@ class Blanket:
 
 
 def of_level(level: Any, gamma: Any) -> Reports:
-    """Reports that are no less telling than any mechanism's of this pure level and gamma.
+    """Reports that are no less telling than any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
 
-    R_x/omega is between gamma and gamma e^eps0 and 1 in the mean, so (R_x - e^eps R_x')/omega is spread widest where
-    both are at one of the two ends, high with probability w = (1/gamma - 1)/(e^eps0 - 1), and rarely together.
+    Both R_x/omega and R_x'/omega are high, gamma e^eps0 and not gamma, with probability w = (1/gamma - 1)/(e^eps0 - 1).
     """
     high = np.exp(level)
     w = min((1 / gamma - 1) / (high - 1), 1.0)

@@ -23,9 +23,8 @@ def fraction_bits(shifts: int) -> int:
 def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: float) -> Array:
     """Round inputs to one of the two rows around them, with random bits of their own.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Any mixture of rows has the guarantee for any two rows.
-    Where neighbouring inputs are d steps apart, ``positions`` puts them at most ceil(d + 2^-8) steps apart; under one
-    word they then go to rows at most ceil(ceil(d + 2^-8)/2^bits) apart, since floor((i + r)/2^bits) moves by no more.
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. What holds for rows holds for inputs. Neighbours d
+    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word (docs/proofs/row_mixtures.md).
     """
     bits = fraction_bits(shifts)
     position = positions(x, shifts, first, last)
@@ -38,8 +37,8 @@ def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: flo
 def positions(x: Array, shifts: int, first: float, last: float) -> Array:
     """The nearest of shifts 2^bits equal steps from ``first`` to ``last``: floor(2 o + 1) // 2, o the float position.
 
-    Three roundings of 2^-53 relatively, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor
-    reads as 0, move o by less than 2^-9. The half is added in integers: a processor that fuses a product with a sum
+    Roundings, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor reads as 0, move o by less
+    than 2^-9. The half is added in integers: a processor that fuses a product with a sum
     would round otherwise than one that does not, and reports must be the same bits on both.
     """
     steps = shifts << fraction_bits(shifts)

@@ -1,4 +1,4 @@
-"""The normal law in integers: values with proven bounds, for certificates of Gaussian noise on vectors."""
+"""The normal law in integers: values with bounds proven in docs/proofs/vectors.md, for Gaussian noise on vectors."""
 
 from __future__ import annotations
 
@@ -32,9 +32,7 @@ def _central(x: int) -> int:
 
         Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
 
-    Terms t_k = x^(2k+1)/(2^k k!) follow from each other, each rounded down; an error of one unit grows at most by
-    e^(FAR^2/2) < 2^142 on the way, and of the 2^9 terms those from the 450th on are below a unit. The sum's error is
-    below 2^(9 + 9 + 142) units; sqrt(2 pi), rounded to 2^-160, adds less.
+    Terms follow from each other, each rounded down; of the 2^9 those from the 450th on are below a unit.
     """
     square, term, total = x * x >> BITS, x, x
     for k in range(1, 1 << 9):
@@ -50,8 +48,7 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
 
         mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
 
-    since |phi^(8)| is largest at 0. phi(m) follows from cell to cell: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2). Its
-    factors are known to 2^-119 relatively, so phi is to count^2 2^-119, and everything else is rounded by units.
+    and phi(m) follows from cell to cell: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
     """
     h, one = 1 / sigma, 1 << BITS
     decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))

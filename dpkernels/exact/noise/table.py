@@ -6,8 +6,8 @@ An input x is rounded to the position
 
 a stochastic rounding to multiples of the cell h = M g, in exact arithmetic: x/g is a float's exponent moved, the rest
 are integers. The report is h (position + code), with code ``first + j`` of probability weights[j] / 2^bits whatever
-x is. Under the same r, inputs at most D apart have positions at most ceil(ceil(D/g) / M) apart, so the privacy of the
-release is that of shifts of the table by up to so many cells.
+x is. The privacy of the release is that of shifts of the table by up to ceil(ceil(D/g) / M) cells, see
+docs/proofs/noise_tables.md.
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
     """delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
 
-    For unimodal weights the largest shift is the worst: a term of ``excess`` is 0 while the shifted weight is the
-    larger one, and grows with the shift after that. Beyond the table's length nothing changes.
+    For unimodal weights the largest shift is the worst. Beyond the table's length nothing changes.
     """
     shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)

@@ -1,10 +1,10 @@
 """Certificates of additive noise on vectors: one table for every coordinate, one claim for all of them.
 
-A neighbour moves coordinate i by s_i cells. Two facts about a table bound what any such move reveals.
+A neighbour moves coordinate i by s_i cells. Two facts about a table bound what any such move reveals, see
+docs/proofs/vectors.md.
 
 * l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
-  itself shifted by one cell. Then s cells exceed rho^s by at most tau (rho^s - 1)/(rho - 1), and by basic composition
-  the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
+  itself shifted by one cell. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
 * l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's cell masses, the
   vector is as private as Gaussian noise at sqrt(sum s_i^2) cells (Balle & Wang 2018), but for d tau (1 + e^eps).
 """
@@ -91,8 +91,7 @@ class VectorClaim:
     def cells(self, cell: Fraction, grains: int) -> Fraction:
         """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
 
-        Off the lattice, coordinate i moves less than Delta_i/h + 1 cells: s cells apart are at least (s - 1) M + 1
-        grains apart, and these number at most ceil(Delta_i M/h).
+        Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
         """
         d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
         together = d if self.sigma is None else root

@@ -145,8 +145,8 @@ def _permitted_height(mechanism: Windowed) -> float | None:
 def _flat_tables(mechanism: Windowed, relative: float | None, bits: int, limit: int) -> Iterator[WindowTable]:
     """Solutions of N a + w kappa = 2^bits with N = 2^g p, w = 2^g q and p - q = 2^h, w/N near m/2.
 
-    Then p a + q kappa = 2^(bits-g) fixes a modulo q (p and q are coprime), S = 2^(g+h) is a power of two, and the
-    smallest a with kappa / a <= e^eps - 1 wastes at most q/a of the ratio.
+    Then p a + q kappa = 2^(bits-g) fixes a modulo q, S = 2^(g+h) is a power of two, and the smallest a with
+    kappa / a <= e^eps - 1 wastes at most q/a of the ratio.
     """
     largest = exp_lower_bound(mechanism.epsilon) - 1
     if relative is not None:
@@ -187,9 +187,8 @@ def _cell_tables(mechanism: Windowed, relative: float | None, bits: int, limit: 
 def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: int, cells: int) -> WindowTable | None:
     """Cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
 
-    Weight added to the base of a code raises both sides of every ratio there, so no ratio grows. Where every row's
-    window covers a code, rounding can lower the smaller side by one; E/(E - 1) more in the base, E = e^eps, make up
-    for it: (b + d + high) <= E (b + d + low - 1) if b + high <= E (b + low) and d (E - 1) >= E.
+    Weight added to the base of a code raises no ratio. Where every row's window covers a code, rounding can lower the
+    smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
     """
     h, g, half = mechanism.window, mechanism.base, codes // 2
     if not 2 <= cells <= codes - 2:

@@ -1,0 +1,223 @@
+"""What docs/proofs/brackets.md proves of masses of cells, and of their roundings, against mpmath."""
+
+from __future__ import annotations
+
+import math
+
+import mpmath as mp
+import numpy as np
+import pytest
+from helpers import UNIT
+
+import dpkernels as dpk
+from accountants.composition.loss_bounds import Masses, _profile, above, below
+from accountants.composition.loss_cells import cells_on_grid
+from accountants.composition.loss_distribution import Sum, compose
+from accountants.composition.replacement import replaced_spectrum
+from accountants.pairs.placed import falls
+from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, flat, refined
+from accountants.pairs.worst import worst_pairs
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.windowed.bases import Constant
+from dpkernels.mechanisms.windowed.mechanism import Uniform, Window
+from dpkernels.numerics import gauss_legendre
+
+UNIT_ROUNDING = 2.0**-53
+# (4!)^4/(9 (8!)^3), of the remainder of 4 nodes.
+REMAINDER = mp.mpf(24) ** 4 / (9 * mp.factorial(8) ** 3)
+
+
+def four_nodes(f, left, right):
+    """Gauss-Legendre in 50 digits: the roots of P_4 and their weights."""
+    inner, outer = (mp.sqrt((3 - sign * 2 * mp.sqrt(mp.mpf(6) / 5)) / 7) for sign in (1, -1))
+    weights = (18 + mp.sqrt(30)) / 36, (18 - mp.sqrt(30)) / 36
+    middle, half = (left + right) / 2, (right - left) / 2
+    pairs = zip((inner, outer), weights, strict=True)
+    return half * sum(w * (f(middle - half * x) + f(middle + half * x)) for x, w in pairs)
+
+
+def errors(x):
+    """Relative errors on panels whose width times steepness is x: e^-t, Gaussians from 0 to 18 sigma, a half sine."""
+    with mp.workdps(50):
+        yield abs(four_nodes(lambda t: mp.exp(-t), 0, x) / -mp.expm1(-x) - 1)
+        for z in (0, 1, 3, 6, 9, 18):
+            width = mp.findroot(lambda w, z=z: w * (z + w + mp.mpf("1.8")) - x, x / (z + 2))
+            exact = mp.sqrt(mp.pi / 2) * (mp.erfc(z / mp.sqrt(2)) - mp.erfc((z + width) / mp.sqrt(2)))
+            yield abs(four_nodes(lambda t: mp.exp(-(t**2) / 2), z, z + width) / exact - 1)
+        for z in (mp.mpf(0), mp.mpf(1)):
+            yield abs(four_nodes(mp.sin, z, z + x) / (mp.cos(z) - mp.cos(z + x)) - 1)
+
+
+def test_the_remainder_bounds_the_error_on_every_panel():
+    for x in (mp.mpf(EXACT), mp.mpf(1), mp.mpf(ROUGH)):
+        bound = REMAINDER * x**8 * max(2, mp.exp(x))
+        assert max(errors(x)) <= bound
+    assert 2 * REMAINDER * mp.mpf(EXACT) ** 8 < UNIT_ROUNDING
+    assert REMAINDER * mp.mpf(ROUGH) ** 8 * mp.exp(ROUGH) < 1e-3
+    # Panels six times as wide would not do.
+    assert max(errors(mp.mpf(6 * EXACT))) > 1e-12
+
+
+def test_steepness_bounds_the_eighth_derivative():
+    """|f^(8)| <= s^8 f, s = |g'| + 1.8 sqrt(bend), of f = e^g: Hermite's polynomial with every sign plus."""
+    assert mp.mpf("1.8") ** 8 >= 105
+    t = mp.mpf(0)
+    for bend in (mp.mpf("0.3"), mp.mpf(7)):
+        for score in (mp.mpf(0), mp.mpf("0.4"), mp.mpf(5), mp.mpf(40)):
+            eighth = mp.diff(lambda t, a=score, b=bend: mp.exp(-a * t - b * t**2 / 2), t, 8)
+            assert abs(eighth) <= (score + mp.mpf("1.8") * mp.sqrt(bend)) ** 8
+
+
+def gaussian_mass(left, right, sigma):
+    if left >= 0:
+        return gaussian_mass(-right, -left, sigma)
+    return mp.ncdf(right / sigma) - mp.ncdf(left / sigma)
+
+
+@pytest.mark.parametrize(("sigma", "step"), [(20.0, 0.2), (2.0, 0.5), (1.0, 0.1)])
+def test_masses_of_cells_far_out(sigma, step):
+    """With 256 even panels they are 6e-9 too small at 9 sigma and 2e-7 at 16, of a margin of 1e-12."""
+    cut = cells_on_grid(worst_pairs(Additive(Gaussian(sigma)), 1.0)[0].spectrum(), step)
+    worst = 0.0
+    for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
+        # l = (1/2 - x)/sigma^2
+        ends = [0.5 - (cut.first + j + mp.mpf(part) / 2) * mp.mpf(step) * sigma**2 for part in (2, 1, 0)]
+        left, middle, right = (min(max(end, -18 * sigma), 1 + 18 * sigma) for end in ends)
+        for half, (a, b) in enumerate(((middle, right), (left, middle))):
+            if b > a:
+                worst = max(worst, abs(float(cut.p[j, half] / gaussian_mass(a, b, sigma) - 1)))
+    assert worst < 2e-13
+
+
+LAWS = {
+    "gaussian": Gaussian(3.0),
+    "recycled": Reweighted(Gaussian(0.4), -1.1, 1.3, 0.3),
+    "laplace": Laplace(0.05),
+    "merged": MergedLaplace((9.0, 0.5, 2.0), (0.3, 0.9)),
+}
+NODES, WEIGHTS = gauss_legendre(4)
+
+
+def check_panels(run):
+    """The code's sum over some of its panels against nodes enough for 30 digits."""
+    ends = refined(np.linspace(run.left, run.right, 257), run.steep, EXACT)
+    fine = np.polynomial.legendre.leggauss(24)
+    for j in np.unique(np.linspace(0, len(ends) - 2, 50).astype(int)):
+        width = ends[j + 1] - ends[j]
+        for density in (run.p, run.q):
+            four = width * float(WEIGHTS @ density(ends[j] + width * NODES))
+            exact = width / 2 * float(fine[1] @ density(ends[j] + width * (fine[0] + 1) / 2))
+            assert four == pytest.approx(exact, rel=1e-12, abs=1e-300)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_panels_of_every_law_alone_sampled_and_replaced(name):
+    pair = worst_pairs(Additive(LAWS[name]), 1.0)[0]
+    spectra = [pair.spectrum(), pair.spectrum().sampled(0.3).mirrored()]
+    spectra += [replaced_spectrum(pair, 0.3)] if name != "recycled" else []
+    runs = [run for spectrum in spectra for run in spectrum.runs]
+    assert runs
+    for run in runs:
+        check_panels(run)
+        assert np.all(run.steep(np.array([run.left]), np.array([run.right])) > 0)
+
+
+def test_panels_of_a_sine_window():
+    for run in worst_pairs(dpk.composite("sine", epsilon=2.0, **UNIT))[0].spectrum().runs:
+        check_panels(run)
+
+
+def test_panels_are_cut_evenly_and_not_without_end():
+    ends = refined(np.array([0.0, 1.0, 1.5, 4.0]), lambda left, _: np.where(left < 1.2, 0.5, 0.0), EXACT)
+    assert ends.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 4.0]
+    with pytest.raises(ValueError, match="too many for a grid"):
+        refined(np.array([0.0, 1.0]), lambda left, _: 1e9 + 0 * left, EXACT)
+
+
+def test_a_turn_of_the_loss_that_was_not_seen_is_refused():
+    density, wavy = (lambda x: 1.0 + 0 * x), (lambda x: x + 0.3 * np.sin(20 * x))
+    run = Run(0.0, 1.0, density, density, wavy, lambda level: level, flat)
+    none = np.zeros(0)
+    with pytest.raises(ValueError, match="turns"):
+        cells_on_grid(Spectrum(none, none, none, (run,)), 0.05)
+
+
+# Roundings
+
+
+@pytest.mark.parametrize("step", [1e-3, 1e-6, 1e-8])
+def test_a_loss_that_is_rounded_stays_between_its_bounds(step):
+    """Losses off by 32 units of their size: the bounds of one report hold that of the true loss at every eps."""
+    for loss in (0.37, 9.0):
+        for wrong in (-1, 1):
+            stated = loss + wrong * 32 * UNIT_ROUNDING * (1 + loss)
+            cut = cells_on_grid(Spectrum(np.array([0.25]), np.zeros(1), np.array([stated]), ()), step)
+            low, high = (side(cut, step, 1) for side in (below, above))
+            for gap in (0.3 * step, 3 * step, 0.1):
+                with mp.workdps(40):
+                    exact = mp.mpf("0.25") * -mp.expm1(-mp.mpf(gap))
+                    found = [
+                        sum(
+                            mp.mpf(mass) * max(0, -mp.expm1(mp.mpf(loss) - gap - grid))
+                            for mass, grid in ((m, losses_of(part, step, j)) for j, m in enumerate(part.mass) if m > 0)
+                        )
+                        for part in (low, high)
+                    ]
+                assert found[0] <= exact <= found[1]
+
+
+def losses_of(part, step, j):
+    return mp.mpf(part.offset) + (part.first + j) * mp.mpf(step)
+
+
+def test_profile_of_masses_keeps_its_digits():
+    """Sums of p and of e^eps q apart are off by 8e-11 here, of a margin of 1e-12."""
+    step, size = 1e-6, 4000
+    mass = np.random.default_rng(5).random(size) / size
+    loss = np.arange(-1, size + 1) * step
+    found = _profile(Masses(mass, 0, 0.0, 0.0, 1), 1, loss)
+    for k in (0, size // 2, size - 3):
+        with mp.workdps(40):
+            exact = sum(
+                mp.mpf(m) * -mp.expm1(mp.mpf(loss[k]) - mp.mpf(loss[j + 1])) for j, m in enumerate(mass) if j + 1 > k
+            )
+        assert float(abs(found[k] / exact - 1)) < 1e-13
+
+
+def test_exponents_of_a_steep_tilt_are_allowed_for():
+    """A tilt of 300 at losses near 40: the exponents are near 12,000, and each e^.. is off by as many units."""
+    step, rng = 0.25, np.random.default_rng(3)
+    mass = rng.random(9) / 9
+    one = compose([Masses(mass, 156, 0.0, 0.0, 1)], step, 300.0)
+    assert one.rounding > 12_000 * UNIT_ROUNDING
+    for eps in (39.1, 40.3):
+        grid = [mp.mpf(step) * (156 + j) for j in range(9)]
+        exact = sum(mp.mpf(m) * max(0, -mp.expm1(eps - level)) for m, level in zip(mass, grid, strict=True))
+        assert one.delta(eps, -1) <= exact <= one.delta(eps, 1)
+
+
+def test_losses_of_a_sum_are_rounded_to_the_safe_side():
+    """At an eps next to the only loss the gain is a rounding error of it."""
+    loss = 1000.1
+    total = Sum(np.array([loss]), np.ones(1), 0.0, 0.0, 0.0, 0.0, 0.0)
+    near = math.nextafter(loss, 0.0)
+    assert total.delta(near, -1) == 0.0
+    assert total.delta(near, 1) >= 2 * (loss - near)
+
+
+# Shapes
+
+
+def test_shapes_of_unknown_classes_are_not_taken_to_fall():
+    assert falls(Uniform())
+    assert falls(Constant())
+
+    class Rising(Window):
+        area, spread, kinks = 0.5, 0.1, np.array([0.0, 0.5])
+        density = cdf = cdf_integral = icdf = ceiling = floor = lambda self, z: z
+
+    assert not falls(Rising())
