@@ -14,7 +14,7 @@ copyright = "the dpkernels authors, Apache-2.0"  # noqa: A001
 html_theme = "furo"
 html_title = "dpkernels"
 html_copy_source = False
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_click"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
 # Pages are Markdown; notebooks are percent scripts, run once and kept beside the site.
 exclude_patterns = ["conf.py", "notebooks/data"]
