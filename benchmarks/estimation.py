@@ -7,7 +7,7 @@
 Errors are of the estimated cdf against that of the inputs that were perturbed, on the scale where the input interval is
 [0, 1]: Wasserstein-1 (the mean of |F - F'|, with its standard error), Kolmogorov-Smirnov (the largest), and the mean
 error of the quantiles 0.1, 0.5 and 0.9; means over releases at fixed keys. Seconds are those of an estimate from
-counts, without intervals, once everything is compiled. The peer is multi-freq-ldpy (`pip install multi-freq-ldpy`):
+counts, without intervals, once everything is compiled. The peer is multi-freq-ldpy (extra `peers`):
 optimised unary encoding of 32 equal bins, its shares not negative; its reports are vectors, one at a time, and it is
 left out above 10^5 of them.
 """
