@@ -32,11 +32,11 @@ _PIECE = 1_000_000
 _ROUNDS = 5
 
 # A process counts its parent's memory as its own, hence a small one between.
-_PEAK = (
+PEAK = (
     "import os, subprocess, sys; process = subprocess.Popen(sys.argv[1:])\n"
     "_, status, usage = os.wait4(process.pid, 0); print(usage.ru_maxrss); sys.exit(status != 0)"
 )
-_COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
 
 
 def tables(rows: int) -> Iterator[pa.Table]:
@@ -94,7 +94,7 @@ def seconds(task: Callable[[Path, Path], None], source: Path, target: Path) -> f
 
 def peak_mebibytes(source: Path, target: Path) -> float:
     """Of the command, in a process of its own."""
-    wanted = [sys.executable, "-c", _PEAK, *_COMMAND, "perturb", str(source), str(target), *OPTIONS]
+    wanted = [sys.executable, "-c", PEAK, *COMMAND, "perturb", str(source), str(target), *OPTIONS]
     return int(subprocess.run(wanted, capture_output=True, text=True, check=True).stdout) / 1024
 
 

@@ -43,6 +43,8 @@ _HOMES = {
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
+    "SquareWave": "mechanisms.windowed.square_wave",
+    "square_wave": "mechanisms.windowed.square_wave",
     "base_from": "mechanisms.windowed.tabulated",
     "window_from": "mechanisms.windowed.tabulated",
     "CentralPiecewise": "mechanisms.central_piecewise",
@@ -63,6 +65,11 @@ _HOMES = {
     "certify": "exact.certify",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
+    "ConsistentCounts": "estimation.consistency",
+    "consistent_counts": "estimation.consistency",
+    "Counts": "estimation.counts",
+    **dict.fromkeys(("correlation", "covariance", "least_squares"), "estimation.regression"),
+    "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
@@ -78,6 +85,10 @@ if TYPE_CHECKING:
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
+    from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
+    from dpkernels.estimation.counts import Counts
+    from dpkernels.estimation.estimate import estimate
+    from dpkernels.estimation.regression import correlation, covariance, least_squares
     from dpkernels.exact.certificate import Certificate, CertificateError
     from dpkernels.exact.certify import certify
     from dpkernels.exact.rows.certificate import RowCertificate
@@ -112,6 +123,7 @@ if TYPE_CHECKING:
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint
     from dpkernels.mechanisms.windowed.bases import Constant, Quartic
     from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Windowed
+    from dpkernels.mechanisms.windowed.square_wave import SquareWave, square_wave
     from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
     from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
     from dpkernels.release.estimate import estimate_mean

@@ -136,12 +136,14 @@ def interval(lower: Any, upper: Any) -> None:
         raise ValueError(f"lower, upper: {_shown(lower)}, {_shown(upper)} are too close to be told apart")
 
 
-def any_two(name: str, mechanism: Any) -> None:
-    """Refuse a mechanism that is private only for inputs within a sensitivity.
+def unbiased_for_any_two(name: str, mechanism: Any) -> None:
+    """Refuse a part of a mechanism that is biased, or private only for inputs within a sensitivity.
 
     Raises:
         ValueError: it is one.
     """
+    if hasattr(mechanism, "bias"):
+        raise ValueError(f"{name}: {type(mechanism).__name__} is biased; a mechanism whose mean is the input is needed")
     if (near := getattr(mechanism, "sensitivity", None)) is not None:
         raise ValueError(f"{name}: is private for inputs at most {near} apart; one for any two inputs is needed")
 

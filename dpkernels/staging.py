@@ -11,6 +11,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -78,6 +79,30 @@ def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
 
 
 @contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """A new folder for the target, which nobody else may enter; it goes at the end unless it has been renamed.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path = target.with_name(f"{_prefix(target)}-{secrets.token_hex(8)}.parts")
+    path.mkdir(0o700)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def place_folder(new: Path, target: Path, like: Path | None = None) -> None:
+    """Rename a folder to the target, which does not exist or is empty, with the permissions of another folder."""
+    to_disk(new)
+    own = new.stat()
+    new.chmod(own.st_mode & 0o777 if like is None else _permitted(like.stat(), own))
+    new.rename(target)
+    to_disk(target.parent)
+
+
+@contextmanager
 def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold a target's name: others that claim it are refused meanwhile, or wait.
 
@@ -108,10 +133,10 @@ def sweep(target: Path) -> list[int]:
     """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use.
 
     Returns:
-        The size of each file that was removed.
+        The size of each file that was removed, those of a folder together.
     """
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.part(-journal)?")
-    sizes = []
+    sizes = _sweep_folders(target)
     with os.scandir(target.parent) as entries:
         for entry in entries:
             if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
@@ -119,6 +144,19 @@ def sweep(target: Path) -> list[int]:
                     size = entry.stat(follow_symlinks=False).st_size
                     Path(entry.path).unlink()
                     sizes.append(size)
+    return sizes
+
+
+def _sweep_folders(target: Path) -> list[int]:
+    ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.parts")
+    with os.scandir(target.parent) as entries:
+        found = [Path(one.path) for one in entries if ours.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
+    sizes = [0] * len(found)
+    for at, folder in enumerate(found):
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):  # a worker that has survived may be at work there
+                sizes[at] += file.stat(follow_symlinks=False).st_size
+        shutil.rmtree(folder, ignore_errors=True)  # another user's, in a folder of many
     return sizes
 
 

@@ -34,6 +34,7 @@ VECTORS += "the sensitivity in the norm. "
 MANY = "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "
 KEYS = {
     "window": "epsilon total codes rows realised_epsilon ratio lowest highest mean_error worst_variance covers table",
+    "placed window": "epsilon total codes rows realised_epsilon ratio lowest highest slope worst_variance covers table",
     "rows": "epsilon sensitivity cells total codes rows realised_epsilon covers ratio lowest highest mean_error "
     "worst_variance row_table",
     "noise": "epsilon delta sensitivity shift realised_epsilon realised_delta lowest highest bias worst_variance "
@@ -84,13 +85,14 @@ class Law:
     ``rows`` makes the rows' weights as arrays of Python integers, one after the other, since all may be many.
     """
 
-    def __init__(self, rows, positions, bits, ends, interval):
+    def __init__(self, rows, positions, bits, ends, interval, slope=1):
         self.rows, self.positions, self.total, self.interval = rows, np.array(positions, object), 2**bits, interval
         sums = [(int(row.sum()), int(row.min()), *self.moments(row)) for row in rows()]
         self.are_distributions = all(total == self.total and least >= 0 for total, least, _, _ in sums)
         self.firsts, self.seconds = zip(*((first, second) for *_, first, second in sums), strict=True)
         self.middle, S = sum(ends) / 2, len(sums) - 1
-        self.step = (ends[1] - ends[0]) * self.total / (self.firsts[-1] - self.firsts[0])
+        self.slope = slope
+        self.step = slope * (ends[1] - ends[0]) * self.total / (self.firsts[-1] - self.firsts[0])
         self.inputs = [ends[0] + (ends[1] - ends[0]) * s / S for s in range(S + 1)]
 
     def moments(self, row):
@@ -100,9 +102,10 @@ class Law:
         return self.middle + self.step * int(self.positions[code])
 
     @property
-    def is_unbiased(self):
+    def has_its_means(self):
+        """The inputs; with a slope, so much nearer to the middle."""
         pairs = zip(self.firsts, self.inputs, strict=True)
-        return all(self.middle + self.step * first / self.total == x for first, x in pairs)
+        return all(self.step * first / self.total == self.slope * (x - self.middle) for first, x in pairs)
 
     def variance(self, s, t):
         """At the input half-way between two rows, or at a row."""
@@ -142,7 +145,7 @@ def expanded(runs):
     return np.array([weight for weight, count in runs for _ in range(count)], object)
 
 
-def window_law(table):
+def window_law(table, is_placed=False):
     base, window = expanded(table["base"]), expanded(table["window"])
     N, S = len(base), len(base) - len(window)
 
@@ -153,7 +156,8 @@ def window_law(table):
             yield row
 
     ends = decimal(table["lower"]), decimal(table["upper"])
-    return Law(rows, range(1 - N, N, 2), table["bits"], ends, ends)
+    slope = Fraction(int(window.sum()), 2 ** table["bits"]) if is_placed else 1
+    return Law(rows, range(1 - N, N, 2), table["bits"], ends, ends, slope)
 
 
 def row_law(table):
@@ -170,7 +174,7 @@ def bounded_lies(form, law, apart):
     return lies(
         form,
         distributions=law.are_distributions,
-        unbiased=law.is_unbiased,
+        means=law.has_its_means,
         interval=law.inputs[0] <= lower < upper <= law.inputs[-1],
         support=ratio is not None,
         epsilon=ratio is not None and ratio < exp_above(decimal(form["epsilon"])),
@@ -182,7 +186,7 @@ def bounded_lies(form, law, apart):
         lowest=Fraction(form["lowest"]) == law.value(0) == min(law.value(0), law.value(-1)),
         highest=Fraction(form["highest"]) == law.value(-1),
         increasing=all(a < b for a, b in itertools.pairwise(law.positions)),
-        mean_error=form["mean_error"] == "0",
+        mean_error=law.slope != 1 or form["mean_error"] == "0",
         worst_variance=Fraction(form["worst_variance"]) >= law.worst_variance,
     )
 
@@ -190,6 +194,13 @@ def bounded_lies(form, law, apart):
 def window_lies(form):
     law = window_law(form["table"])
     return bounded_lies(form, law, len(law.inputs)) + lies(form, covers=form["covers"] == LOCAL + LIMITS)
+
+
+def placed_lies(form):
+    law = window_law(form["table"], is_placed=True)
+    covers = form["covers"] == f"{LOCAL}{LIMITS} No mean is claimed: reports are biased."
+    wrong = lies(form, covers=covers, slope=Fraction(form["slope"]) == law.slope < 1)
+    return bounded_lies(form, law, len(law.inputs)) + wrong
 
 
 def rows_lies(form):
@@ -346,6 +357,7 @@ def vector_lies(form):
 
 CHECKS = {
     "window": window_lies,
+    "placed window": placed_lies,
     "rows": rows_lies,
     "noise": noise_lies,
     "vector noise": vector_lies,

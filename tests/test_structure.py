@@ -126,7 +126,18 @@ def test_a_file_is_short(path):
 
 # Imported where it is used: what is optional, what takes long to load, and what only some systems
 # or versions have.
-LAZY = ("click", "cryptography", "fcntl", "jax._src", "jax.experimental", "matplotlib", "pyarrow", "rich", "scipy")
+LAZY = (
+    "click",
+    "cryptography",
+    "fcntl",
+    "jax._src",
+    "jax.experimental",
+    "matplotlib",
+    "pyarrow",
+    "ray",
+    "rich",
+    "scipy",
+)
 
 
 @every_source

@@ -17,6 +17,7 @@ from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import maximum_on
 
 
@@ -45,6 +46,12 @@ def _(mechanism: Windowed) -> float:
         return np.log(high / low)
 
     return maximum_on(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
+
+
+@epsilon.register
+def _(mechanism: SquareWave) -> float:
+    """That of the same reports, stretched."""
+    return epsilon(mechanism.unbiased)
 
 
 @epsilon.register

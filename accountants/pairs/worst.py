@@ -37,6 +37,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import namespace
 
 
@@ -147,6 +148,12 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
         return (Placed(mechanism, mechanism.upper, mechanism.lower),)
     level = pure.epsilon(mechanism)
     return (two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level))),)
+
+
+@worst_pairs.register
+def _(mechanism: SquareWave, sensitivity: Any = None) -> tuple[Any, ...]:
+    """Those of the same reports, stretched."""
+    return worst_pairs(mechanism.unbiased, sensitivity)
 
 
 @worst_pairs.register

@@ -37,6 +37,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import gauss_legendre, like, namespace
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -114,15 +115,12 @@ def _(mechanism: TwoPoint) -> Blanket:
     return Blanket((Reports(xp.minimum(first, second), first, second, others),), xp.log(p / (1 - p)))
 
 
-@blanket.register
-def _(mechanism: Mixture) -> Blanket:
+@blanket.register(Mixture)
+@blanket.register(ExactMixture)
+def _(mixture: Any) -> Blanket:
     """The choice revealed: E(L - t)_+ is then the sum of both parts', so a pair that is worst for both is worst."""
-    return _mixed(mechanism.weight, blanket(mechanism.first), blanket(mechanism.second))
-
-
-@blanket.register
-def _(form: ExactMixture) -> Blanket:
-    return _mixed(float(form.certificate.weight), blanket(form.first), blanket(form.second))
+    weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
+    return _mixed(weight, blanket(mixture.first), blanket(mixture.second))
 
 
 def _mixed(weight: Any, first: Blanket, second: Blanket) -> Blanket:
@@ -181,6 +179,11 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     width = xp.diff(ends)[:, None]
     v, weight = ends[:-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     return v.ravel(), weight.ravel()
+
+
+@blanket.register
+def _(mechanism: SquareWave) -> Blanket:
+    return blanket(mechanism.unbiased)  # The same reports, stretched.
 
 
 @blanket.register

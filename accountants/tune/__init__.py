@@ -9,7 +9,15 @@ the best of some points, in one compiled loop, which ends where no step promises
 """
 
 from accountants.tune.certified import NotPrivateError
-from accountants.tune.families.bounded import composite, duchi, hybrid, optimal, piecewise, piecewise_triangle
+from accountants.tune.families.bounded import (
+    composite,
+    duchi,
+    hybrid,
+    optimal,
+    piecewise,
+    piecewise_triangle,
+    square_wave,
+)
 from accountants.tune.families.composed import composed, free_rate
 from accountants.tune.families.merged import merged_laplace
 from accountants.tune.families.noise import gaussian, laplace
@@ -24,6 +32,7 @@ from accountants.tune.objectives import (
     absolute_error,
     acceptance,
     average_variance,
+    distribution,
     maximise,
     quantile,
     variance_at,
@@ -46,6 +55,7 @@ __all__ = [
     "compare",
     "composed",
     "composite",
+    "distribution",
     "duchi",
     "free_rate",
     "gaussian",
@@ -60,6 +70,7 @@ __all__ = [
     "quantile",
     "sampled_recycled",
     "shuffled",
+    "square_wave",
     "staircase",
     "truncated_gaussian",
     "truncated_laplace",

@@ -12,6 +12,7 @@ import numpy as np
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import floating, namespace
 from dpkernels.roots import halved
 
@@ -93,6 +94,12 @@ def _of_input(mechanism: Any, x: Any, error: Any) -> Any:
 def worst_variance(mechanism: Any) -> Any:
     """The largest variance over inputs."""
     return mechanism.worst_variance
+
+
+@variance.register
+@worst_variance.register
+def _(mechanism: SquareWave, *x: Any) -> Any:
+    raise TypeError("mechanism: square wave is biased, so that its variance is not its error; take tune.distribution")
 
 
 @singledispatch

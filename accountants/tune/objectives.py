@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.tune import errors
+from accountants.tune.fisher import cdf_error
 from dpkernels import checks
 from dpkernels.numerics import gauss_legendre
 from dpkernels.pytrees import pytree
@@ -130,6 +131,22 @@ def quantile(beta: Any, x: Any = None) -> Objective:
     """
     checks.within("beta", beta, 0.0, 1.0, open_ends=True)
     return _of_inputs(errors.quantile, "quantile", 1, x, beta)
+
+
+def distribution(reports: float = 1e5) -> Objective:
+    """The expected error of the cdf that so many reports tell, about their Wasserstein-1 distance, in data units.
+
+    Of bounded mechanisms, by the Fisher information of their reports; see ``tune/fisher.py``. A narrower
+    window tells more of a distribution, and with more reports, than the one of least variance.
+
+    Args:
+        reports: n, how many there will be.
+
+    Raises:
+        ValueError: reports not in [1, 1e15].
+    """
+    checks.within("reports", reports, 1.0, 1e15)
+    return Objective(cdf_error, "error of the distribution", numbers=(reports,))
 
 
 def maximise(function: Callable[[Any], Any]) -> Objective:

@@ -117,7 +117,8 @@ class Account:
         made: Any = self.mechanism
         if not self.is_additive:
             middle = sum(map(float, made.input_interval)) / 2
-            return {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
+            found = {"worst variance": float(made.worst_variance), "central variance": float(made.variance(middle))}
+            return found | ({"largest bias": float(made.bias(made.lower))} if hasattr(made, "bias") else {})
         found = {"variance": float(made.noise.variance), "mean of the noise": float(made.noise.mean)}
         return found | ({"acceptance": float(made.noise.acceptance)} if "theta" in self.options else {})
 
@@ -161,7 +162,7 @@ class Account:
 
 
 def _shown(value: Any) -> str:
-    return ",".join(map(shortest, np.ravel(value)))
+    return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
 
 
 def _table(given: str, found: str, at: Sequence[float], values: np.ndarray) -> list[str]:

@@ -1,16 +1,19 @@
-"""``dpkernels account`` and ``dpkernels tune``, with their options; the work is imported when one runs."""
+"""``dpkernels account``, ``tune`` and ``estimate``, with their options; the work is imported when one runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
+from dpkernels.cli.dataset.options import Input, engine, engine_options
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import mechanism_options, single
+from dpkernels.cli.mechanisms.options import Numbers, mechanism_options, single
 from dpkernels.cli.text import as_text
 
+_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _MORE_ACCOUNT = """\b
@@ -29,12 +32,21 @@ Objectives, of the worst input where it matters:
   absolute-error  E|error|
   acceptance      P(|error| <= --theta), made large
   quantile        the error exceeded with probability --beta
+  distribution    the expected error of the cdf of --reports N values (bounded mechanisms)
 
 \b
 Examples:
   dpkernels tune --epsilon 1 --lower 0 --upper 120
   dpkernels tune --epsilon 0.1 --delta 1e-6 --shuffle 100000 --lower 0 --upper 120
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
+"""
+
+
+_MORE_ESTIMATE = """\b
+Examples:
+  dpkernels estimate private.csv --column age
+  dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
+  dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
 """
 
 
@@ -132,6 +144,9 @@ def account(
 )
 @click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
 @click.option(
+    "--reports", type=int, metavar="N", multiple=True, help="How many there are, of the objective distribution."
+)
+@click.option(
     "--shuffle",
     type=int,
     metavar="N",
@@ -157,3 +172,79 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     if plot is not None:
         tuning.draw(plot, found)
     click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_ESTIMATE)
+@click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
+@click.option("--sidecar", type=_INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
+@click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
+@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1); by default .1,.5,.9.")
+@click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
+@click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
+@click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
+@click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
+@click.option("--confidence", type=float, default=0.95, help="Of every interval by itself, 0.95 by default.")
+@click.option("--plot", type=_OUTPUT, help="Also draw histogram and cdf into this .png.")
+@engine_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def estimate(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    quantiles: tuple[float, ...] | None,
+    histogram: int | None,
+    by: str | None,
+    lower: float | None,
+    upper: float | None,
+    confidence: float,
+    plot: Path | None,
+    as_json: bool,
+    **runs: Any,
+) -> None:
+    """What the reports in a released file say of the values behind them, with intervals.
+
+    REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy, or the folder or URI of a
+    released dataset; it is read once, in constant memory. Estimating costs no privacy. With --sidecar a file may hold
+    some of the release's rows, or be of another format.
+    """
+    with importing():
+        from dpkernels.cli.estimates import told
+
+    if (lower is None) != (upper is None):
+        raise click.UsageError("--lower and --upper: give both or neither")
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+        if by is not None:
+            raise click.UsageError("--plot: draws all rows; it has no use with --by")
+    asked = told.Asked.of(quantiles, histogram, confidence)
+    bounds = None if lower is None or upper is None else (lower, upper)
+    found = told.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
+    if plot is not None and found.whole is not None:
+        found.whole.plot(plot, confidence)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+def _counted(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    by: str | None,
+    bounds: tuple[float, float] | None,
+    runs: Mapping[str, Any],
+) -> Any:
+    """The reports of a file, or of a dataset's parts."""
+    if isinstance(reports, Path):
+        if any(runs.values()):
+            raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
+        with importing():
+            from dpkernels.cli.estimates import reading
+
+        return reading.read(reports, sidecar, column, by, bounds)
+    if sidecar is not None:
+        raise click.UsageError("--sidecar: is for one file; a dataset has its own")
+    with importing():
+        from dpkernels.cli.dataset import estimate as dataset
+
+    return dataset.read(reports, column, by, bounds, engine(runs))

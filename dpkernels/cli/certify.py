@@ -31,7 +31,7 @@ class Report:
             click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
             CertificateError: its integers do not have the guarantee.
         """
-        return cls(*exact_form(name, options))
+        return cls(*exact_form(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""

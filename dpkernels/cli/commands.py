@@ -8,14 +8,16 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, tune
+from dpkernels.cli.analysis import account, estimate, tune
+from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
 from dpkernels.cli.mechanisms.options import Numbers, file_options, mechanism_options, single
 from dpkernels.cli.text import as_text
 
 _INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-_STREAM = click.Path(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
+_STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
+_TARGET = Target(path_type=Path)
 _OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _EXAMPLES = """\b
@@ -27,6 +29,8 @@ Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
   dpkernels perturb - - --format csv --sidecar out.json --column age --lower 0 --upper 120 --epsilon 1 \\
       < in.csv > out.csv
+  dpkernels perturb s3://bucket/in s3://bucket/out --engine ray --address auto --column age --lower 0 --upper 120 \\
+      --epsilon 1
 """
 
 _OVERVIEW = """\b
@@ -34,6 +38,7 @@ Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
   dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
   dpkernels certify --verify out.csv.json
+  dpkernels estimate out.csv --column age
   dpkernels compare --epsilon 1 --lower 0 --upper 120
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
@@ -63,7 +68,7 @@ def dpkernels(context: click.Context) -> None:
 
 @dpkernels.command(epilog=_EXAMPLES)
 @click.argument("source", metavar="IN", type=_STREAM)
-@click.argument("target", metavar="OUT", type=_OUTPUT)
+@click.argument("target", metavar="OUT", type=_TARGET)
 @click.option("--column", "columns", metavar="NAME", multiple=True, help="A column to perturb (not for .npy).")
 @click.option(
     "--mechanism",
@@ -91,6 +96,7 @@ def dpkernels(context: click.Context) -> None:
     help="Budget of FILE: makes FILE, or must be that of the FILE there is. Additive noise needs a DELTA.",
 )
 @file_options
+@engine_options
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
@@ -98,8 +104,8 @@ def dpkernels(context: click.Context) -> None:
 @click.option("--quiet", is_flag=True, help="Print no summary.")
 @click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
 def perturb(
-    source: Path,
-    target: Path,
+    source: Path | str,
+    target: Path | str,
     columns: tuple[str, ...],
     mechanism: tuple[str, ...],
     clip: bool,
@@ -114,6 +120,9 @@ def perturb(
     **options: Any,
 ) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
+
+    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or an URI such as s3://bucket/in. Then OUT is a new
+    folder or an URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster.
 
     --column repeats; --mechanism is given once for every column, or once a column in the same order. Any other option
     of a mechanism is given once for all columns whose mechanism has it, or once for each of these, in the same order.
@@ -133,20 +142,30 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.files.handling import Handling
-        from dpkernels.cli.perturb import check_file, perturb_file, plan
         from dpkernels.cli.release import summary
 
     charged = single({"ledger": ledger, "budget": budget})
-    form = layout(source, target, *(options.pop(name) for name in ("kind", "delimiter", "multiline")))
+    runs = {name: options.pop(name) for name in ENGINE}
+    form = tuple(options.pop(name) for name in ("kind", "delimiter", "multiline"))
     handling = Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows")))
-    files = {"form": form, "handling": handling, "sidecar": options.pop("sidecar")}
-    release = plan(
-        source, target, columns, mechanism, _given(options), clip=clip, force=force, charged=charged, **files
-    )
-    places = None if check else (target, release.sidecar)
-    done, left = check_file(release, progress) if check else (perturb_file(release, progress, check_first), [])
+    common = {"clip": clip, "force": force, "charged": charged, "handling": handling, "sidecar": options.pop("sidecar")}
+    wanted = columns, mechanism, _given(options)
+    work: Any
+    if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
+        with importing():
+            from dpkernels.cli import perturb as one_file
+
+        release: Any = one_file.plan(source, target, *wanted, form=layout(source, target, *form), **common)
+        work = one_file.check_file, one_file.perturb_file
+    else:
+        with importing():
+            from dpkernels.cli.dataset import release as datasets
+
+        release = datasets.plan(str(source), str(target), *wanted, form=form, engine=engine(runs), **common)
+        work = datasets.check, datasets.release
+    done, left = work[0](release, progress) if check else (work[1](release, progress, check_first), [])
     if not quiet:
-        told = done, release.copied, places
+        told = done, release.copied, None if check else (target, release.sidecar)
         text = as_text(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
         click.echo(text, err=target == DASH)
 
@@ -223,5 +242,5 @@ def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
     return {name: values for name, values in options.items() if values}
 
 
-for _one in (account, tune):
+for _one in (account, estimate, tune):
     dpkernels.add_command(_one)

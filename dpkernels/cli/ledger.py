@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -159,6 +160,26 @@ def listing(path: Path) -> list[str]:
     if statement.entries:
         lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *map(_row, statement.entries)])]
     return lines
+
+
+@contextmanager
+def paid(purse: Purse | None, totals: tuple[Fraction, Fraction], label: str) -> Iterator[Receipt | None]:
+    """Pays before a value is read. The charge stays, come what may: a failure says so.
+
+    Args:
+        purse: what pays; None for nothing.
+        totals: the (epsilon, delta) of a row.
+        label: of the ledger's entry.
+    """
+    if purse is None:
+        yield None
+        return
+    receipt = purse.charge(*totals, label)
+    try:
+        yield receipt
+    except BaseException as error:
+        error.left_behind = receipt.stays  # type: ignore[attr-defined]
+        raise
 
 
 def to_dict(path: Path) -> dict[str, Any]:

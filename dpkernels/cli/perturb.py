@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
-from dpkernels.cli.files.formats import Numbers, Source, ahead, open_source
-from dpkernels.cli.files.handling import Handling, complete, permutation
+from dpkernels.cli.files.formats import Source, open_source
+from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
-from dpkernels.cli.interrupts import stop_if_asked
-from dpkernels.cli.ledger import Purse, Receipt
+from dpkernels.cli.ledger import Purse, Receipt, paid
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
-from dpkernels.cli.release.sidecar import Column, Release, Written, exact_total
+from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput
+from dpkernels.cli.release.treatment import Treatment, perturbed
+from dpkernels.cli.release.values import check_values, label, some_rows
 from dpkernels.cli.text import listed, shown
-from dpkernels.cli.values import check_values, label, numbers_and, some_rows
 from dpkernels.progress import bar
 from dpkernels.random import host
-from dpkernels.release.engines import Engine, exact_engine, in_chunks
-from dpkernels.release.inputs import Bounds, report_type
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
-
-# Perturbed pieces, and how many rows (of an array: values) each has.
-Perturbed = Generator[tuple[Any, int], None, None]
 
 
 @dataclass(frozen=True)
@@ -45,10 +38,8 @@ class Plan:
         source: the input.
         target: the output; ``DASH`` for standard output.
         sidecar: where its certificates go.
-        columns: what is perturbed, and how.
-        clip: clip values outside the interval.
+        treatment: what is done to every row.
         form: how both files are written.
-        handling: what else is done to rows.
         purse: what pays for it; None for nothing.
         force: replace an existing output.
     """
@@ -56,18 +47,15 @@ class Plan:
     source: Source
     target: Path
     sidecar: Path
-    columns: tuple[Column, ...]
-    clip: bool
+    treatment: Treatment
     form: Layout
-    handling: Handling
     purse: Purse | None = None
     force: bool = False
 
     @property
     def copied(self) -> list[str]:
         """The columns that are not perturbed."""
-        chosen = {column.name for column in self.columns}
-        return [*(name for name in self.source.names if name not in chosen), *self.source.also_copied]
+        return self.treatment.copied(self.source)
 
 
 def plan(
@@ -110,10 +98,8 @@ def plan(
     source = open_source(path, form)
     if handling.missing == "drop" and not source.droppable:
         raise click.UsageError(f"--missing drop: {path} has no rows of one value each that could be dropped")
-    chosen = _chosen(source, names)
-    each = _each(mechanisms, len(chosen))
-    columns = tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
-    return Plan(source, target, beside, columns, clip, form, handling, purse, force)
+    treatment = Treatment(columns_of(source, names, mechanisms, options), clip, handling)
+    return Plan(source, target, beside, treatment, form, purse, force)
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
@@ -131,8 +117,21 @@ def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
     return given
 
 
+def columns_of(
+    source: Source, names: Sequence[str], mechanisms: Sequence[str], options: Mapping[str, Sequence[Any]]
+) -> tuple[Column, ...]:
+    """The columns of a file that are perturbed, with their certified mechanisms.
+
+    Raises:
+        click.UsageError: a wrong name, mechanism or option.
+    """
+    chosen = _chosen(source, names)
+    each = _each(mechanisms, len(chosen))
+    return tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
+
+
 def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
-    return Column(name, *exact_form(mechanism, options, label(name)), options)
+    return Column(name, *exact_form(mechanism, options, label(name)))
 
 
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
@@ -175,7 +174,7 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
     with _output(plan) as output:
         if check_first:
             _checked(plan, progress)
-        with _charged(plan) as receipt, _naming(plan):
+        with paid(plan.purse, _totals(plan), _label(plan)) as receipt, _naming(plan):
             with _shown(plan.source, progress) as show:
                 rows = _write(plan, output.path, show)
             release = _release(plan, rows, tuple(plan.source.not_kept(output.path)), receipt)
@@ -197,13 +196,16 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
 
 
 def _release(plan: Plan, rows: int, not_kept: tuple[str, ...] = (), receipt: Receipt | None = None) -> Release:
-    done = plan.columns, rows, plan.source.values_per_row, plan.clip, plan.form, plan.handling
-    return Release(*done, not_kept, receipt)
+    done = plan.treatment.columns, rows, plan.source.values_per_row, plan.treatment.clip, plan.form
+    return Release(*done, plan.treatment.handling, not_kept, receipt)
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
     with _naming(plan), _shown(plan.source, progress) as show:
-        return check_values(plan.source, plan.columns, plan.clip, plan.handling.missing, show)
+        treatment = plan.treatment
+        read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
+    some_rows(plan.source, read, rows)
+    return rows // plan.source.values_per_row
 
 
 @contextmanager
@@ -213,29 +215,16 @@ def _shown(source: Source, wanted: bool | None) -> Iterator[Callable[[], Any]]:
 
 
 def _totals(plan: Plan) -> tuple[Fraction, Fraction]:
-    """The (epsilon, delta) of a row, exactly."""
-    parts, values = [column.guarantee for column in plan.columns], plan.source.values_per_row
-    return exact_total([one.epsilon for one in parts], values), exact_total([one.delta for one in parts], values)
+    return plan.treatment.totals(plan.source.values_per_row)
+
+
+def _label(plan: Plan) -> str:
+    return f"perturb {shown(plan.source.path.name)} to {shown(plan.target.name)}"
 
 
 def _output(plan: Plan) -> Output | StandardOutput:
     streamed = plan.target == DASH
     return StandardOutput(plan.sidecar, plan.force) if streamed else Output(plan.source.path, plan.target, plan.force)
-
-
-@contextmanager
-def _charged(plan: Plan) -> Iterator[Receipt | None]:
-    """Pays before a value is read. The charge stays, come what may: a failure says so."""
-    if plan.purse is None:
-        yield None
-        return
-    names = f"perturb {shown(plan.source.path.name)} to {shown(plan.target.name)}"
-    receipt = plan.purse.charge(*_totals(plan), names)
-    try:
-        yield receipt
-    except BaseException as error:
-        error.left_behind = receipt.stays  # type: ignore[attr-defined]
-        raise
 
 
 @contextmanager
@@ -251,50 +240,21 @@ def _naming(plan: Plan) -> Iterator[None]:
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     """Perturb into a file; returns the number of rows there."""
-    source, secret = plan.source, os.urandom(32)
-    engines = [exact_engine(column.form, host.fold_in(secret, at)) for at, column in enumerate(plan.columns)]
-    held, rows, size = list[Any](), 0, 0
-    with source.sink(path) as sink, closing(_perturbed(plan, engines, show)) as pieces:
-        for piece, count in pieces:
-            rows += count
-            if not plan.handling.shuffle:
+    source, handling, secret = plan.source, plan.treatment.handling, os.urandom(32)
+    held, read, rows, size = list[Any](), 0, 0, 0
+    with source.sink(path) as sink, closing(perturbed(plan.treatment, source, secret, show)) as pieces:
+        for piece, before, left in pieces:
+            read, rows = read + before, rows + left
+            if not handling.shuffle:
                 sink.write(piece)
                 continue
             held.append(piece)
             size += source.size(piece)
-            plan.handling.check_held(size)
+            handling.check_held(size)
+        some_rows(source, read, rows)
         rows //= source.values_per_row
         if held:
-            for piece in source.reordered(held, permutation(host.fold_in(secret, len(engines)), rows)):
+            key = host.fold_in(secret, len(plan.treatment.columns))
+            for piece in source.reordered(held, permutation(key, rows)):
                 sink.write(piece)
     return rows
-
-
-def _perturbed(plan: Plan, engines: Sequence[Engine], show: Callable[[], Any]) -> Perturbed:
-    """Perturbed pieces, and how many rows (of an array: values) each has."""
-    start = rows = 0
-    pieces = plan.source.pieces([column.name for column in plan.columns])
-    # A request to stop need not wait for a stream's next bytes.
-    with closing(pieces if plan.source.path == STANDARD_INPUT else ahead(pieces)) as following:
-        for piece in following:
-            reports = {
-                column.name: _reports(plan, column, engine, piece, start)
-                for column, engine in zip(plan.columns, engines, strict=True)
-            }
-            perturbed, left = plan.source.replaced(piece, reports), len(piece)
-            if plan.handling.missing == "drop" and (whole := complete(reports.values())) is not None:
-                perturbed, left = plan.source.kept(perturbed, whole), int(whole.sum())
-            yield perturbed, left
-            start, rows = start + len(piece), rows + left
-            show()
-            stop_if_asked()
-    some_rows(plan.source, start, rows)
-
-
-def _reports(plan: Plan, column: Column, engine: Engine, piece: Any, start: int) -> Numbers:
-    bounds = Bounds.of(column.form, plan.clip)
-    reported = partial(in_chunks, engine, bounds, start=start)
-    found, reports = numbers_and(plan.source, column, bounds, plan.handling.missing, piece, start, reported)
-    if reports is None:  # all are missing
-        reports = np.zeros(len(found.values), report_type(found.values.dtype))
-    return Numbers(plan.handling.rounded(reports), found.missing)

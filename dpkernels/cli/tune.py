@@ -30,6 +30,7 @@ OBJECTIVES: dict[str, tuple[tuple[str, ...], Callable[..., Objective], str]] = {
     "absolute-error": ((), tune.absolute_error, "data units"),
     "acceptance": (("theta",), tune.acceptance, "a probability"),
     "quantile": (("beta",), tune.quantile, "data units"),
+    "distribution": (("reports",), tune.distribution, "data units"),
 }
 
 # Bounded families, those of pure noise, and those that spend a delta.
@@ -124,9 +125,13 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
 
 def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
     """The families that take these options; of shuffled reports the bounded ones, whose own epsilon does not count."""
+    # Square waves are biased: of use for the distribution only.
+    biased = (tune.square_wave,) if "reports" in given else ()
     if names != _SHUFFLED:
-        return [one(**{name: given[name] for name in names}) for one in _FAMILIES[names]]
-    inner = [one(epsilon=1.0, lower=given["lower"], upper=given["upper"]) for one in _FAMILIES[_BOUNDED]]
+        makers = (*_FAMILIES[names], *(biased if names == _BOUNDED else ()))
+        return [one(**{name: given[name] for name in names}) for one in makers]
+    ends = {"lower": given["lower"], "upper": given["upper"]}
+    inner = [one(epsilon=1.0, **ends) for one in (*_FAMILIES[_BOUNDED], *biased)]
     n, epsilon, delta = int(given["shuffle"]), given["epsilon"], given["delta"]
     return [tune.shuffled(one, n=n, epsilon=epsilon, delta=delta) for one in inner]
 
@@ -137,7 +142,7 @@ def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[st
     Raises:
         click.UsageError: the options fit none, or one is missing or has no use.
     """
-    bounded = "lower" in given or "upper" in given or "shuffle" in given
+    bounded = bool({"lower", "upper", "shuffle"} & given.keys()) or "reports" in needs
     required = _SHUFFLED if "shuffle" in given else _BOUNDED if bounded else _PURE
     allowed = {*required, *needs, *(() if bounded else ("delta",))}
     if missing := [name for name in (*required, *needs) if name not in given]:

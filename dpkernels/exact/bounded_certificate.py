@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import abc
+from collections.abc import Callable, Iterable
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +19,10 @@ from dpkernels.exact.certificate import (
     log_upper_bound,
 )
 from dpkernels.exact.table import BoundedTable
+
+# Of a table whose means are its inputs; one with another mean is refused.
+MEAN_ERROR = Fraction(0)
+UNBIASED = f"equal to the input, as fractions (error {MEAN_ERROR})"
 
 
 class BoundedCertificate(Certificate):
@@ -66,14 +71,14 @@ class BoundedCertificate(Certificate):
         return self.table.value(self.codes - 1)
 
     @property
-    def mean_error(self) -> Fraction:
-        """Largest difference of a row's mean from its nominal input; a table with another than 0 is refused."""
-        return Fraction(0)
-
-    @property
     def worst_variance(self) -> Fraction:
         """Bound on the variance at any input, input rounding included."""
         return self.table.worst_variance
+
+    @property
+    @abc.abstractmethod
+    def means(self) -> str:
+        """What is said of the rows' means."""
 
     def lines(self) -> list[str]:
         near = "any two rows" if self.cells == self.table.shifts else f"rows up to {self.cells} apart"
@@ -84,7 +89,7 @@ class BoundedCertificate(Certificate):
             line("reports", f"{self.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
             line("inputs", f"{self.rows} rows from {ends}; ratios of {near}"),
             line("total weight", f"2^{self.table.bits}, for every row"),
-            line("row means", f"equal to the input, as fractions (error {self.mean_error})"),
+            line("row means", self.means),
             line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
         ]
 
@@ -126,12 +131,12 @@ def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
     return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
 
 
-def check_means(table: BoundedTable, rows: Iterable[int]) -> None:
-    """Refuse a table of which one of the rows has another mean than its input.
+def check_means(table: BoundedTable, rows: Iterable[int], nominal: Callable[[int], Fraction]) -> None:
+    """Refuse a table of which one of the rows has another mean than it has to have: its input, if unbiased.
 
     Raises:
         CertificateError: says by how much.
     """
-    error = max(abs(table.row_mean(i) - table.row_input(i)) for i in rows)
+    error = max(abs(table.row_mean(i) - nominal(i)) for i in rows)
     if error:
         raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")

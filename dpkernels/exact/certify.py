@@ -15,8 +15,8 @@ from dpkernels.exact.noise.lattice import certify_law
 from dpkernels.exact.noise.vectors import certify_vector_law
 from dpkernels.exact.rows.central import central_form
 from dpkernels.exact.rows.optimal import optimal_form
-from dpkernels.exact.windows.form import window_form
-from dpkernels.exact.windows.lattice import two_point_table, windowed_table
+from dpkernels.exact.windows.form import placed_form, window_form
+from dpkernels.exact.windows.lattice import placed_table, two_point_table, windowed_table
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
@@ -25,6 +25,7 @@ from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 
 
 @singledispatch
@@ -91,6 +92,11 @@ def _exact(mechanism: Any) -> ExactForm:
 @_exact.register
 def _(mechanism: Windowed) -> ExactForm:
     return window_form(mechanism, windowed_table(mechanism))
+
+
+@_exact.register
+def _(mechanism: SquareWave) -> ExactForm:
+    return placed_form(mechanism, placed_table(mechanism))
 
 
 @_exact.register

@@ -13,7 +13,7 @@ from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, l
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.vectors import VectorNoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
-from dpkernels.exact.windows.certificate import COVERS, WindowCertificate
+from dpkernels.exact.windows.certificate import COVERS, PlacedCertificate, WindowCertificate
 from dpkernels.untrusted import integer
 
 VECTOR_COVERS = (
@@ -40,6 +40,9 @@ class MixtureCertificate(Certificate, kind="mixture"):
     parts: ClassVar[Mapping[str, str]] = {"first": "first", "second": "second"}
 
     def __post_init__(self) -> None:
+        for part in (self.first, self.second):
+            if not isinstance(part, WindowCertificate):
+                raise CertificateError(f"mixture: {type(part).__name__} is not of an unbiased window table")
         if not 0 < self.threshold < 1 << 32:
             raise CertificateError(f"threshold: {self.threshold} is not in 1..2^32 - 1")
         intervals = {(part.table.lower, part.table.upper) for part in (self.first, self.second)}
@@ -165,6 +168,7 @@ def read_certificate(form: dict[str, Any]) -> Certificate:
 # What ``Certificate.from_dict`` reads; all kinds are known once this module is.
 CERTIFICATES = (
     WindowCertificate,
+    PlacedCertificate,
     RowCertificate,
     NoiseCertificate,
     VectorNoiseCertificate,

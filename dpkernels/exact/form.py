@@ -17,9 +17,9 @@ NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 
 # One thread a program, since chunks have threads of their own, and vectors as long as the processor has them: half the
 # time of XLA's 256 bits. Of versions of JAX that are known to know these options.
-_ON_CPU: dict[str, Any] | None = None
+ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
-    _ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
+    ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class ExactForm(abc.ABC):
         def into(_: Array, x: Array, *words: Array) -> Array:
             return self.reports(x, *words)
 
-        return jax.jit(into, donate_argnums=0, keep_unused=True, compiler_options=_ON_CPU)
+        return jax.jit(into, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
 
 
 def concrete_mechanism(mechanism: Any) -> Any:

@@ -56,7 +56,8 @@ def mixture_form(mechanism: Mixture, first: ExactForm, second: ExactForm) -> Exa
     if not (isinstance(first, ExactWindow) and isinstance(second, ExactWindow)):
         raise TypeError("mechanism: a mixture of mixtures has no exact form")
     threshold = round(mechanism.weight * (1 << 32))
-    certificate = MixtureCertificate(first.certificate, second.certificate, threshold)
+    parts: list[Any] = [first.certificate, second.certificate]
+    certificate = MixtureCertificate(parts[0], parts[1], threshold)
     return ExactMixture(mechanism, first, second, certificate)
 
 

@@ -123,11 +123,8 @@ def sampler(mechanism: Mechanism) -> Any:
     return mechanism
 
 
-class Bounded(Mechanism):
-    """An unbiased map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP.
-
-    Neighbouring inputs are any two, unless the mechanism has a sensitivity.
-    """
+class Local(Mechanism):
+    """A map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP."""
 
     lower: Any
     upper: Any
@@ -140,6 +137,23 @@ class Bounded(Mechanism):
     def middle(self) -> Any:
         """The middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
+
+    def log_prob(self, y: Any, x: Any) -> Any:
+        mass, density = self.mass(y, x), self.pdf(y, x)
+        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
+
+    def icdf(self, u: Any, x: Any) -> Any:
+        """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
+        if namespace(u, x, *jax.tree.leaves(self)) is np:
+            return _invert(self, floating(u), x)
+        return _reparameterised("icdf", self, u, x)
+
+
+class Bounded(Local):
+    """A local mechanism that is unbiased.
+
+    Neighbouring inputs are any two, unless the mechanism has a sensitivity.
+    """
 
     def mean(self, x: Any) -> Any:
         """E(report | x) = x: the mechanism is unbiased by construction."""
@@ -158,16 +172,6 @@ class Bounded(Mechanism):
     @abc.abstractmethod
     def worst_excess(self, rate: Any) -> Any:
         """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
-
-    def log_prob(self, y: Any, x: Any) -> Any:
-        mass, density = self.mass(y, x), self.pdf(y, x)
-        return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
-
-    def icdf(self, u: Any, x: Any) -> Any:
-        """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
-        if namespace(u, x, *jax.tree.leaves(self)) is np:
-            return _invert(self, floating(u), x)
-        return _reparameterised("icdf", self, u, x)
 
 
 class Parabolic(Bounded):

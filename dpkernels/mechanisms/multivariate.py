@@ -56,7 +56,7 @@ class Multivariate:
             shape = np.shape(getattr(self, name))
             if shape not in ((), (self.dimensions,)):
                 raise ValueError(f"{name}: shape {shape}; a number or {self.dimensions} numbers are needed")
-        checks.any_two("coordinate", self.coordinate)
+        checks.unbiased_for_any_two("coordinate", self.coordinate)
         low, high = (checks.concrete(end) for end in self.coordinate.input_interval)
         if low is not None and high is not None and not (low == -1 and high == 1):
             raise ValueError(f"coordinate: its interval is [{shortest(low)}, {shortest(high)}]; it must be [-1, 1]")

@@ -62,7 +62,7 @@ def composite(
     Example:
         >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
         >>> round(float(m.central_variance / 120**2), 2)
-        1.12
+        1.13
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     checks.one_of("condition", condition, heights.CONDITIONS)

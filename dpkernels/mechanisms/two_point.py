@@ -112,7 +112,7 @@ class Mixture(Parabolic):
     def __post_init__(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0, open_ends=True)
         for name in ("first", "second"):
-            checks.any_two(name, getattr(self, name))
+            checks.unbiased_for_any_two(name, getattr(self, name))
         ends = [checks.concrete(end) for part in (self.first, self.second) for end in part.input_interval]
         if all(end is not None for end in ends) and not (ends[0] == ends[2] and ends[1] == ends[3]):
             raise ValueError(f"second: its interval {ends[2:]} is not that of first, {ends[:2]}")

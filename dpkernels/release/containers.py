@@ -34,6 +34,11 @@ def is_table(x: Any) -> bool:
     return not _TABLES.isdisjoint(_names(x))
 
 
+def is_ray_dataset(x: Any) -> bool:
+    """Whether x is a ``ray.data.Dataset``."""
+    return "ray.Dataset" in _names(x)
+
+
 def _names(x: Any) -> frozenset[str]:
     """x's class and those it derives from, each by its library and its own name; no library is imported."""
     cls: type = type(x)

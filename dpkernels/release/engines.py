@@ -33,8 +33,8 @@ Engine = Callable[[np.ndarray, int, np.ndarray], None]
 Checked = Callable[[int, int], np.ndarray]
 
 # One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
-_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_WORKERS = min(_CORES + 1, 9)
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+_WORKERS = min(CORES + 1, 9)
 _ONE_THREAD = 1 << 15  # So many values are done before another thread has started.
 
 _had_run = _after_fork = False
@@ -100,6 +100,7 @@ def in_chunks(
     x: np.ndarray,
     *,
     start: int = 0,
+    row: int | None = None,
     advance: Callable[[int], Any] = lambda _: None,
 ) -> np.ndarray:
     """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
@@ -109,12 +110,13 @@ def in_chunks(
         bounds: checks a chunk before anything random happens to it.
         x: the values, of any shape.
         start: index of the first value in the whole release.
+        row: what an error calls the first value's row; by default its index.
         advance: told the length of every chunk done.
     """
     flat, out = x.reshape(-1), aligned(x.size, report_type(x.dtype))
 
     def checked(at: int, size: int) -> np.ndarray:
-        return bounds.check(flat[at : at + size], start + at)
+        return bounds.check(flat[at : at + size], (start if row is None else row) + at)
 
     if x.size == 0:
         return out.reshape(x.shape)
@@ -127,7 +129,7 @@ def in_chunks(
 
 def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
     """A chunk a thread; few values are done at once."""
-    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // _CORES))))
+    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // CORES))))
 
     def work(at: int) -> int:
         chunk = checked(at, size)

@@ -16,6 +16,7 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.release import containers
 
 # A table's reports may pass the density's interval by this share of its width; its variance is within 0.1 %.
@@ -57,7 +58,8 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         A ``MeanEstimate``, in the data's units.
 
     Raises:
-        ValueError: no reports, a report that the mechanism cannot have made, or confidence not in (0, 1).
+        ValueError: no reports, a report that the mechanism cannot have made, a biased mechanism, or confidence not in
+            (0, 1).
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
@@ -96,6 +98,14 @@ def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
 @_rows.register
 def _(mechanism: Mechanism, reports: np.ndarray) -> np.ndarray:
     return reports.reshape(-1, 1)
+
+
+@_rows.register
+def _(mechanism: SquareWave, reports: np.ndarray) -> np.ndarray:
+    raise ValueError(
+        "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; dpk.estimate "
+        "corrects for it, and piecewise needs no correction and says as much at the same width of the window"
+    )
 
 
 @_rows.register

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.exact.certify import certify
 from dpkernels.exact.form import ExactForm
@@ -25,12 +27,14 @@ from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, 
 from dpkernels.release import containers
 from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.ray_data import perturb_dataset
 from dpkernels.release.vectors import release_vectors
 from dpkernels.settings import own_settings
 
 Advance = Callable[[int], Any]
 
 _LONG_WORK = 1 << 26  # Values from which a terminal sees a bar.
+_MOST_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
 _ROWS = 1 << 16  # Rows of vectors that are checked at once: bounds the memory of the copy.
 
 
@@ -42,6 +46,7 @@ def perturb(
     exact: bool = True,
     clip: bool = False,
     progress: bool | None = None,
+    start: int = 0,
 ) -> Any:
     """Reports for every value of ``x``, each with noise of its own.
 
@@ -55,8 +60,8 @@ def perturb(
     The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
 
     Args:
-        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these. The last
-            axis of x holds the coordinates if the mechanism is on vectors.
+        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these, or a
+            ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
         mechanism: a mechanism or its exact form; for a table a dict from column name to one, whose order decides
             which column gets which noise of a key.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
@@ -64,6 +69,10 @@ def perturb(
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
+        start: the row of a release that x begins with, to make the release in parts, on several machines, or a part
+            of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
+            release's key. A row along x's first axis is a row; rows that overlap or are counted twice would share
+            noise, whose difference is then that of their values.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
@@ -73,6 +82,7 @@ def perturb(
             the first such row; so are, where the mechanism has a sensitivity, integers that the floats of its reports
             would round. float32 that is too coarse for the mechanism.
         TypeError: x is not numeric, or the key is not fit for the purpose.
+        ValueError: start without a key, of a simulation, negative, or from 2^62 values on.
         CertificateError: the mechanism's exact form fails its certificate.
         RuntimeError: this process was forked from one in which JAX had run.
 
@@ -83,16 +93,30 @@ def perturb(
         (3,)
     """
     check_process()
+    start = _checked_start(start, key, exact)
     containers.check_kind(x)
+    if containers.is_ray_dataset(x):
+        return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
     if containers.is_table(x):
-        return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress)
+        return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress, start=start)
     if isinstance(mechanism, Mapping):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     with own_settings():
-        return _perturb_column(x, mechanism, key, exact, clip, progress)
+        return _perturb_column(x, mechanism, key, exact, clip, progress, start)
 
 
-def _perturb_column(x: Any, mechanism: Any, key: Array | None, exact: bool, clip: bool, progress: bool | None) -> Any:
+def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
+    start = checks.whole("start", start, 0, _MOST_VALUES)
+    if start and not exact:
+        raise ValueError(f"start: {start} is of a release; a simulation is made at once")
+    if start and key is None:
+        raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
+    return start
+
+
+def _perturb_column(
+    x: Any, mechanism: Any, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
+) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
@@ -100,8 +124,10 @@ def _perturb_column(x: Any, mechanism: Any, key: Array | None, exact: bool, clip
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
+    first = start * math.prod(array.shape[1:])
+    checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
     with bar(array.size, progress, array.size >= _LONG_WORK) as moved, _placed(array.shape):
-        return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count)))
+        return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
 
 
 def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
@@ -147,20 +173,23 @@ def _simulation_key(key: Array | None) -> Array:
 
 
 @singledispatch
-def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance) -> Any:
-    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices."""
+def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
+
+    The noise of x's first value is that of value ``first`` of the release.
+    """
     raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact form")
 
 
 @_reports.register
-def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
+def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance, first: int) -> Any:
     bounds = _form_bounds(sampler, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
-        reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), 0)
+        reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)
         advance(x.size)
         return reports.reshape(x.shape)
-    return in_chunks(exact_engine(sampler, secret), bounds, x, advance=advance)
+    return in_chunks(exact_engine(sampler, secret), bounds, x, start=first, row=0, advance=advance)
 
 
 @lru_cache(maxsize=256)
@@ -169,13 +198,13 @@ def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
 
 
 @_reports.register
-def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance) -> Any:
-    return release_vectors(sampler, secret, np.asarray(x), clip, advance)
+def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+    return release_vectors(sampler, secret, np.asarray(x), clip, advance, first // sampler.mechanism.dimensions)
 
 
 @_reports.register(Mechanism)
 @_reports.register(AdditiveVector)
-def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance, first: int) -> Any:
     bounds, mechanism = Bounds.of(sampler, clip), getattr(sampler, "coordinate", sampler)
     if isinstance(x, jax.Array):
         return sample_from(mechanism, secret, 0, bounds.check_on_device(x))
@@ -183,7 +212,7 @@ def _(sampler: Any, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
 
 
 @_reports.register
-def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance) -> Any:
+def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance, first: int) -> Any:
     check_shape(sampler, x.shape)
     values = Bounds.of(sampler, clip).check_rows(np.asarray(x), 0)
     with own_settings(x64=values.dtype == np.float64):
@@ -192,8 +221,17 @@ def _(sampler: Multivariate, secret: Array, x: Any, clip: bool, advance: Advance
     return reports
 
 
+def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool, clip: bool, start: int) -> Any:
+    if not isinstance(mechanisms, Mapping) or not mechanisms:
+        raise TypeError("mechanism: a ray.data.Dataset needs a dict from column name to mechanism")
+    for name, given in (("key", key is not None), ("start", start), ("exact=False", not exact)):
+        if given:
+            raise ValueError(f"{name}: the rows of a ray.data.Dataset have no order that a second run would repeat")
+    return perturb_dataset(x, mechanisms, clip)
+
+
 def _perturb_table(
-    table: Any, mechanisms: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None
+    table: Any, mechanisms: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
 ) -> Any:
     """Every named column with a key of its own; the other columns are left as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
@@ -210,7 +248,9 @@ def _perturb_table(
     for number, (name, mechanism) in enumerate(mechanisms.items()):
         own = column_key(secret, number) if isinstance(secret, bytes) else jax.random.fold_in(secret, number)
         try:
-            columns[name] = perturb(table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress)
+            columns[name] = perturb(
+                table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress, start=start
+            )
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"column {name!r}: {error}") from error

@@ -18,9 +18,9 @@ _ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what 
 
 
 def release_vectors(
-    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], Any]
+    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], Any], start: int = 0
 ) -> np.ndarray:
-    """Reports of vectors, coordinates on the last axis of x; row i uses words i of its streams.
+    """Reports of vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
 
     Raises:
         ValueError: the last axis does not fit, or a value is not finite or outside its coordinate's interval.
@@ -36,9 +36,9 @@ def release_vectors(
     out[:] = middle
     for first in range(0, len(rows), _ROWS):
         block = bounds.check_rows(rows[first : first + _ROWS], first)
-        chosen = chosen_coordinates(_starts(secret, first, len(block), d), d, s)
+        chosen = chosen_coordinates(_starts(secret, start + first, len(block), d), d, s)
         z = (np.take_along_axis(block, chosen, axis=1) - middle[chosen]) / half[chosen]
-        reports = in_chunks(engine, on_unit, z, start=first * s)
+        reports = in_chunks(engine, on_unit, z, start=(start + first) * s)
         np.put_along_axis(out[first : first + _ROWS], chosen, middle[chosen] + half[chosen] * (d / s) * reports, 1)
         advance(block.size)
     return out.reshape(x.shape)
@@ -46,8 +46,10 @@ def release_vectors(
 
 def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray:
     """floor(word d / 2^64) for a word of 64 bits a row: each start within d/2^64 of probability 1/d, relatively."""
-    words = np.empty(rows, "<u8")
-    host.fill(words, secret, COORDINATE_STREAM, first * 64 // 512)
+    skip = first % 8  # A block has eight of them.
+    words = np.empty(skip + rows, "<u8")
+    host.fill(words, secret, COORDINATE_STREAM, first // 8)
+    words = words[skip:]
     d, half_word = np.uint64(dimensions), np.uint64(32)
     high, low = words >> half_word, words & np.uint64(0xFFFFFFFF)
     return ((high * d + (low * d >> half_word)) >> half_word).astype(np.int64)

@@ -7,13 +7,15 @@ from functools import partial
 from typing import Any
 
 from accountants.tune import height
-from accountants.tune.domains import Above, Domain, Inside, LogBetween
+from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
 from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.heights import CONDITIONS
 from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.square_wave import square_wave as named_square_wave
 from dpkernels.mechanisms.windowed.tabulated import base_from
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
@@ -123,6 +125,38 @@ class Piecewise(Family):
         return {"eta": 2 / mechanism.width}
 
 
+@pytree
+@dataclass(frozen=True)
+class SquareWaves(Family):
+    """Square waves with free half width b."""
+
+    epsilon: Any
+    lower: Any
+    upper: Any
+
+    @property
+    def name(self) -> str:
+        return "square-wave"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {"b": Positive(unit=0.3, span=(-5.0, 1.5))}
+
+    @property
+    def budget(self) -> tuple[Any, Any]:
+        return self.epsilon, 0.0
+
+    def build(self, parameters: dict[str, Any]) -> SquareWave:
+        return SquareWave(parameters["b"], self.lower, self.upper, self.epsilon)
+
+    def release(self, parameters: dict[str, Any]) -> SquareWave:
+        given = {"epsilon": self.epsilon, "lower": self.lower, "upper": self.upper}
+        return named_square_wave(**given, half_width=parameters["b"])
+
+    def symbols(self, parameters: dict[str, Any], mechanism: SquareWave) -> dict[str, Any]:
+        return {"b": mechanism.half_width}
+
+
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
 class Plain(Determined):
@@ -194,6 +228,16 @@ def piecewise_triangle(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
     """
     _check(epsilon, lower, upper)
     return Piecewise("triangle", epsilon, lower, upper)
+
+
+def square_wave(*, epsilon: Any, lower: Any, upper: Any) -> SquareWaves:
+    """Square waves (Li 2020) with free half width: for ``distribution``, since they are biased.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+    """
+    _check(epsilon, lower, upper)
+    return SquareWaves(epsilon, lower, upper)
 
 
 def duchi(*, epsilon: Any, lower: Any, upper: Any) -> Plain:

@@ -41,6 +41,11 @@ class ArrayFile(Source):
         self._done = 0
 
     @property
+    def values(self) -> int:
+        """How many there are."""
+        return self._size
+
+    @property
     def fraction(self) -> float:
         return self._done / max(1, self._size)
 
@@ -57,6 +62,9 @@ class ArrayFile(Source):
 
     def numbers(self, piece: np.ndarray, name: str | None, start: int) -> Numbers:
         return Numbers.of(piece)
+
+    def labels(self, piece: np.ndarray, name: str) -> Any:
+        raise ValueError(f"{self.path}: is an array, which has no column {name!r}")
 
     def replaced(self, piece: np.ndarray, reports: dict[str | None, Numbers]) -> np.ndarray:
         values, missing = reports[None].values, reports[None].missing

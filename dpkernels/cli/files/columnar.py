@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -23,6 +23,7 @@ PIECE_ROWS = 1 << 16
 _PIECE_BYTES = 1 << 24
 # Metadata that writers put into every file.
 _WRITERS = {b"ARROW:schema", b"pandas", b"PARQUET:field_id"}
+_BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
 GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
 
 
@@ -38,30 +39,55 @@ class Part:
 
 
 class ParquetFile(Source):
-    """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept."""
+    """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
 
-    def __init__(self, path: Path, form: Layout) -> None:
-        self.path = path
+    Args:
+        path: the file; where it is on another file system, how errors call it.
+        form: how it is written.
+        groups: the first of its row groups that are read and the one after the last; by default all.
+        opened: opens the file, where it is not this machine's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: Layout,
+        groups: tuple[int, int] | None = None,
+        opened: Callable[[], pa.NativeFile] | None = None,
+    ) -> None:
+        self.path, self._remote = path, opened
         with self._opened() as file:
             self._footer, self._schema = file.metadata, file.schema_arrow
         self.names = self._schema.names
-        self._groups = [self._footer.row_group(at) for at in range(self._footer.num_row_groups)]
+        self._chosen_groups = range(*(groups or (0, self._footer.num_row_groups)))
+        self._groups = [self._footer.row_group(at) for at in self._chosen_groups]
+        self._rows = sum(group.num_rows for group in self._groups)
         self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
         self._chosen: Sequence[str | None] = ()
         self._plain: list[str] = []  # columns whose dictionaries are not kept
         self._done = 0
 
     @property
+    def schema(self) -> pa.Schema:
+        """Names and types of its columns; what writers add to them is left out."""
+        return self._schema.remove_metadata()
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Rows and bytes, before compression, of every row group that is read."""
+        return [(group.num_rows, group.total_byte_size) for group in self._groups]
+
+    @property
     def fraction(self) -> float:
-        return self._done / max(1, self._footer.num_rows)
+        return self._done / max(1, self._rows)
 
     def pieces(self, chosen: Sequence[str | None]) -> Generator[Part, None, None]:
         self._chosen = chosen
         # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
-        width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._footer.num_rows))
+        width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._rows))
         rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
         with self._opened() as file:
-            for at, group in enumerate(self._groups):
+            for at, group in zip(self._chosen_groups, self._groups, strict=True):
                 left = group.num_rows
                 # Threads would each keep memory, and are no faster beside the work on the piece before.
                 for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
@@ -76,6 +102,12 @@ class ParquetFile(Source):
         if not column.null_count:
             return Numbers.of(buffers.numbers(column.combine_chunks()))
         return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
+
+    def labels(self, piece: Part, name: str) -> pa.Array:
+        column = piece.table.column(name)
+        if pa.types.is_nested(column.type):
+            raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
+        return column.combine_chunks()
 
     def replaced(self, piece: Part, reports: dict[str | None, Numbers]) -> Part:
         table = piece.table
@@ -123,7 +155,7 @@ class ParquetFile(Source):
 
     def not_kept(self, output: Path) -> list[str]:
         chosen = {str(name) for name in self._chosen}
-        found = footers.differences(self._footer, pq.read_metadata(output), chosen)
+        found = footers.differences(self._footer, pq.read_metadata(output), chosen, self._chosen_groups)
         found += [f"column {name!r}: its dictionary of values" for name in self._plain]
         described = [name for name in sorted(chosen) if set(self._schema.field(name).metadata or ()) - _WRITERS]
         return found + [f"column {name!r}: its metadata" for name in described]
@@ -141,8 +173,9 @@ class ParquetFile(Source):
     @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
         # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
-        with pa.OSFile(str(self.path)) as file, _named(self.path):
-            yield pq.ParquetFile(file, buffer_size=1 << 20, pre_buffer=False)
+        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file, _named(self.path):
+            size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
+            yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
 
 
 class _ParquetSink:

@@ -69,6 +69,9 @@ class DelimitedFile(Source):
         except CellError as error:
             raise ValueError(f"{self.place(piece, start + error.row, start)} is {error}") from None
 
+    def labels(self, piece: Records, name: str) -> pa.Array:
+        return pc.replace_substring(piece.cells[name], '""', '"')
+
     def replaced(self, piece: Records, reports: dict[str | None, Numbers]) -> Lines:
         return replaced(piece, reports)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pyarrow.parquet import FileMetaData
@@ -21,13 +21,13 @@ def options(footer: FileMetaData) -> dict[str, Any]:
     }
 
 
-def differences(old: FileMetaData, new: FileMetaData, replaced: set[str]) -> list[str]:
-    """What of one file another does not have, the types of replaced columns apart."""
+def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
+    """What of some row groups of a file another file does not have, the types of replaced columns apart."""
     found = [*_schema(old, new, replaced)]
     codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
     if codecs[0] - codecs[1]:
         found.append(f"compression by {', '.join(sorted(codecs[0] - codecs[1]))}")
-    sizes = [[one.row_group(at).num_rows for at in range(one.num_row_groups)] for one in (old, new)]
+    sizes = [_sizes(old, groups), _sizes(new, range(new.num_row_groups))]
     if sizes[0] != sizes[1]:
         found.append(f"{len(sizes[0])} row groups, now {len(sizes[1])}, of other sizes")
     if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
@@ -54,6 +54,10 @@ def _chunks(footer: FileMetaData) -> Iterator[Any]:
     """Every column of every row group."""
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
+
+
+def _sizes(footer: FileMetaData, groups: Iterable[int]) -> list[int]:
+    return [footer.row_group(at).num_rows for at in groups]
 
 
 def _codec(chunk: Any) -> str:

@@ -87,6 +87,14 @@ class Source(abc.ABC):
         """
 
     @abc.abstractmethod
+    def labels(self, piece: Any, name: str) -> Any:
+        """The cells of a chosen column as an Arrow array, whatever they are.
+
+        Raises:
+            ValueError: an array, which has no other columns.
+        """
+
+    @abc.abstractmethod
     def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
         """The piece with these columns replaced and all others as they are; missing values stay."""
 

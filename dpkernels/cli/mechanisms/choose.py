@@ -22,6 +22,7 @@ from dpkernels.mechanisms.central_piecewise import central_piecewise
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.mechanisms.optimal.program import ProgramError
+from dpkernels.mechanisms.windowed.square_wave import square_wave
 
 CENTRAL: dict[str, Callable[..., Mechanism]] = {
     "optimal-central": recipes.optimal_central,
@@ -56,14 +57,47 @@ def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str
     return min(made, key=lambda one: float(made[one].worst_variance))
 
 
-def _chosen(name: str, *, epsilon: float, lower: float, upper: float) -> Mechanism:
-    options = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    return MECHANISMS[chosen_name(name, **options)](**options)
+def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """What a choice is made of: the mechanism's name and its own options; of another name itself.
+
+    For the distribution that is piecewise: nothing on an interval tells more at its best width (``tune --objective
+    distribution``), and its reports are unbiased too.
+
+    Raises:
+        ValueError: as for the mechanism.
+    """
+    own = {key: value for key, value in options.items() if key != "objective"}
+    if name not in CHOICES:
+        return name, dict(options)
+    if options.get("objective") == "distribution":
+        return "piecewise", {**own, "eta": recipes.eta_for_distribution(**own)}
+    return chosen_name(name, **own), own
+
+
+def _closed_form(*, epsilon: float, lower: float, upper: float) -> Mechanism:
+    return _made("closed-form", {"epsilon": epsilon, "lower": lower, "upper": upper})
+
+
+def _auto(*, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
+    return _made("auto", {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
+
+
+def _made(choice: str, options: Mapping[str, Any]) -> Mechanism:
+    name, own = chosen(choice, options)
+    return MECHANISMS[name](**own)
+
+
+def _named(name: str, *, epsilon: float, lower: float, upper: float) -> Mechanism:
+    """What the command has no more options for."""
+    return MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper)
 
 
 MAKERS: dict[str, Callable[..., Mechanism]] = {
-    **MECHANISMS,
-    **{name: partial(_chosen, name) for name in CHOICES},
+    **{name: partial(_named, name) for name in MECHANISMS},
+    "piecewise": recipes.piecewise,
+    "closed-form": _closed_form,
+    "auto": _auto,
+    "square-wave": square_wave,
     **CENTRAL,
     **ADDITIVE,
 }
@@ -104,8 +138,8 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm]:
-    """The name of the mechanism, which for a choice is the one chosen, and its certified form.
+def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm, dict[str, Any]]:
+    """The name of the mechanism, which for a choice is the one chosen, its certified form and its options.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -113,7 +147,8 @@ def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[
     """
     made = mechanism(name, options, where)
     try:
-        return chosen_name(name, **options) if name in CHOICES else name, certify(made)
+        own, given = chosen(name, options)
+        return own, certify(made), given
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error

@@ -29,8 +29,11 @@ _BOUNDED = (
     "auto",
 )
 # The options of each constructor; those with a question mark have a default.
-_OPTIONS = {
+_OPTIONS: dict[str, str] = {
     **dict.fromkeys(_BOUNDED, "epsilon lower upper"),
+    "piecewise": "epsilon lower upper eta?",
+    "auto": "epsilon lower upper objective?",
+    "square-wave": "epsilon lower upper half_width?",
     "optimal-central": "epsilon sensitivity lower upper",
     "central-piecewise": "epsilon sensitivity lower upper",
     "laplace": "epsilon sensitivity?",
@@ -91,8 +94,9 @@ def listing() -> list[str]:
     heading = ["mechanism", "needs", "may have"]
     notes = [
         "closed-form is piecewise, hybrid or duchi, auto one of these or optimal: whichever has the least worst-case",
-        "variance for the budget. What a mechanism may have is chosen for it where it is not given; `dpkernels perturb",
-        "--help` explains each.",
+        "variance for the budget; auto --objective distribution is piecewise, as narrow as tells most of the values'",
+        "distribution. What a mechanism may have is chosen for it where it is not given; `dpkernels perturb",
+        "--help` explains each. Reports of square-wave are for the distribution of the values: their mean is biased.",
     ]
     return [*aligned([heading, *map(_listed, RECIPES.values())]), "", *notes]
 

@@ -30,6 +30,13 @@ OPTIONS: dict[str, tuple[Any, str, str]] = {
     "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive, central mechanisms)."),
     "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
     "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
+    "objective": (
+        click.Choice(["variance", "distribution"]),
+        "NAME",
+        "What auto is best for: the variance of a report (default) or the distribution of the values.",
+    ),
+    "eta": (float, "N", "Output over window of piecewise, above 1; by default of least worst-case variance."),
+    "half_width": (float, "B", "Half the window of square-wave in widths of the interval; by default the published."),
     "sigma": (float, "S", "Standard deviation of Gaussian noise; by default the least for epsilon and delta."),
     "scale": (float, "B", "Scale of the Laplace kernel of recycled-laplace; by default the best."),
     "theta": (float, "T", "Tolerated error of budget recycling: noise beyond it is redrawn with probability q."),

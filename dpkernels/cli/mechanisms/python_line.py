@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import singledispatch
 from typing import Any
 
-from accountants.tune.families.bounded import Composite, Piecewise, Plain
+from accountants.tune.families.bounded import Composite, Piecewise, Plain, SquareWaves
 from accountants.tune.families.merged import MergedLaplaces
 from accountants.tune.families.noise import PlainNoise
 from accountants.tune.families.recycled import Recycled
@@ -74,6 +74,11 @@ def _(base: Quartic) -> str:
 def _(family: Piecewise, mechanism: Any) -> str:
     name = "piecewise" if family.window == "uniform" else "piecewise_triangle"
     return _call(name, **_bounded(family), eta=2 / float(mechanism.width))
+
+
+@python_line.register
+def _(family: SquareWaves, mechanism: Any) -> str:
+    return _call("square_wave", **_bounded(family), half_width=float(mechanism.half_width))
 
 
 @python_line.register

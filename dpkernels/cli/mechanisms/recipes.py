@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.mechanisms import named as bounded
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import optimal
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 
 
 def optimal_central(*, epsilon: float, lower: float, upper: float, sensitivity: float) -> Optimal:
@@ -20,6 +23,28 @@ def optimal_central(*, epsilon: float, lower: float, upper: float, sensitivity: 
         ValueError: as for ``optimal``.
     """
     return optimal(epsilon=epsilon, lower=lower, upper=upper, sensitivity=sensitivity)
+
+
+def piecewise(*, epsilon: float, lower: float, upper: float, eta: float | None = None) -> Windowed:
+    """Type-I piecewise transformation; see ``named.piecewise``.
+
+    Raises:
+        ValueError: as for it.
+    """
+    return bounded.piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=eta)
+
+
+@lru_cache(maxsize=16)
+def eta_for_distribution(*, epsilon: float, lower: float, upper: float) -> float:
+    """The eta of ``piecewise`` whose reports, 10^5 of them, tell most of the distribution.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+    """
+    from accountants import tune
+
+    family = tune.piecewise(epsilon=epsilon, lower=lower, upper=upper)
+    return float(tune.best(family, tune.distribution()).parameters["eta"])
 
 
 def gaussian(

@@ -8,10 +8,11 @@ from functools import singledispatch
 from typing import Any
 
 from dpkernels.decimals import float_at_least, shortest
+from dpkernels.exact.bounded_certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
-from dpkernels.exact.windows.certificate import WindowCertificate
+from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 
 _LOCAL = "any two values of a row (local DP, replace one row's values)"
 _MIXED = "rows whose perturbed values are neighbouring in every column"
@@ -52,8 +53,9 @@ def guarantee(certificate: Any) -> Guarantee:
     raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
 
 
-@guarantee.register
-def _(certificate: WindowCertificate) -> Guarantee:
+@guarantee.register(WindowCertificate)
+@guarantee.register(PlacedCertificate)
+def _(certificate: Any) -> Guarantee:
     return _bounded(certificate, certificate)
 
 
@@ -73,9 +75,7 @@ def _(certificate: RowCertificate) -> Guarantee:
     return replace(local, stated={**local.stated, "sensitivity": D}, neighbours=near, formerly=former)
 
 
-def _bounded(
-    whole: WindowCertificate | MixtureCertificate | RowCertificate, part: WindowCertificate | RowCertificate
-) -> Guarantee:
+def _bounded(whole: BoundedCertificate | MixtureCertificate, part: BoundedCertificate) -> Guarantee:
     epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
     stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
     near, former = f"any two in [{shortest(lower)}, {shortest(upper)}]", f"any two in [{lower:g}, {upper:g}]"

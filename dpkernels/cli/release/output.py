@@ -102,7 +102,7 @@ class Output:
         # An interrupt between a file and the note that it must go would leave the file.
         with uninterrupted(), ExitStack() as held:
             held.enter_context(claimed(self._target))
-            _say(sweep(self._target), self._target)
+            say_swept(sweep(self._target), self._target)
             settle(self._target)
             _check_free(self._target, self._force)
             self._old = _text(self._sidecar)
@@ -210,7 +210,8 @@ def _text(sidecar: Path) -> str | None:
         return None
 
 
-def _say(swept: list[int], target: Path) -> None:
+def say_swept(swept: list[int], target: Path) -> None:
+    """Tell whoever runs the command what a killed run had left."""
     if swept:
         files = f"{len(swept)} file{'s' * (len(swept) > 1)} of {sum(swept)} bytes in all"
         click.echo(f"dpkernels: removed {files} that a killed run to {target} had left", err=True)

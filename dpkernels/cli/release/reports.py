@@ -10,7 +10,7 @@ import numpy as np
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
-from dpkernels.exact.windows.certificate import WindowCertificate
+from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 
 # A number so far from a report, in steps, is as near to the next one.
 ANY = 0.5
@@ -34,6 +34,7 @@ def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.n
 
 
 @can_report.register(WindowCertificate)
+@can_report.register(PlacedCertificate)
 @can_report.register(RowCertificate)
 def _(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
     lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))
@@ -52,6 +53,7 @@ def blur(certificate: Any, dtype: np.dtype, slack: float) -> float:
 
 
 @blur.register(WindowCertificate)
+@blur.register(PlacedCertificate)
 @blur.register(RowCertificate)
 def _(certificate: Any, dtype: np.dtype, slack: float) -> float:
     lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))

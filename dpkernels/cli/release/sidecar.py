@@ -169,7 +169,45 @@ class Written:
         return {"sha256": self.sha256, "bytes": self.size, "columns": list(self.names)}
 
 
-def to_json(release: Release, written: Written) -> str:
+@dataclass(frozen=True)
+class WrittenPart:
+    """One file of a release of many.
+
+    Attributes:
+        name: in the sidecar's folder.
+        rows: how many it has.
+        size: in bytes.
+        sha256: in hexadecimal.
+    """
+
+    name: str
+    rows: int
+    size: int
+    sha256: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {"name": self.name, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
+
+
+@dataclass(frozen=True)
+class WrittenParts:
+    """What binds a sidecar to an output of many files.
+
+    Attributes:
+        parts: these, in the order of their rows.
+        names: all columns of each, in their order; empty for arrays.
+    """
+
+    parts: Sequence[WrittenPart]
+    names: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON form."""
+        return {"parts": [part.to_dict() for part in self.parts], "columns": list(self.names)}
+
+
+def to_json(release: Release, written: Written | WrittenParts) -> str:
     """The sidecar's text."""
     form = {
         "format": FORMAT,

@@ -12,7 +12,7 @@ from dpkernels.decimals import shortest
 
 
 def lines(
-    release: Release, copied: Sequence[str], places: tuple[Path, Path] | None, left: Sequence[str] = ()
+    release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None, left: Sequence[str] = ()
 ) -> list[str]:
     """For people: what was done to which column, and what it guarantees.
 
@@ -39,7 +39,7 @@ def lines(
     return [*found, f"{release.rows} rows: {target}, certificates: {sidecar}"]
 
 
-def to_dict(release: Release, copied: Sequence[str], places: tuple[Path, Path] | None) -> dict[str, Any]:
+def to_dict(release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None) -> dict[str, Any]:
     """For programs: the same."""
     target, sidecar = (None, None) if places is None else map(str, places)
     return {

@@ -11,56 +11,27 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
 
 from dpkernels.budgets.amounts import printed
-from dpkernels.cli.files.formats import Source, open_source
-from dpkernels.cli.files.handling import MOST_DECIMALS, Handling
-from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.mechanisms.choose import exact_form
 from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
-from dpkernels.cli.release.output import digest, own_sidecar
-from dpkernels.cli.release.reports import ANY, blur, can_report
+from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.release.sidecar import FORMAT, exact_total, parameters, title, total, versions
-from dpkernels.cli.text import shown
+from dpkernels.cli.release.verify_output import VerifiedColumn, check_same, outputs, verified_output
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.combined import read_certificate
-from dpkernels.untrusted import integer, parse_json, read_text
+from dpkernels.untrusted import parse_json, read_text
 
 _TOTALS = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
 _VERIFIED = {"format", *_TOTALS, "rows", "values_per_row", "output", "columns", "layout"}
 # The solver of the default parameters may stop at others elsewhere; two mechanisms differ by more.
 _SAME_LAW = 1e-6
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of a sidecar, verified.
-
-    Attributes:
-        form: what the sidecar says.
-        certificate: its certificate.
-        own: what that guarantees.
-        rebuilt: whether the mechanism of its name has been made again and has this table.
-    """
-
-    form: dict[str, Any]
-    certificate: Any
-    own: Guarantee
-    rebuilt: bool
-
-    def __str__(self) -> str:
-        delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
-        name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
-        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbours}"
-        return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
 
 def verify(path: Path) -> list[str]:
@@ -87,7 +58,7 @@ def verify(path: Path) -> list[str]:
     except ValueError as error:
         raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
     try:
-        return [*_settling(text, own, target), *_verified(path, form, target)]
+        return [*_settling(text, own, target), *_verified(path, form)]
     except (KeyError, TypeError, IndexError, AttributeError, OverflowError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
 
@@ -98,7 +69,7 @@ def _settling(text: str, own: str, target: Path) -> list[str]:
     return [f"a run that was to replace {target} was killed: this is the release that is there"]
 
 
-def _verified(path: Path, form: dict[str, Any], target: Path) -> list[str]:
+def _verified(path: Path, form: dict[str, Any]) -> list[str]:
     if type(form["format"]) is not int or not 1 <= form["format"] <= FORMAT:
         raise ValueError(f"{path}: format {form['format']!r}; this version reads 1 to {FORMAT}")
     if not form["columns"]:
@@ -111,21 +82,22 @@ def _verified(path: Path, form: dict[str, Any], target: Path) -> list[str]:
     _check_ledger(form, [column.own for column in columns])
     delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
     total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
-    if target.is_file():
+    files = outputs(form, path)
+    if all(file.is_file() for file, _ in files):
         total_line = f"ok: {total_line}"
     else:
         total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
-    return [*map(str, columns), total_line, _output(form, columns, target), *_declared(form)]
+    return [*map(str, columns), total_line, verified_output(form, columns, files), *_declared(form)]
 
 
-def _column(form: dict[str, Any], release: dict[str, Any]) -> _Column:
+def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
     try:
         certificate = read_certificate(form["certificate"])
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
         if release["format"] > 2 or (release["format"] == 2 and form["neighbouring"] != own.formerly):
-            _check_same("neighbouring", form["neighbouring"], own.neighbours)
-        return _Column(form, certificate, own, _is_rebuilt(form, certificate, own, release))
+            check_same("neighbouring", form["neighbouring"], own.neighbours)
+        return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, own, release))
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
 
@@ -187,100 +159,19 @@ def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
     """The sums of a file are those of its columns."""
     values = form["values_per_row"]
     for word in ("epsilon", "delta"):
-        _check_same(word, form[word], total([getattr(own, word) for own in guarantees], values))
+        check_same(word, form[word], total([getattr(own, word) for own in guarantees], values))
     for word in ("realised_epsilon", "realised_delta"):
         realised = values * sum(getattr(own, word) for own in guarantees)
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
             raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
-    _check_same("neighbouring", form["neighbouring"], of_a_row(guarantees))
+    check_same("neighbouring", form["neighbouring"], of_a_row(guarantees))
 
 
 def _check_ledger(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
     """What was charged is the total."""
     for word in ("epsilon", "delta") if "ledger" in form else ():
         charged = exact_total([getattr(own, word) for own in guarantees], form["values_per_row"])
-        _check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
-
-
-def _check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
-    if type(stated) is not type(found) or stated != found:
-        raise CertificateError(f"{word}: the file says {stated}, {where} {found}")
-
-
-def _output(form: dict[str, Any], columns: list[_Column], target: Path) -> str:
-    """Check the output beside the sidecar, and say so."""
-    if not target.is_file():
-        return f"not verified: rows, values a row, the columns' names, the output's hash; {target} is not there"
-    bound = form["format"] > 2 or "output" in form
-    if bound:
-        _check_bytes(form["output"], target)
-    try:
-        source = open_source(target, _layout(form, target))
-        if bound:
-            _check_same("output: columns", form["output"]["columns"], list(source.names), f"{target} has")
-        _check_names(form, columns, source)
-        rows, coarse = _rows(form, columns, source)
-        _check_same("rows", form["rows"], rows, f"{target} has")
-    except (click.UsageError, ValueError) as error:
-        raise CertificateError(f"{target}: {error}") from error
-    hashed = "SHA-256" if bound else "not bound by a hash"
-    told = "its perturbed columns hold reports of these tables"
-    if coarse:
-        told = f"not verified: reports of {', '.join(coarse)}, too coarse to be told from other numbers"
-    return f"ok: {target}, {form['rows']} rows, {hashed}; {told}"
-
-
-def _check_bytes(written: dict[str, Any], target: Path) -> None:
-    _check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
-    _check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
-
-
-def _check_names(form: dict[str, Any], columns: list[_Column], source: Source) -> None:
-    names = list(source.names)
-    _check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{source.path} has")
-    chosen = [column.form["column"] for column in columns]
-    if sorted(map(str, chosen)) != sorted({str(name) for name in chosen}):
-        raise CertificateError(f"columns: one of {chosen} is there twice")
-    for name in chosen:
-        if (name is not None or names) and names.count(name) != 1:
-            raise CertificateError(f"column {title(name)}: {source.path} has {names.count(name)} columns of this name")
-
-
-def _layout(form: dict[str, Any], target: Path) -> Layout:
-    """How the output is read: as the sidecar says, or in older formats as its name does."""
-    if form["format"] > 2:
-        return Layout.from_dict(form["layout"])
-    kind = known_format(target)
-    return Layout(kind, ",", multiline=kind == "csv")
-
-
-def _rows(form: dict[str, Any], columns: list[_Column], source: Source) -> tuple[int, list[str]]:
-    """How many rows there are, and columns whose reports are too coarse to be told from other numbers.
-
-    Raises:
-        CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
-    """
-    kept = form["format"] > 2 and form["missing"] == "keep"
-    decimals = form["decimals"] if form["format"] > 2 else None
-    if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
-        raise CertificateError(f"decimals: {decimals} is not in 0..{MOST_DECIMALS}")
-    handling, slack = Handling(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
-    start, coarse = 0, set()
-    for piece in source.pieces([column.form["column"] for column in columns]):
-        for column in columns:
-            found = source.numbers(piece, column.form["column"], start)
-            good = can_report(column.certificate, found.values, slack) & (
-                handling.rounded(found.values) == found.values
-            )
-            if found.missing is not None:
-                good = np.where(found.missing, kept, good)
-            if not good.all():
-                where = source.place(piece, start + int(good.argmin()), start)
-                raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its table")
-            if blur(column.certificate, found.values.dtype, slack) >= ANY:
-                coarse.add(title(column.form["column"]))
-        start += len(piece)
-    return start // source.values_per_row, sorted(coarse)
+        check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
 
 
 def _declared(form: dict[str, Any]) -> list[str]:

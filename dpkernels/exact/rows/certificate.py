@@ -11,7 +11,14 @@ from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate, certified_ratio, check_means, check_rows
+from dpkernels.exact.bounded_certificate import (
+    MEAN_ERROR,
+    UNBIASED,
+    BoundedCertificate,
+    certified_ratio,
+    check_means,
+    check_rows,
+)
 from dpkernels.exact.certificate import LIMITS, CertificateError
 from dpkernels.exact.rounding import fraction_bits
 from dpkernels.exact.rows.table import RowTable
@@ -40,6 +47,15 @@ class RowCertificate(BoundedCertificate, kind="rows"):
     parts: ClassVar[Mapping[str, str]] = {"row_table": "table"}
 
     @property
+    def mean_error(self) -> Fraction:
+        """Largest difference of a row's mean from its input."""
+        return MEAN_ERROR
+
+    @property
+    def means(self) -> str:
+        return UNBIASED
+
+    @property
     def covers(self) -> str:
         if self.sensitivity is None:
             return COVERS
@@ -57,8 +73,9 @@ class RowCertificate(BoundedCertificate, kind="rows"):
 def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = None) -> RowCertificate:
     """Verify everything a release relies on.
 
-    With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart (docs/proofs/row_mixtures.md). The
-    gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not that of their decimals.
+    With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart, see
+    docs/proofs/row_mixtures.md. The gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not
+    that of their decimals.
 
     Raises:
         CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
@@ -70,7 +87,7 @@ def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = No
     _check_shape(table)
     cells = _cells_apart(table, sensitivity)
     ratio = certified_ratio(*table.extremes(cells), epsilon)
-    check_means(table, range(table.rows))
+    check_means(table, range(table.rows), table.row_input)
     return RowCertificate(float(epsilon), None if sensitivity is None else float(sensitivity), cells, ratio, table)
 
 

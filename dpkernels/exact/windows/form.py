@@ -14,20 +14,21 @@ from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
 from dpkernels.exact.namespace import namespace
 from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
-from dpkernels.exact.windows.certificate import WindowCertificate, certify_table
+from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate, certify_placed, certify_table
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 
 CodeKernel = Callable[[Array, Array], Array]
 
 
 @dataclass(frozen=True, eq=False)
 class ExactWindow(ExactForm):
-    """A mechanism that is one window table: windowed or two-point."""
+    """A mechanism that is one window table: windowed, square wave or two-point."""
 
     mechanism: Any
-    certificate: WindowCertificate
+    certificate: WindowCertificate | PlacedCertificate
 
     @property
     def table(self) -> WindowTable:
@@ -85,7 +86,19 @@ def window_form(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWind
     Raises:
         CertificateError: it has not.
     """
-    form = ExactWindow(mechanism, certify_table(table, mechanism.epsilon))
+    return _sampled(ExactWindow(mechanism, certify_table(table, mechanism.epsilon)))
+
+
+def placed_form(mechanism: SquareWave, table: WindowTable) -> ExactWindow:
+    """The form of a square wave by a table that has its budget.
+
+    Raises:
+        CertificateError: it has not.
+    """
+    return _sampled(ExactWindow(mechanism, certify_placed(table, mechanism.epsilon)))
+
+
+def _sampled(form: ExactWindow) -> ExactWindow:
     _ = form.codes  # The sampler's own tables are checked here, with the certificate.
     return form
 

@@ -6,7 +6,7 @@ What is made here is only a proposal; ``certificate.certify_table`` decides.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
 
 import numpy as np
@@ -18,6 +18,7 @@ from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 
 # A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
 # Its width then follows.
@@ -41,6 +42,8 @@ _ORDER = (
 )
 _MOST_CODES = 1 << 17  # of the last candidates
 
+Deviation = Callable[[Windowed, WindowTable], float]
+
 # Fewer rows would need more than 16 bits to round an input among them.
 _FEWEST_ROWS = 1 << 8
 
@@ -53,13 +56,30 @@ def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
     return WindowTable(base, window, bits, mechanism.lower, mechanism.upper)
 
 
-def windowed_table(mechanism: Windowed, bits: int | None = None, codes: int | None = None) -> WindowTable:
+def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
+    """``windowed_table`` of the unbiased counterpart, its window as wide as the mechanism's, values moved inwards.
+
+    Raises:
+        CertificateError: no table has the counterpart's variances and the width to within 0.1 %.
+    """
+
+    def deviation(unbiased: Windowed, table: WindowTable) -> float:
+        width = len(table.window) / table.shifts / 2
+        return max(_deviation(unbiased, table), abs(width / mechanism.half_width - 1))
+
+    return windowed_table(mechanism.unbiased, bits, codes, deviation).placed
+
+
+def windowed_table(
+    mechanism: Windowed, bits: int | None = None, codes: int | None = None, deviation: Deviation | None = None
+) -> WindowTable:
     """The first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
 
     Args:
         mechanism: with concrete parameters.
         bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
         codes: the most output codes; by default 4,096, then more where they are not enough, and at least 256 rows.
+        deviation: how far a table is from the mechanism, relatively; by default by its variances.
 
     Raises:
         CertificateError: the mechanism's height is not private at its epsilon, or no table has its variances to
@@ -69,9 +89,9 @@ def windowed_table(mechanism: Windowed, bits: int | None = None, codes: int | No
     best, best_deviation = None, math.inf
     for tier in _tiers(mechanism, relative, bits, codes):
         for table in tier:
-            deviation = _deviation(mechanism, table)
-            if deviation < best_deviation:
-                best, best_deviation = table, deviation
+            off = (deviation or _deviation)(mechanism, table)
+            if off < best_deviation:
+                best, best_deviation = table, off
         if best is not None and best_deviation <= ACCEPTED_DEVIATION:
             return best
     if best is None or (codes is None and best_deviation > PROMISED_DEVIATION):

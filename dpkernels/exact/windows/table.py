@@ -10,7 +10,7 @@ them at random, so what holds for rows (mean, pure DP) holds for inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any
@@ -32,6 +32,7 @@ class WindowTable(BoundedTable):
         bits: log2 of the total.
         lower: smallest valid input, the mean of row 0.
         upper: largest valid input, the mean of row S.
+        is_placed: whether the window's middle is the input itself; means are then nearer to the middle by ``slope``.
     """
 
     base: np.ndarray
@@ -39,6 +40,7 @@ class WindowTable(BoundedTable):
     bits: int
     lower: float
     upper: float
+    is_placed: bool = False
 
     def __post_init__(self) -> None:
         for name in ("base", "window"):
@@ -73,11 +75,21 @@ class WindowTable(BoundedTable):
     def totals(self) -> list[int]:
         return [self.total]
 
+    @property
+    def slope(self) -> Fraction:
+        """How far the mean moves as the input moves: 1, or the window's share of the total if it is placed."""
+        return Fraction(self.window_total, self.total) if self.is_placed else Fraction(1)
+
+    @property
+    def placed(self) -> WindowTable:
+        """The same weights, their values nearer to the middle by the window's share."""
+        return replace(self, is_placed=True)
+
     @cached_property
     def step(self) -> Fraction:
-        """Data units between neighbouring codes, R total / (S window_total): row means then step evenly over R."""
+        """Data units between neighbouring codes, slope R total / (S window_total): row means go over slope R evenly."""
         width = rational(self.upper) - rational(self.lower)
-        return width * self.total / (self.shifts * self.window_total)
+        return self.slope * width * self.total / (self.shifts * self.window_total)
 
     @cached_property
     def middle(self) -> Fraction:
@@ -129,15 +141,16 @@ class WindowTable(BoundedTable):
     def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
         """(A, c, rho) with Var(x) = A + c (x - middle)^2 + r and 0 <= r <= rho, r the rounding between rows.
 
-        Row variances have c = total/window_total - 1, and rounding at a fraction f of the gap between two rows adds
-        f (1 - f) (1 + c) gap^2. With two rows this rounding is itself a parabola, and there is no other term.
+        With k = slope^2, row variances have c = k (total/window_total - 1), and rounding at a fraction f of the gap
+        between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
+        no other term.
         """
-        half = (rational(self.upper) - rational(self.lower)) / 2
+        half, k = (rational(self.upper) - rational(self.lower)) / 2, self.slope**2
         end = max(self.row_variance(0), self.row_variance(self.shifts))
         if self.shifts == 1:
-            return end + half**2, Fraction(-1), Fraction(0)
-        c = Fraction(self.total, self.window_total) - 1
-        return end - c * half**2, c, (1 + c) * (2 * half / self.shifts) ** 2 / 4
+            return end + k * half**2, -k, Fraction(0)
+        c = k * (Fraction(self.total, self.window_total) - 1)
+        return end - c * half**2, c, (k + c) * (2 * half / self.shifts) ** 2 / 4
 
     @property
     def worst_variance(self) -> Fraction:

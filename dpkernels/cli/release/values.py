@@ -18,7 +18,9 @@ from dpkernels.release.inputs import Bounds, InputError
 T = TypeVar("T")
 
 
-def check_values(source: Source, columns: Sequence[Column], clip: bool, missing: str, show: Callable[[], Any]) -> int:
+def check_values(
+    source: Source, columns: Sequence[Column], clip: bool, missing: str, show: Callable[[], Any], row: int = 0
+) -> tuple[int, int]:
     """Read a file once, as a release would, and refuse what it would refuse.
 
     Args:
@@ -27,15 +29,16 @@ def check_values(source: Source, columns: Sequence[Column], clip: bool, missing:
         clip: whether values outside the interval would be clipped.
         missing: "error", "keep" or "drop".
         show: called after every piece.
+        row: of the file, that it begins with.
 
     Returns:
-        How many rows the output would have.
+        How many rows (of an array: values) there are, and how many the output would have.
 
     Raises:
-        ValueError: a value that cannot be perturbed, or a file that is empty or damaged.
+        ValueError: a value that cannot be perturbed, or a file that is damaged.
     """
     bounds = [Bounds.of(column.form, clip) for column in columns]
-    start = rows = 0
+    start, rows = row, 0
     with closing(source.pieces([column.name for column in columns])) as pieces:
         for piece in pieces:
             found = [_checked(source, *one, missing, piece, start) for one in zip(columns, bounds, strict=True)]
@@ -43,8 +46,7 @@ def check_values(source: Source, columns: Sequence[Column], clip: bool, missing:
             start, rows = start + len(piece), rows + (len(piece) if whole is None else int(whole.sum()))
             show()
             stop_if_asked()
-    some_rows(source, start, rows)
-    return rows // source.values_per_row
+    return start - row, rows
 
 
 def _checked(source: Source, column: Column, bounds: Bounds, missing: str, piece: Any, start: int) -> Numbers:

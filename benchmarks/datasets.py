@@ -1,0 +1,137 @@
+"""Seconds, bytes and peak memory of datasets: the engines beside each other, and what 10^9 rows take.
+
+    python -m benchmarks.datasets            # 10^8 rows in 100 files, 4 GB of disk, three minutes
+    python -m benchmarks.datasets --quick    # a smoke run
+
+Both engines run in turns in one process, which has released before; Ray's cluster is one node of this machine's cores
+and is there already (starting one takes 3 to 5 s). Seconds are medians. Memory is a worker's peak, for the local engine
+that of the command in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import ray
+
+from benchmarks.files import COMMAND, PEAK
+from benchmarks.recycling import markdown
+from benchmarks.sampling import machine
+from dpkernels.cli import main as command
+from dpkernels.release.engines import CORES
+
+_ROUNDS = 3
+_BOUNDS = ("--lower", "0", "--upper", "120", "--epsilon", "1")
+
+# Columns of a table, by what the row is called.
+TABLES: dict[str, Callable[[np.random.Generator, int], dict[str, np.ndarray]]] = {
+    "1 float64": lambda random, rows: {"c0": random.uniform(0, 120, rows)},
+    "1 float32": lambda random, rows: {"c0": random.uniform(0, 120, rows).astype(np.float32)},
+    "1 int64": lambda random, rows: {"c0": random.integers(0, 120, rows)},
+    "4 float64": lambda random, rows: {f"c{at}": random.uniform(0, 120, rows) for at in range(4)},
+}
+
+# Of a kind, in so many files, so many rows; the last is of files so small that only their number counts.
+_CASES = [
+    ("1 float64", 100, 100_000_000),
+    ("1 float32", 20, 20_000_000),
+    ("1 int64", 20, 20_000_000),
+    ("4 float64", 20, 20_000_000),
+    ("1 float64", 2000, 2_000_000),
+]
+_SMOKE = [(kind, 4, 40_000) for kind in TABLES]
+
+
+def write(folder: Path, kind: str, files: int, rows: int) -> int:
+    """A dataset; returns its bytes."""
+    random = np.random.default_rng(1)
+    folder.mkdir()
+    for at in range(files):
+        pq.write_table(pa.table(TABLES[kind](random, rows // files)), folder / f"{at:04}.parquet")
+    return size(folder)
+
+
+def size(folder: Path) -> int:
+    """Bytes of a folder's files."""
+    return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def arguments(source: Path, target: Path, kind: str, engine: str) -> list[str]:
+    """Of the command."""
+    columns = [part for at in range(int(kind[0])) for part in ("--column", f"c{at}")]
+    return ["perturb", str(source), str(target), *columns, *_BOUNDS, "--quiet", "--engine", engine]
+
+
+def seconds(source: Path, target: Path, kind: str, engine: str) -> float:
+    """Of one release, which is removed before the next."""
+    shutil.rmtree(target, ignore_errors=True)
+    started = time.perf_counter()
+    if command(arguments(source, target, kind, engine)):
+        raise RuntimeError(f"{source} was refused")
+    return time.perf_counter() - started
+
+
+def local_peak(source: Path, target: Path, kind: str) -> float:
+    """MiB of the command in a process of its own."""
+    shutil.rmtree(target, ignore_errors=True)
+    wanted = [sys.executable, "-c", PEAK, *COMMAND, *arguments(source, target, kind, "local")]
+    return int(subprocess.run(wanted, capture_output=True, text=True, check=True).stdout) / 1024
+
+
+def worker_peak() -> float:
+    """MiB of the largest of Ray's workers, as long as it has lived."""
+    workers = [one for one in psutil.process_iter(["cmdline"]) if (one.info["cmdline"] or [""])[0].startswith("ray::")]
+    lines = [Path(f"/proc/{one.pid}/status").read_text().splitlines() for one in workers]
+    return max(int(line.split()[1]) for status in lines for line in status if line.startswith("VmHWM")) / 1024
+
+
+def row(folder: Path, kind: str, files: int, rows: int) -> list[str]:
+    """One line of the table."""
+    source, target = folder / "in", folder / "out"
+    read = write(source, kind, files, rows)
+    times = [[seconds(source, target, kind, engine) for engine in ("local", "ray")] for _ in range(_ROUNDS + 1)][1:]
+    local, cluster = (statistics.median(one) for one in zip(*times, strict=True))
+    written, billion = size(target), 1e9 / rows
+    peaks = f"{local_peak(source, target, kind):.0f}", f"{worker_peak():.0f}"
+    for used in (source, target):
+        shutil.rmtree(used)
+    sizes = f"{read * billion / 1e9:.1f}", f"{written * billion / 1e9:.1f}", f"{local * billion * CORES:.0f}"
+    ratio = statistics.median(b / a for a, b in times)
+    return [kind, f"{rows:.0e}", str(files), f"{local:.2f}", f"{cluster:.2f}", f"{ratio:.2f}", *peaks, *sizes]
+
+
+def lines(quick: bool) -> Iterator[list[str]]:
+    """Every line of the table."""
+    with TemporaryDirectory() as folder:
+        for kind, files, rows in _SMOKE if quick else _CASES:
+            yield row(Path(folder), kind, files, rows)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    quick = parser.parse_args().quick
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init("local", num_cpus=CORES, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
+    print(machine())
+    both = ["local, s", "ray, s", "ray / local", "local peak, MiB", "worker peak, MiB"]
+    print(markdown(["columns", "rows", "files", *both, "in, GB/1e9", "out, GB/1e9", "core s/1e9"], lines(quick)))
+    ray.shutdown()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The site: ``pip install '.[docs]' && sphinx-build -W docs site``."""
+
+import os
+import re
+from typing import Any
+
+import dpkernels
+
+os.environ.update(JAX_PLATFORMS="cpu", MPLBACKEND="module://matplotlib_inline.backend_inline")
+
+project = "dpkernels"
+version = release = dpkernels.__version__
+copyright = "the dpkernels authors, Apache-2.0"  # noqa: A001
+html_theme = "furo"
+html_title = "dpkernels"
+html_copy_source = False
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.mathjax", "sphinx_click"]
+
+# Pages are Markdown; notebooks are percent scripts, run once and kept beside the site.
+exclude_patterns = ["conf.py", "notebooks/data"]
+source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".py": "myst-nb"}
+nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
+nb_execution_mode = "cache"
+nb_execution_timeout = 600
+nb_execution_raise_on_error = True
+nb_merge_streams = True
+myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_heading_anchors = 3
+
+# Docstrings name types in words; signatures are shown as they are.
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "show-inheritance": False}
+napoleon_numpy_docstring = False
+napoleon_use_rtype = False
+napoleon_use_ivar = True
+
+_SECTION = re.compile(r"(Args|Attributes|Example|Raises|Returns|Yields):$")
+
+
+def _plain(line: str) -> str:
+    """Docstrings are plain text but for what stands in double backquotes: |z| is no substitution, * no emphasis."""
+    parts = re.split(r"(``.*?``)", line)
+    return "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+
+
+def _formulas_stand_alone(lines: list[str]) -> list[str]:
+    """Indented lines before the first section are formulas: kept as they are."""
+    found: list[str] = []
+    for number, line in enumerate(lines):
+        if _SECTION.match(line):
+            return found + [text if ">>>" in text else _plain(text) for text in lines[number:]]
+        starts = line.startswith("    ") and number and not lines[number - 1]
+        found += ["::", ""] if starts else []
+        found.append(line if line.startswith("    ") else _plain(line))
+    return found
+
+
+def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
+    lines[:] = _formulas_stand_alone(lines)
+
+
+def _help(app: Any, context: Any, lines: list[str]) -> None:
+    lines[:] = [_plain(line) for line in lines]
+
+
+def setup(app: Any) -> None:
+    """Before napoleon reads docstrings; and for the command's help."""
+    app.connect("autodoc-process-docstring", _docstring, priority=100)
+    for part in ("description", "usage", "options", "arguments", "epilog"):
+        app.connect(f"sphinx-click-process-{part}", _help)

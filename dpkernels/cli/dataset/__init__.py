@@ -1,0 +1,1 @@
+"""Datasets of many files: planned, released in parts by an engine, and averaged."""

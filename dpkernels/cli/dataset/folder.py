@@ -1,0 +1,241 @@
+"""Where a release of many files goes: nothing is a release before its sidecar, which is put last.
+
+On this machine's file systems a folder is made beside OUT under a hidden name, and renamed to OUT when it is complete.
+A store of objects has no renames; there the parts get names that only this run uses, a file ``_NOT_A_RELEASE`` lies
+beside them, and goes when the sidecar is there.
+"""
+
+from __future__ import annotations
+
+import abc
+import hashlib
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import click
+from pyarrow import fs
+
+from dpkernels.cli.dataset.places import Place
+from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.release.output import say_swept
+from dpkernels.staging import claimed, place_folder, staged, staged_folder, sweep
+
+SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
+_NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
+
+
+@dataclass
+class Made:
+    """A file that a worker has begun: written to ``path``, which ``done`` gives its name.
+
+    Attributes:
+        path: where to write.
+        size: its bytes, once it is done.
+        sha256: its hash, in hexadecimal.
+    """
+
+    path: Path
+    size: int = 0
+    sha256: str = ""
+
+
+class Folder(abc.ABC):
+    """A folder that parts are put into; it knows no secret, and goes to every worker."""
+
+    @abc.abstractmethod
+    def named(self, number: int, parts: int, suffix: str) -> str:
+        """The name of a part."""
+
+    @abc.abstractmethod
+    @contextmanager
+    def part(self, name: str, like: Path | None) -> Iterator[Made]:
+        """A file under a name of its own, that gets its name, whole and at once, when all went well."""
+
+    @abc.abstractmethod
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """What lies around a release: the folder is there, and goes unless ``finish`` was called."""
+
+    @abc.abstractmethod
+    def sizes(self) -> dict[str, int]:
+        """What is there, name by name."""
+
+    @abc.abstractmethod
+    def finish(self, sidecar: str, names: Sequence[str]) -> None:
+        """Put the sidecar: from now on it is a release, of the files of these names."""
+
+
+@dataclass
+class LocalFolder(Folder):
+    """On a file system of this machine, or one that all machines share.
+
+    Attributes:
+        target: OUT.
+        like: a folder whose permissions it gets at most.
+        staging: the hidden folder; empty before it is made.
+    """
+
+    target: Path
+    like: Path | None
+    staging: Path = Path()
+
+    def named(self, number: int, parts: int, suffix: str) -> str:
+        return f"part-{number:0{len(str(parts - 1))}}{suffix}"
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        check_local(self.target)
+        with ExitStack() as held:
+            with uninterrupted():
+                held.enter_context(claimed(self.target))
+                say_swept(sweep(self.target), self.target)
+                self.staging = held.enter_context(staged_folder(self.target))
+                (self.staging / NOTE).write_text(_NOTE + self.staging.name + "\n")
+            stop_if_asked()
+            yield
+
+    @contextmanager
+    def part(self, name: str, like: Path | None) -> Iterator[Made]:
+        with staged(self.staging / name) as new:
+            made = Made(Path(f"/dev/fd/{new.file.fileno()}"))
+            yield made
+            new.file.seek(0)
+            made.sha256, made.size = hashlib.file_digest(new.file, "sha256").hexdigest(), new.file.tell()
+            new.finish(like)
+            new.place(self.staging / name)
+
+    def sizes(self) -> dict[str, int]:
+        found = dict[str, int]()
+        for path in self.staging.iterdir():
+            with suppress(FileNotFoundError):  # of a second run of a part, which has just got its name
+                found[path.name] = path.stat().st_size
+        return found
+
+    def finish(self, sidecar: str, names: Sequence[str]) -> None:
+        with staged(self.staging / SIDECAR) as new:
+            new.file.write(sidecar.encode())
+            new.finish(self.staging / names[0])
+            new.place(self.staging / SIDECAR)
+        for name in self.sizes().keys() - {*names, SIDECAR}:
+            (self.staging / name).unlink(missing_ok=True)  # what killed workers had begun, and the note
+        stop_if_asked()
+        with uninterrupted():
+            check_local(self.target)
+            place_folder(self.staging, self.target, self.like)
+            finished()
+
+
+@dataclass
+class StoreFolder(Folder):
+    """In a store of objects, where a put is whole or not at all, and nothing is renamed.
+
+    Attributes:
+        target: OUT.
+        number: of the run, in the names of its parts: what an earlier run's workers may still put has other names.
+    """
+
+    target: Place
+    number: str = ""
+
+    def named(self, number: int, parts: int, suffix: str) -> str:
+        return f"part-{number:0{len(str(parts - 1))}}-{self.number}{suffix}"
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        self.number = secrets.token_hex(8)
+        self._clear()
+        self._put(NOTE, _NOTE + self.number + "\n")
+        try:
+            yield
+        except BaseException:
+            with uninterrupted(), suppress(OSError):  # no note, or no store: what failed is told, not this
+                if self._note() == self.number:
+                    self._clear()
+            raise
+
+    @contextmanager
+    def part(self, name: str, like: Path | None) -> Iterator[Made]:
+        with TemporaryDirectory(prefix="dpkernels-") as folder:
+            made = Made(Path(folder) / "part")
+            yield made
+            made.size = made.path.stat().st_size
+            place = self.target.within(name)
+            with made.path.open("rb") as file:
+                made.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+                file.seek(0)
+                with place.system.open_output_stream(place.path) as there:
+                    shutil.copyfileobj(file, there, 1 << 22)
+
+    def sizes(self) -> dict[str, int]:
+        selected = fs.FileSelector(self.target.path, allow_not_found=True)
+        return {one.base_name: one.size for one in self.target.system.get_file_info(selected)}
+
+    def finish(self, sidecar: str, names: Sequence[str]) -> None:
+        if self._note() != self.number:
+            raise OSError(f"{self.target}: another run has begun to write here")
+        for name in self.sizes().keys() - {*names, NOTE}:  # what workers of a dead run have put since this one began
+            self.target.system.delete_file(self.target.within(name).path)
+        stop_if_asked()
+        with uninterrupted():
+            self._put(SIDECAR, sidecar)
+            self.target.system.delete_file(self.target.within(NOTE).path)
+            finished()
+
+    def _put(self, name: str, text: str) -> None:
+        place = self.target.within(name)
+        with place.system.open_output_stream(place.path) as file:
+            file.write(text.encode())
+
+    def _note(self) -> str:
+        """The number of the run whose note is there."""
+        with self.target.system.open_input_stream(self.target.within(NOTE).path) as file:
+            return file.read().decode().split()[-1]
+
+    def _clear(self) -> None:
+        """Remove what a run that was killed has left, after making sure that all is of such a run."""
+        there = self.sizes()
+        ours = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)
+        strange = [name for name in there if not ours.fullmatch(name)]
+        if strange or (there and NOTE not in there):
+            raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
+        for name in sorted(there):  # the note, which sorts before the parts, must go last
+            if name != NOTE:
+                self.target.system.delete_file(self.target.within(name).path)
+        if there:
+            self.target.system.delete_file(self.target.within(NOTE).path)
+
+
+def folder(text: str, like: Path | None) -> Folder:
+    """Where OUT is.
+
+    Raises:
+        click.UsageError: it cannot be made there, or something is there.
+    """
+    place = Place.of(text)
+    if place.local is None:
+        return StoreFolder(place)
+    check_local(place.local)
+    return LocalFolder(place.local, like)
+
+
+def check_local(target: Path) -> None:
+    """Refuse a folder that must not or cannot be made.
+
+    Raises:
+        click.UsageError: its parent does not exist or cannot be written, or it exists and is not an empty folder.
+    """
+    if not target.parent.is_dir():
+        raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
+    if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):
+        raise click.UsageError(f"OUT: {target} is not a folder; the parts of a dataset are put into one")
+    if target.is_dir() and any(target.iterdir()):
+        raise click.UsageError(f"OUT: {target} is not empty; a release of many files replaces nothing")
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        raise click.UsageError(f"OUT: the folder {target.parent} cannot be written")

@@ -1,0 +1,140 @@
+"""The engine of many machines: tasks of Ray, which run again what a dead worker or machine did not finish.
+
+The key goes to a task as an argument of its own, a few bytes that Ray keeps in the description of the task, in the
+memory of the driver and of the workers. What is in the object store, and so may be written to disks, is the job.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import click
+import jax
+
+from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
+from dpkernels.cli.dataset.plan import Part
+from dpkernels.release.ray_data import understood
+
+_IN_FLIGHT = 1000  # tasks that Ray knows at a time: enough for its autoscaler, little for its memory
+_STOP_SECONDS = 30.0  # for tasks that are cancelled to end
+_STORE_BYTES = 80 << 20  # of the object store of a cluster of our own, Ray's least; it holds one job
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Tasks on a cluster.
+
+    Attributes:
+        address: of a cluster; empty for one of this machine, that begins and ends with the release.
+        cpus: of a task.
+        gpus: of a task, 0 or 1.
+        resources: others of a task, by name.
+        retries: how often a part is tried again.
+    """
+
+    address: str = ""
+    cpus: float = 1
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 10
+
+    def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """What the work answers for the parts, in the order in which they are done.
+
+        Raises:
+            OSError: a part failed more often than it may be tried, or there is no such cluster.
+            ModuleNotFoundError: Ray is not installed.
+        """
+        import ray
+        import ray.cloudpickle as pickle
+
+        with self._cluster(ray):
+            described = ray.put(pickle.dumps((work, job)))
+            task, options = ray.remote(_task), self._options()
+            waiting, running = iter(parts), dict[Any, Part]()
+            try:
+                while True:
+                    for part in islice(waiting, _IN_FLIGHT - len(running)):
+                        named = task.options(name=f"part {part.number}", **options)
+                        running[named.remote(described, secret, part, self.gpus)] = part
+                    if not running:
+                        return
+                    for one in ray.wait(list(running))[0]:
+                        yield _answer(ray, one, running.pop(one))
+            finally:
+                for one in running:
+                    ray.cancel(one, force=True)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
+
+    def _options(self) -> dict[str, Any]:
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
+        return {**options, "max_retries": self.retries, "retry_exceptions": [OSError]}
+
+    @contextmanager
+    def _cluster(self, ray: Any) -> Iterator[None]:
+        """A connection to the cluster, for as long as it is needed; one that the caller has is used."""
+        if ray.is_initialized():
+            yield
+            return
+        # It reports to its makers what a cluster is used for, unless told not to.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        stop = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        except ConnectionError as error:
+            raise OSError(f"--address: {self.address}: {error}") from error
+        _restore(stop)
+        try:
+            self._check_there(ray.cluster_resources())
+            yield
+        finally:
+            ray.shutdown()
+            _restore(stop)
+
+    def _check_there(self, there: Mapping[str, float]) -> None:
+        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever.
+
+        Raises:
+            click.UsageError: it does not have it.
+        """
+        for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
+            if not self.address and amount > there.get(name, 0):
+                found = f"a task needs {amount:g} {name}, this machine has {there.get(name, 0):g}"
+                raise click.UsageError(f"--engine ray: {found}; --address names a cluster")
+
+
+def _restore(handler: Any) -> None:
+    """Ray sets a handler of its own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _answer(ray: Any, one: Any, part: Part) -> Any:
+    """What a task returned.
+
+    Raises:
+        OSError: nothing, as often as it was tried.
+    """
+    try:
+        return ray.get(one)
+    except ray.exceptions.RayError as error:
+        problem = getattr(error, "cause", None) or error
+        # Ray's own messages have many lines, which end with advice.
+        text = str(problem).strip().partition("\n")[0]
+        raise OSError(f"{part.file}, part {part.number}: {type(problem).__name__}: {text}") from None
+
+
+def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
+    work, job = understood(described)
+    if not gpus:  # a machine's accelerators are for those who asked for them
+        jax.config.update("jax_platforms", "cpu")
+    return attempt(work, job, secret, part)

@@ -1,0 +1,1 @@
+"""What released reports say of the values behind them: ``dpkernels estimate``."""

@@ -1,0 +1,279 @@
+"""Reports of a released file, counted code by code and group by group; its sidecar says what made them.
+
+The file is read once, and memory does not grow with it. Counts of several files are joined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dpkernels.cli.files.formats import Source, ahead, open_source
+from dpkernels.cli.files.layout import Layout, known_format
+from dpkernels.cli.interrupts import stop_if_asked
+from dpkernels.cli.release.output import digest, own_sidecar
+from dpkernels.cli.release.sidecar import title
+from dpkernels.cli.release.values import label
+from dpkernels.estimation.channel import Channel
+from dpkernels.estimation.counts import Counts, ReportError, codes
+from dpkernels.estimation.sources import channel_of
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.untrusted import parse_json, read_text
+
+# Counts of all groups together, eight bytes each.
+_MOST_COUNTS = 1 << 25
+
+
+@dataclass(frozen=True)
+class Tallied:
+    """Reports of one file or part.
+
+    Attributes:
+        groups: counts by the cell of the column of groups; one of None where there is none.
+        missing: rows without a report.
+    """
+
+    groups: dict[str | None, Counts]
+    missing: int
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which reports are counted; the same for every file of a release.
+
+    Attributes:
+        column: the column's name; None for an array.
+        by: a column that was copied as it is, whose cells are groups.
+        mechanism: the mechanism's name.
+        epsilon: its budget.
+        channel: what the mechanism makes of inputs.
+        keep: whether the release kept missing values.
+    """
+
+    column: str | None
+    by: str | None
+    mechanism: str
+    epsilon: float
+    channel: Channel
+    keep: bool
+
+    @classmethod
+    def of(
+        cls,
+        form: Mapping[str, Any],
+        names: Sequence[str],
+        where: Any,
+        column: str | None,
+        by: str | None,
+        bounds: tuple[float, float] | None,
+    ) -> Wanted:
+        """Args are a sidecar's JSON, the columns that files have, how errors name these, and those of ``estimates``."""
+        own = _column(form, names, where, column)
+        if by is not None:
+            _check_groups(form, names, where, by)
+        try:
+            channel = channel_of(form, column=own["column"], bounds=bounds)
+        except CertificateError:
+            raise
+        except ValueError as error:
+            raise click.UsageError(f"{label(own['column'])}{_as_options(str(error))}") from error
+        epsilon, keep = float(own["certificate"]["epsilon"]), form.get("missing") == "keep"
+        return cls(own["column"], by, own["mechanism"], epsilon, channel, keep)
+
+
+@dataclass(frozen=True)
+class Read:
+    """Counted reports of a release.
+
+    Attributes:
+        wanted: which.
+        groups: counts by group, in the order of these.
+        missing: rows without a report.
+    """
+
+    wanted: Wanted
+    groups: dict[str | None, Counts]
+    missing: int
+
+    @classmethod
+    def of(cls, wanted: Wanted, parts: Iterable[Tallied], where: Any) -> Read:
+        """Join what was counted; ``where`` is how errors name the release.
+
+        Raises:
+            ValueError: no report, or a group without one.
+        """
+        groups, missing = dict[str | None, Counts](), 0
+        for part in parts:
+            missing += part.missing
+            for cell, counts in part.groups.items():
+                groups[cell] = groups[cell] + counts if cell in groups else counts
+        for cell, counts in groups.items():
+            if not counts.total and wanted.by is not None:
+                raise ValueError(f"--by: group {cell!r} of {wanted.by!r} has no report")
+        kept = sorted((cell for cell, counts in groups.items() if counts.total), key=_ordered)
+        if not kept:
+            raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
+        return cls(wanted, {cell: groups[cell] for cell in kept}, missing)
+
+
+def read(
+    path: Path, sidecar: Path | None, column: str | None, by: str | None, bounds: tuple[float, float] | None
+) -> Read:
+    """Count the reports of a column of one file.
+
+    Args:
+        path: the file of reports.
+        sidecar: its sidecar; None for the one beside it, whose hash must be the file's.
+        column: the perturbed column; None where there is one only.
+        by: a column that was copied as it is, whose cells are groups.
+        bounds: smallest and largest value, of additive noise.
+
+    Raises:
+        click.UsageError: a wrong option or argument.
+        CertificateError: the sidecar's tables do not have what it claims.
+        ValueError: not a sidecar, or another file's; no readable file; a number that is no report of the mechanism,
+            with its row; no report.
+    """
+    form, source = _opened(path, sidecar)
+    wanted = Wanted.of(form, source.names, path, column, by, bounds)
+    return Read.of(wanted, [tallied(source, wanted)], path)
+
+
+def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
+    """What a sidecar holds, and the file as it says that it is written."""
+    place = path.with_name(path.name + ".json") if given is None else given
+    if not place.is_file():
+        raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
+    target = place.with_name(place.name.removesuffix(".json"))
+    try:
+        own = own_sidecar(target, read_text(place))
+        form = {} if own is None else parse_json(own)
+        written = Layout.from_dict(form["layout"]) if "layout" in form else None
+        columns = [(one["column"], one["mechanism"], one["certificate"]["kind"]) for one in form["columns"]]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{place}: is not the sidecar of a release") from error
+    if not columns:
+        raise ValueError(f"{place}: is not the sidecar of a release")
+    if given is None and "output" in form and form["output"]["sha256"] != digest(path):
+        raise ValueError(
+            f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
+        )
+    return form, open_source(path, _layout(path, written, is_own=given is None))
+
+
+def _layout(path: Path, written: Layout | None, *, is_own: bool) -> Layout:
+    """As the sidecar says; of another file with the same reports as its suffix says, cells separated likewise."""
+    if written is not None and is_own:
+        return written
+    kind, packed = known_format(path), path.suffix.lower() == ".gz"
+    plain = Layout(kind, "\t" if kind == "tsv" else ",", multiline=kind in ("csv", "tsv"), unpack=packed, pack=packed)
+    if written is None or written.kind != kind:
+        return plain
+    return replace(plain, delimiter=written.delimiter, multiline=written.multiline)
+
+
+def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
+    """What the sidecar says of the column."""
+    each = {one["column"]: one for one in form["columns"]}
+    if column is None and len(each) == 1:
+        column = next(iter(each))
+    names = ", ".join(map(title, each))
+    if column is None and None not in each:
+        raise click.UsageError(f"--column: missing; the perturbed columns are {names}")
+    if column not in each:
+        known = "was copied as it is" if column in found else "is not there"
+        raise click.UsageError(f"--column: {column!r} {known}; the perturbed columns are {names}")
+    if column is not None and list(found).count(column) != 1:
+        raise ValueError(f"{where}: has {list(found).count(column)} columns {column!r}")
+    return each[column]
+
+
+def _check_groups(form: Mapping[str, Any], found: Sequence[str], where: Any, by: str) -> None:
+    if by in [one["column"] for one in form["columns"]]:
+        raise click.UsageError(f"--by: {by!r} is perturbed; groups are of columns that were copied as they are")
+    if list(found).count(by) != 1:
+        raise click.UsageError(f"--by: {where} has {list(found).count(by)} columns {by!r}")
+
+
+def _as_options(message: str) -> str:
+    """An error of the library in the words of the command."""
+    if message.startswith("bounds: None"):
+        return "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
+    return message.replace("bounds:", "--lower, --upper:")
+
+
+def tallied(source: Source, wanted: Wanted) -> Tallied:
+    """Count one source.
+
+    Raises:
+        click.UsageError: too many groups.
+        ValueError: a number that is no report of the mechanism, with its row; missing where the release kept none.
+    """
+    name, by, channel = wanted.column, wanted.by, wanted.channel
+    groups: dict[str | None, Counts] = {}
+    start = missing = 0
+    chosen = [name] if by is None else [name, by]
+    with closing(ahead(source.pieces(chosen))) as pieces:
+        for piece in pieces:
+            found = _reports(source, piece, name, start, channel, wanted.keep)
+            missing += int((found < 0).sum())
+            local, cells = _groups(source, piece, by)
+            if len(groups.keys() | set(cells)) * len(channel.written) > _MOST_COUNTS:
+                raise click.UsageError(
+                    f"--by: {by!r} has too many groups to be counted by report; is it an identifier?"
+                )
+            here = found >= 0
+            index = (local[here] if by is not None else 0) * len(channel.written) + found[here]
+            numbers = np.bincount(index, minlength=len(cells) * len(channel.written)).reshape(len(cells), -1)
+            for cell, more in zip(cells, numbers, strict=True):
+                groups.setdefault(cell, Counts(channel)).numbers += more
+            start += len(piece)
+            stop_if_asked()
+    return Tallied(groups, missing)
+
+
+def _ordered(cell: str | None) -> tuple[bool, float, str]:
+    """Numbers by size, then other texts."""
+    try:
+        return (False, float(cell or ""), "")
+    except ValueError:
+        return (True, 0.0, cell or "")
+
+
+def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
+    """The place of every report among the channel's; -1 where it is missing."""
+    try:
+        found = source.numbers(piece, name, start)
+        there = np.ones(len(found.values), bool) if found.missing is None else ~found.missing
+        if not keep and not there.all():
+            place = source.place(piece, start + int(there.argmin()), start)
+            raise ValueError(f"{place} is missing; the release kept none")
+        places = np.full(len(there), -1, np.int64)
+        places[there] = codes(channel, found.values[there])
+        return places
+    except ReportError as error:
+        row = int(np.flatnonzero(there)[error.row])
+        raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {error.reason}") from error
+    except ValueError as error:
+        raise ValueError(label(name) + str(error)) from error
+
+
+def _groups(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
+    """The group of every row of a piece, and the groups' cells."""
+    if by is None:
+        return np.zeros(0, np.int64), [None]
+    cells = pc.dictionary_encode(source.labels(piece, by), null_encoding="encode")
+    cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
+    return cells.indices.to_numpy(zero_copy_only=False).astype(np.int64), list(map(_text, cells.dictionary.to_pylist()))
+
+
+def _text(cell: Any) -> str:
+    return cell.decode(errors="replace") if isinstance(cell, bytes) else "" if cell is None else str(cell)

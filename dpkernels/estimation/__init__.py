@@ -1,0 +1,1 @@
+"""What reports say of the values behind them: moments, distributions, relations, each with its intervals."""

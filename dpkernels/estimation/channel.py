@@ -1,0 +1,294 @@
+"""The probabilities of a table's reports given an input: the channel between values and what was released of them.
+
+An input between two rows of a table is rounded to one of them at random, so that P(report | x) is linear between rows,
+and of an input that is uniform on a bin it is the average of that: a difference of integrals.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from dpkernels.estimation.squares import Squares, row_squares, window_squares
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.rounding import report_kernel
+from dpkernels.exact.rows.table import RowTable
+from dpkernels.exact.windows.table import WindowTable
+
+# Reports of additive noise are counted one by one on at most so many lattice points.
+_MOST_POINTS = 1 << 22
+# Noise of fewer cells in a sensitivity is on a lattice of its own; other tables have 512, or some less.
+_FINE = 64
+# Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
+_MOST_SHIFTS = 256
+_COMPARED = 5  # edges of bins whose reports are compared
+_NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
+
+
+class Channel(abc.ABC):
+    """P(report | input) of one released column.
+
+    Attributes:
+        lower: smallest input.
+        upper: largest input.
+        written: (m,) the reports that are possible, increasing, as they are written.
+        values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
+            mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
+    """
+
+    lower: float
+    upper: float
+    written: np.ndarray
+    values: np.ndarray
+
+    @abc.abstractmethod
+    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """The integral of P(report in group | u) over u, up to every x, from anywhere.
+
+        Args:
+            x: (k,) inputs, increasing.
+            groups: (g,) the first report of every group, increasing from 0.
+
+        Returns:
+            (g, k), in data units.
+        """
+
+    @property
+    @abc.abstractmethod
+    def squares(self) -> Squares:
+        """(m,) weights whose mean, over the reports of an input x, is (x - middle)^2, and by how much it may miss that.
+
+        Raises:
+            ValueError: the reports do not tell it.
+        """
+
+    @abc.abstractmethod
+    def worst(self, weights: np.ndarray) -> tuple[float, float]:
+        """Of weights of reports, given any one input: the largest variance, and the largest distance from the mean.
+
+        Args:
+            weights: (m,).
+        """
+
+    def same(self, other: Channel) -> bool:
+        """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
+        if self is other:
+            return True
+        if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
+            return False
+        edges, every = np.linspace(self.lower, self.upper, _COMPARED), np.arange(len(self.written))
+        return bool(np.allclose(self.matrix(edges, every), other.matrix(edges, every), rtol=1e-9, atol=0))
+
+    @property
+    def middle(self) -> float:
+        """The middle of the inputs."""
+        return (self.lower + self.upper) / 2
+
+    def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """(g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
+        return np.maximum(np.diff(self.integrals(edges, groups), axis=1) / np.diff(edges), 0.0)
+
+
+class TableChannel(Channel):
+    """Of one bounded table, or of several of which one reports, chosen independently of the input.
+
+    Args:
+        parts: tables with the probability of each.
+        decimals: to which reports were rounded when they were written; None: not.
+    """
+
+    def __init__(self, parts: Sequence[tuple[float, WindowTable | RowTable]], decimals: int | None = None) -> None:
+        self.parts = tuple(parts)
+        self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
+        exact = np.concatenate([_values(table) for _, table in parts])
+        self.written, places = np.unique(exact if decimals is None else exact.round(decimals), return_inverse=True)
+        # Of a placed window they stand for what they are when stretched by its slope: their mean is then the input.
+        stand_for = np.concatenate([_values(_unbiased(table)) for _, table in parts])
+        self.values = np.bincount(places, stand_for) / np.bincount(places)
+        self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
+
+    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        total = np.zeros((len(self.written), len(x)))
+        for (weight, table), places in zip(self.parts, self._places, strict=True):
+            np.add.at(total, places, weight * _integrals(table, x))
+        return np.add.reduceat(total, groups)
+
+    def worst(self, weights: np.ndarray) -> tuple[float, float]:
+        x = np.unique(np.concatenate([_inputs(table) for _, table in self.parts]))
+        first, second = np.zeros(len(x)), np.zeros(len(x))
+        for (weight, table), places in zip(self.parts, self._places, strict=True):
+            first += weight * np.interp(x, _inputs(table), _row_means(table, weights[places]))
+            second += weight * np.interp(x, _inputs(table), _row_means(table, weights[places] ** 2))
+        # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
+        variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
+        return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+
+    @cached_property
+    def squares(self) -> Squares:
+        found = [(weight, table, _squares(table)) for weight, table in self.parts]
+        told = sum(weight for weight, _, squares in found if squares)
+        if not told:
+            raise ValueError(f"mechanism: {_NO_SQUARES}")
+        # A part that does not tell counts as 0, and the others for it.
+        each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
+        places = np.concatenate(self._places)
+        missed = max(squares[1] for _, _, squares in found if squares)
+        return np.bincount(places, np.concatenate(each)) / np.bincount(places), missed
+
+
+def _unbiased(table: WindowTable | RowTable) -> WindowTable | RowTable:
+    return replace(table, is_placed=False) if isinstance(table, WindowTable) and table.is_placed else table
+
+
+def _values(table: WindowTable | RowTable) -> np.ndarray:
+    """The reports of all codes, to the bit."""
+    if isinstance(table, WindowTable):
+        doubled = 2 * np.arange(table.codes) - (table.codes - 1)
+    else:
+        doubled = 2 * np.array(table.places)
+    return report_kernel(table.middle, table.step)(doubled, np.float64)
+
+
+def _inputs(table: WindowTable | RowTable) -> np.ndarray:
+    """(rows,) the inputs of the rows."""
+    first, last = (float(table.row_input(i)) for i in (0, table.shifts))
+    return np.linspace(first, last, table.shifts + 1)
+
+
+def _integrals(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
+    """(codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
+    inputs = _inputs(table)
+    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
+    i = np.minimum(place.astype(int), table.shifts - 1)
+    whole, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
+    f = place - i
+    sums = whole + f * first + f**2 / 2 * (second - first)
+    if isinstance(table, WindowTable):
+        sums += np.outer(table.base, place)
+    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
+
+
+def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(codes, len(i)) weights' integrals over rows up to i, in rows, and the weights of rows i and i + 1."""
+    W = table.weights.T.astype(np.float64)
+    whole = np.zeros_like(W)
+    np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
+    return whole[:, i], W[:, i], W[:, i + 1]
+
+
+def _sliding(table: WindowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The same of the window alone, window[code - row], by its sums."""
+    sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
+    padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
+    code = np.arange(table.codes)[:, None]
+
+    def below(n: np.ndarray) -> np.ndarray:
+        return sums[np.clip(n, 0, w)]
+
+    whole = (below(code + 1) - below(code + 1 - i) + below(code) - below(code - i)) / 2
+    return whole, padded[code - i + table.shifts + 1], padded[code - i + table.shifts]
+
+
+def _row_means(table: WindowTable | RowTable, weights: np.ndarray) -> np.ndarray:
+    """(rows,) the mean of weights of codes for every row."""
+    if isinstance(table, RowTable):
+        return table.weights @ weights / 2.0**table.bits
+    window, base = (part / 2.0**table.bits for part in (table.window, table.base))
+    return base @ weights + np.correlate(weights, window, "valid")
+
+
+def _squares(table: WindowTable | RowTable) -> Squares | None:
+    table = _unbiased(table)
+    return window_squares(table) if isinstance(table, WindowTable) else row_squares(table)
+
+
+class NoiseChannel(Channel):
+    """Of additive noise on inputs of a known interval.
+
+    An input of grain i = q M + f, 0 <= f < M, is put on position q or, with probability f/M, on q + 1. Where the
+    lattice is coarse beside the sensitivity, the noise is for inputs on the lattice, and they are taken to be: M is 1.
+
+    Args:
+        certificate: of the noise.
+        lower: smallest input.
+        upper: largest input.
+        decimals: as of ``TableChannel``.
+
+    Raises:
+        ValueError: the interval is too wide for the noise.
+    """
+
+    def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
+        self.table, self.lower, self.upper = certificate.table, lower, upper
+        table, on_lattice = certificate.table, certificate.shift < _FINE
+        self._grain, self._grains = (float(table.cell), 1) if on_lattice else (2.0**table.grain, table.grains)
+        begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
+        self._first = begin // self._grains + table.first
+        points = -(-end // self._grains) + table.last - self._first + 1
+        if points > _MOST_POINTS:
+            raise ValueError(
+                f"bounds: [{lower:.9g}, {upper:.9g}] has {points} possible reports, more than {_MOST_POINTS}; "
+                "the noise hardly matters on so wide an interval"
+            )
+        self._points = points
+        exact = (self._first + np.arange(points)) * float(table.cell)
+        rounded = exact if decimals is None else exact.round(decimals)
+        self.written, self._begin, places = np.unique(rounded, return_index=True, return_inverse=True)
+        self.values = np.bincount(places, exact) / np.bincount(places) - float(table.mean)
+
+    def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        ends = self._first + np.append(self._begin[groups], self._points)
+        return np.diff(self._below(ends[:, None], x), axis=0)
+
+    def worst(self, weights: np.ndarray) -> tuple[float, float]:
+        """At every position of the lattice but, where there are very many, at some and at both ends."""
+        noise, shifts = self.table.weights / 2.0**self.table.bits, len(weights) - self.table.codes
+        at = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
+        seen = [weights[i : i + self.table.codes] for i in at]
+        first = np.array([noise @ w for w in seen])
+        second = np.array([noise @ w**2 for w in seen])
+        variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
+        return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+
+    def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """The integral of P(position + code < end | u) over u up to x, from the first position on.
+
+        With G(n) = P(code < n) it is a sum over grains of (1 - f/M) G(end - q) + f/M G(end - q - 1).
+        """
+        grain, M = self._grain, self._grains
+        i, part = np.divmod(x / grain + 0.5, 1.0)
+        q, f = np.divmod(i.astype(np.int64), M)
+        here, next_ = self._noise(end - q), self._noise(end - q - 1)
+        start = end - (self._first - self.table.first)
+        cells = (M + 1) / 2 * (self._sums(start) - self._sums(end - q))
+        cells += (M - 1) / 2 * (self._sums(start - 1) - self._sums(end - q - 1))
+        grains = f * here + f * (f - 1) / (2 * M) * (next_ - here)
+        return grain * (cells + grains + part * (here + f / M * (next_ - here)))
+
+    def _noise(self, n: np.ndarray) -> np.ndarray:
+        """G(n) = P(code < n)."""
+        return self._cumulated[np.clip(n - self.table.first, 0, self.table.codes)]
+
+    def _sums(self, n: np.ndarray) -> np.ndarray:
+        """The sum of G up to n."""
+        at = n - self.table.first
+        return self._summed[np.clip(at, 0, self.table.codes)] + np.maximum(at - self.table.codes, 0)
+
+    @cached_property
+    def _cumulated(self) -> np.ndarray:
+        return np.append(0.0, np.cumsum(self.table.weights / 2.0**self.table.bits))
+
+    @cached_property
+    def _summed(self) -> np.ndarray:
+        return np.cumsum(self._cumulated)
+
+    @cached_property
+    def squares(self) -> Squares:
+        """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
+        cell = float(self.table.cell)
+        rounding = cell**2 * (1 - self._grains**-2) / 6
+        return (self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 0.0

@@ -1,0 +1,152 @@
+"""Reports as counts of their codes: all that estimates need, in constant memory and mergeable by part."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from dpkernels.decimals import shortest
+from dpkernels.estimation.channel import Channel
+from dpkernels.estimation.sources import channel_of
+from dpkernels.release import containers
+
+# Reports are computed in float64 by a few roundings, each of half a unit in the last place.
+_ROUNDINGS = 4
+
+
+class ReportError(ValueError):
+    """A number that the mechanism cannot have made.
+
+    Attributes:
+        row: where it is among the reports.
+        reason: what it is, and what could be instead.
+    """
+
+    def __init__(self, row: int, reason: str) -> None:
+        self.row, self.reason = row, reason
+        super().__init__(f"reports: row {row} {reason}")
+
+
+class Counts:
+    """How many reports there are of every code; parts of a release are added one after the other.
+
+    ``Counts(mechanism).add(first).add(second)`` holds what both parts say, whatever their sizes; ``+`` joins counts
+    of the same mechanism that were made apart. ``dpk.estimate`` takes counts in the place of reports.
+
+    Args:
+        mechanism: what made the reports: a mechanism, an exact form, a certificate, a sidecar (a path, or what its JSON
+            holds), or the ``channel`` of other counts.
+        column: which column of a sidecar; needed where it has several.
+        bounds: smallest and largest input, of additive noise only, which has none of its own.
+        decimals: to how many decimals the reports were rounded; a sidecar says so itself.
+
+    Attributes:
+        channel: the probabilities of reports given inputs.
+        numbers: (m,) int64, the count of every report in ``channel.written``.
+
+    Raises:
+        CertificateError, TypeError, ValueError: see ``estimate``.
+    """
+
+    def __init__(
+        self,
+        mechanism: Any,
+        *,
+        column: str | None = None,
+        bounds: tuple[float, float] | None = None,
+        decimals: int | None = None,
+    ) -> None:
+        self.channel: Channel = channel_of(mechanism, column=column, bounds=bounds, decimals=decimals)
+        self.numbers = np.zeros(len(self.channel.written), np.int64)
+
+    @property
+    def total(self) -> int:
+        """How many reports there are."""
+        return int(self.numbers.sum())
+
+    def add(self, reports: Any) -> Counts:
+        """Count more reports, of any shape and of any kind that ``perturb`` returns.
+
+        Numbers may be float64 or float32, and have gone through decimal text.
+
+        Returns:
+            The same counts.
+
+        Raises:
+            ValueError: a number that is no report of the mechanism; names the first, and nothing has been counted.
+            TypeError: not numbers.
+        """
+        found = codes(self.channel, numbers_of("reports", reports))
+        self.numbers += np.bincount(found, minlength=len(self.numbers))
+        return self
+
+    def __add__(self, other: Counts) -> Counts:
+        if not isinstance(other, Counts):
+            return NotImplemented
+        if not self.channel.same(other.channel):
+            raise ValueError("counts: are of different mechanisms; their reports do not mean the same")
+        both = Counts(self.channel)
+        both.numbers = self.numbers + other.numbers
+        return both
+
+
+def numbers_of(name: str, column: Any) -> np.ndarray:
+    """The numbers of an array or a column of any kind and shape, one after the other.
+
+    Raises:
+        TypeError, ValueError: it holds none; both name the argument.
+    """
+    try:
+        return np.asarray(containers.unwrap(column)[0]).reshape(-1)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {str(error).removeprefix('x: ')}") from error
+
+
+def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
+    """(n,) the place of every report in ``channel.written``.
+
+    Raises:
+        ReportError: a number that is none of them; names the first, its row, and what is near.
+        ValueError: floats too coarse for the mechanism.
+    """
+    if reports.dtype != np.float32:
+        found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
+        if good.all():
+            return found
+    single = channel.written.astype(np.float32).astype(np.float64)
+    if (np.diff(single) > 0).all():
+        # Or they are float32, and perhaps were written as text and read again.
+        with np.errstate(over="ignore"):
+            found, as_single = _nearest(single, reports.astype(np.float32).astype(np.float64))
+        near = np.abs(reports.astype(np.float64) - single[found]) <= np.spacing(
+            np.abs(single[found]).astype(np.float32)
+        )
+        good = as_single & near
+        if good.all():
+            return found
+    elif reports.dtype == np.float32:
+        raise ValueError(
+            "reports: are float32, in which different reports of this mechanism are the same number; perturb float64"
+        )
+    raise _refusal(channel, reports, int(good.argmin()))
+
+
+def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest of increasing numbers to each report, and whether it is that number but for roundings."""
+    between = (written[1:] + written[:-1]) / 2
+    found = np.searchsorted(between, reports)
+    slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))
+    with np.errstate(invalid="ignore"):
+        return found, np.abs(reports - written[found]) <= slack
+
+
+def _refusal(channel: Channel, reports: np.ndarray, row: int) -> ReportError:
+    value, written = float(reports[row]), channel.written
+    if not written[0] <= value <= written[-1]:
+        why = f"is not in [{shortest(float(written[0]))}, {shortest(float(written[-1]))}], where all its reports are"
+    else:
+        above = int(np.clip(np.searchsorted(written, value), 1, len(written) - 1))
+        near = " and ".join(shortest(float(at)) for at in written[above - 1 : above + 1])
+        why = f"is not one of its reports; the next are {near} (decimals=K if reports were rounded)"
+    return ReportError(row, f"is {shortest(value)}, which {why}; the mechanism cannot have made it")

@@ -1,0 +1,260 @@
+"""``estimate``: everything that one column of reports says of the values behind it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.decimals import shortest
+from dpkernels.estimation.counts import Counts
+from dpkernels.estimation.distribution import SMOOTHINGS, Distribution, Shares
+from dpkernels.estimation.intervals import Histogram, Resampled
+from dpkernels.estimation.likelihood import Fit
+from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
+from dpkernels.estimation.plot import draw
+
+_BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
+_RESAMPLES, _MOST_RESAMPLES = 400, 100_000
+# Intervals at which a quantile must be told from the ends of the inputs' interval.
+_CONFIDENCE = 0.95
+
+
+def estimate(
+    reports: Any,
+    mechanism: Any = None,
+    *,
+    column: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    decimals: int | None = None,
+    bins: int = _BINS,
+    smoothing: str = "splines",
+    resamples: int = _RESAMPLES,
+    seed: int = 0,
+) -> Estimate:
+    """What reports say of the values behind them. It is post-processing: it costs no privacy.
+
+    Nothing is computed before it is asked for::
+
+        e = dpk.estimate(reports, mechanism)       # or a sidecar: dpk.estimate(reports, "private.csv.json")
+        e.mean.value, e.mean.interval(0.95), e.mean.bernstein(0.95)
+        e.variance.value                           # of the values, without the noise
+        e.quantile([0.5, 0.9]).interval(0.95)      # one interval each
+        e.cdf(x).band(0.95)                        # intervals that hold together
+        e.histogram(20).counts.value, e.count_between(18, 65).interval(0.95)
+        e.gap                                      # certificate of the likelihood's optimality
+        e.plot("ages.png")
+
+    Moments suppose nothing of the values. Distributions, and intervals of cdf, quantiles and histograms, are of
+    densities that are smooth over about a 60th of the inputs' interval: near a value that a large share of inputs have
+    in common (many zeros, say) the cdf may be off by up to that share, and its intervals do not hold.
+
+    Args:
+        reports: what ``perturb`` returned, of any shape, without rows left out; as float64 or float32, also after they
+            were written as text; or a ``Counts`` of them.
+        mechanism: what made them: a mechanism, an exact form, a certificate, or the sidecar of a release, as a path or
+            as what its JSON holds. None with ``Counts``, which know.
+        column: which column of a sidecar; needed where it has several.
+        bounds: smallest and largest value that inputs can have: of additive noise, and only there.
+        decimals: to how many decimals the reports were rounded; a sidecar says so itself.
+        bins: equal bins on which the distribution is estimated, 24 to 1,024; it is uniform within a bin.
+        smoothing: "splines", a density of as many quadratic splines as the reports can tell; "ems", expectation
+            maximisation smoothed after each step (Li et al. 2020); "none", the bins' shares of greatest likelihood
+            themselves. Intervals are those of splines.
+        resamples: how many times reports are drawn again for the intervals of distributions, 40 to 100,000.
+        seed: of this resampling.
+
+    Returns:
+        An ``Estimate``, in data units.
+
+    Raises:
+        ValueError: there are no reports, one that the mechanism cannot have made, or an argument that is out of range
+            or does not belong there.
+        CertificateError: a sidecar whose tables do not have what it claims.
+        TypeError: not numbers, or nothing that reports of one column are made with.
+    """
+    if isinstance(reports, Counts):
+        if mechanism is not None or column is not None or bounds is not None or decimals is not None:
+            raise ValueError(
+                "mechanism: Counts know what made them; give it to these, with column, bounds and decimals"
+            )
+        counts = reports
+    else:
+        if mechanism is None:
+            raise TypeError("mechanism: None; say what made the reports")
+        counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
+    if not counts.total:
+        raise ValueError("reports: is empty; there is nothing to estimate from")
+    checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
+    checks.whole("resamples", resamples, 40, _MOST_RESAMPLES)
+    checks.whole("seed", seed, 0, 1 << 32)
+    if smoothing not in SMOOTHINGS:
+        raise ValueError(f"smoothing: {smoothing!r} is not one of {', '.join(SMOOTHINGS)}")
+    return Estimate(counts, Distribution(counts, bins, smoothing, resamples, seed))
+
+
+class Estimate:
+    """What reports say of the values behind them; made by ``estimate``.
+
+    ``mean``, ``variance`` and ``standard_deviation`` are ``Moment``s: ``value``, ``error``, ``interval(confidence)``
+    and ``bernstein(confidence)``. ``quantile``, ``cdf`` and ``count_between`` give ``Resampled``: ``value``, ``error``,
+    ``interval(confidence)`` of each number by itself and ``band(confidence)`` of all together; of an array of
+    arguments these are arrays. ``histogram`` gives ``edges``, ``shares`` and ``counts``, both ``Resampled``.
+
+    Attributes:
+        reports: the ``Counts``.
+        lower: smallest possible input.
+        upper: largest possible input.
+    """
+
+    def __init__(self, reports: Counts, distribution: Distribution) -> None:
+        self.reports, self._distribution = reports, distribution
+        self.lower, self.upper = reports.channel.lower, reports.channel.upper
+
+    @property
+    def count(self) -> int:
+        """How many reports there are."""
+        return self.reports.total
+
+    @cached_property
+    def mean(self) -> Moment:
+        """The mean of the inputs: unbiased, the mean of the reports.
+
+        Raises:
+            ValueError: fewer than two reports.
+        """
+        return mean_of(self.reports)
+
+    @cached_property
+    def variance(self) -> Moment:
+        """The variance of the inputs: unbiased, that of the reports less the noise's; not below 0.
+
+        Raises:
+            ValueError: fewer than two reports, or reports that tell the mean only (two-point mechanisms).
+        """
+        return variance_of(self.reports)
+
+    @cached_property
+    def standard_deviation(self) -> Moment:
+        """The root of ``variance``."""
+        return deviation_of(self.reports)
+
+    def cdf(self, x: Any) -> Resampled:
+        """The share of inputs that are at most x, which are taken to be continuous: of whole numbers ask at halves.
+
+        Args:
+            x: numbers in [lower, upper], of any shape.
+
+        Raises:
+            ValueError: an x is not in the inputs' interval, or the reports tell the mean only.
+        """
+        x = self._within("x", x, self.lower, self.upper)
+        return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
+
+    def quantile(self, p: Any) -> Resampled:
+        """The smallest x that a share p of inputs does not exceed.
+
+        Args:
+            p: numbers in (0, 1), of any shape.
+
+        Raises:
+            ValueError: a p that is not in (0, 1); too few reports to tell the quantile from an end of the interval (at
+                95 %), or reports that tell the mean only.
+        """
+        p = self._within("p", p, 0.0, 1.0, open_ends=True)
+        found = self._resampled(lambda shares: shares.quantile(p), self.lower, self.upper)
+        self._check_enough(p, np.asarray(self.cdf(found.value).error))
+        return found
+
+    def histogram(self, bins: Any = 20) -> Histogram:
+        """Shares and numbers of inputs in bins.
+
+        Args:
+            bins: how many equal bins, or their increasing edges within [lower, upper].
+
+        Raises:
+            ValueError: not at least one bin or not edges, or reports that tell the mean only.
+        """
+        edges = self._edges(bins)
+        shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1), 0.0, 1.0)
+        counts = self._resampled(lambda shares: self.count * np.diff(shares.cdf(edges), axis=-1), 0.0, self.count)
+        return Histogram(edges, shares, counts)
+
+    def count_between(self, a: float, b: float) -> Resampled:
+        """How many inputs are in [a, b].
+
+        Raises:
+            ValueError: not lower <= a < b <= upper, or reports that tell the mean only.
+        """
+        ends = self._within("a, b", [a, b], self.lower, self.upper)
+        if not ends[0] < ends[1]:
+            raise ValueError(f"a, b: {a} is not less than {b}")
+        return self._resampled(lambda shares: self.count * np.diff(shares.cdf(ends), axis=-1)[..., 0], 0.0, self.count)
+
+    @property
+    def likelihood(self) -> Fit:
+        """The distribution of greatest likelihood over the bins, with its certificate."""
+        return self._told.fit
+
+    @property
+    def gap(self) -> float:
+        """How much greater the log-likelihood a report of any distribution over the bins can be; 1e-6 or less."""
+        return self.likelihood.gap
+
+    def plot(self, path: Any, confidence: float = 0.95) -> None:
+        """Draw histogram and cdf, with the band that holds everywhere, into a PNG; needs matplotlib (extra ``plot``).
+
+        Raises:
+            ValueError: not a ``.png`` in an existing folder, confidence not in (0, 1), or as of ``cdf``.
+        """
+        draw(self, Path(path), confidence)
+
+    def __repr__(self) -> str:
+        low, high = self.mean.interval()
+        return f"Estimate({self.count} reports, mean {self.mean.value:.6g} in [{low:.6g}, {high:.6g}] at 95 %)"
+
+    @cached_property
+    def _told(self) -> Distribution:
+        """The distribution, if the reports tell it.
+
+        Raises:
+            ValueError: they do not.
+        """
+        _ = self.reports.channel.squares
+        return self._distribution
+
+    def _resampled(self, functional: Callable[[Shares], np.ndarray], smallest: float, largest: float) -> Resampled:
+        told = self._told
+        found = functional(told.best)
+        value = float(found) if np.ndim(found) == 0 else found
+        return Resampled(value, functional(told.centre), functional(told.draws), smallest, largest)
+
+    def _edges(self, bins: Any) -> np.ndarray:
+        if np.ndim(bins) == 0:
+            return np.linspace(self.lower, self.upper, checks.whole("bins", bins, 1, _MOST_BINS) + 1)
+        edges = self._within("bins", bins, self.lower, self.upper)
+        if edges.ndim != 1 or len(edges) < 2 or not (np.diff(edges) > 0).all():
+            raise ValueError("bins: must be a number of bins, or two or more increasing edges")
+        return edges
+
+    def _within(self, name: str, values: Any, low: float, high: float, *, open_ends: bool = False) -> np.ndarray:
+        array = checks.concrete(values)
+        assert array is not None
+        checks.within(name, array, low, high, open_ends=open_ends)
+        return array
+
+    def _check_enough(self, p: np.ndarray, error: np.ndarray) -> None:
+        """Refuse quantiles that cannot be told from the ends: whose share is not a few errors away from 0 and 1."""
+        room = np.minimum(p, 1 - p) / 1.96
+        short = error > room
+        if short.any():
+            at = np.unravel_index(short.argmax(), short.shape)
+            needed = self.count * float(error[at] / room[at]) ** 2
+            raise ValueError(
+                f"p: {self.count} reports are too few for the quantile {shortest(p[at])}, which they cannot tell from "
+                f"an end of the interval; about {needed:.2g} would do"
+            )

@@ -1,0 +1,86 @@
+"""Mean and variance by unbiased corrections in closed form, with normal and Bernstein intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from dpkernels.estimation.counts import Counts
+from dpkernels.estimation.intervals import Interval, Moment
+
+
+def mean_of(counts: Counts) -> Moment:
+    """The mean of the inputs: the mean of the reports.
+
+    Raises:
+        ValueError: fewer than two reports.
+    """
+    channel = counts.channel
+    average = _Average(counts, channel.values)
+    return Moment(average.value, average.error, 0.0, channel.lower, channel.upper, average.bernstein)
+
+
+def variance_of(counts: Counts) -> Moment:
+    """The variance of the inputs, in squared data units.
+
+    Of weights g with E[g | x] = (x - middle)^2 it is  mean(g) - (mean(y) - middle)^2 + s_y^2/n,  whose error is that of
+    the mean of  g - 2 (mean(y) - middle) y.
+
+    Raises:
+        ValueError: fewer than two reports, or reports that tell the mean only.
+    """
+    channel = counts.channel
+    (g, missed), away = channel.squares, channel.values - channel.middle
+    first, second = _Average(counts, away), _Average(counts, g)
+    both = _Average(counts, g - 2 * first.value * away)
+    value = second.value - first.value**2 + first.error**2
+    largest = ((channel.upper - channel.lower) / 2) ** 2
+
+    def bernstein(confidence: float) -> Interval:
+        each = (1 + confidence) / 2  # A union bound over the two averages.
+        (a, b), (low, high) = first.bernstein(each), second.bernstein(each)
+        nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
+        return low - max(a * a, b * b), high - nearest
+
+    return Moment(float(np.clip(value, 0.0, largest)), both.error, missed, 0.0, largest, bernstein)
+
+
+def deviation_of(counts: Counts) -> Moment:
+    """The standard deviation of the inputs: the root of the variance, its error that over twice the root.
+
+    Raises:
+        ValueError: as of ``variance_of``.
+    """
+    variance = variance_of(counts)
+    root = math.sqrt(variance.value)
+    error, missed = (part / (2 * root) if root else math.inf for part in (variance.error, variance.missed))
+
+    def ends(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
+        return lambda confidence: tuple(math.sqrt(end) for end in interval(confidence))  # type: ignore[return-value]
+
+    return Moment(root, error, missed, 0.0, math.sqrt(variance.largest), ends(variance.bernstein))
+
+
+class _Average:
+    """The mean of a function of reports."""
+
+    def __init__(self, counts: Counts, weights: np.ndarray) -> None:
+        self.n = counts.total
+        if self.n < 2:
+            raise ValueError(f"reports: there are {self.n}; two or more are needed")
+        p = counts.numbers / self.n
+        self.value = float(p @ weights)
+        self.spread = float(p @ (weights - self.value) ** 2) * self.n / (self.n - 1)
+        self.error = math.sqrt(self.spread / self.n)
+        self.weights = weights
+        self.channel = counts.channel
+
+    def bernstein(self, confidence: float) -> Interval:
+        """P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)), V and M the largest variance and deviation of any input."""
+        odds = math.log(2 / (1 - confidence))
+        V, M = self.channel.worst(self.weights)
+        third = M * odds / 3
+        half = (third + math.sqrt(third**2 + 2 * self.n * V * odds)) / self.n
+        return self.value - half, self.value + half

@@ -1,0 +1,197 @@
+"""Relations between columns, perturbed or not, corrected for the noise: covariance, correlation, least squares.
+
+Reports of two columns have independent noise, so that products of theirs have the inputs' products as their means. Only
+squares of one column's reports have the noise's variance in them: they are replaced by weights whose mean is the
+input's square (``Channel.squares``). All estimates are functions of means of such numbers of a row; their errors follow
+from the spread of their derivatives over the rows (the delta method).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels.estimation.counts import codes, numbers_of
+from dpkernels.estimation.intervals import Moment
+from dpkernels.estimation.sources import channel_of
+
+
+@dataclass(frozen=True)
+class Column:
+    """Numbers of a column, from its middle.
+
+    Attributes:
+        name: what errors call it.
+        middle: what was taken off.
+        values: (n,) with the inputs, less the middle, as their means.
+        squares: (n,) with the squares of these as their means,
+        missed: but for so much at most.
+    """
+
+    name: str
+    middle: float
+    values: np.ndarray
+    squares: np.ndarray
+    missed: float = 0.0
+
+
+def covariance(a: Any, b: Any) -> Moment:
+    """The covariance of the values behind two columns.
+
+    Args:
+        a: a column: ``(reports, mechanism)``, with what ``estimate`` takes as mechanism (or the ``channel``
+            of a ``Counts``, for additive noise with its bounds), or numbers that were not perturbed.
+        b: another column of the same rows, perturbed by itself.
+
+    Returns:
+        The estimate, in the product of the data's units; its errors are for rows drawn from a population.
+
+    Raises:
+        ValueError, TypeError, CertificateError: as of ``estimate``; or columns of different lengths.
+    """
+    first, second = _columns([("a", a), ("b", b)], squares=False)
+    x, y = (column.values - column.values.mean() for column in (first, second))
+    return _of_means(x * y, factor=len(x) / (len(x) - 1))
+
+
+def correlation(a: Any, b: Any) -> Moment:
+    """Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), each corrected.
+
+    Args:
+        a: as of ``covariance``.
+        b: as of ``covariance``.
+
+    Raises:
+        ValueError: as of ``covariance``; reports that tell the mean only; too few reports to tell a variance from 0.
+    """
+    first, second = _columns([("a", a), ("b", b)])
+    (var_a, at_a), (var_b, at_b) = _variance(first), _variance(second)
+    x, y = (column.values - column.values.mean() for column in (first, second))
+    product = x * y
+    value = product.mean() / math.sqrt(var_a * var_b)
+    slope = (product - product.mean()) / math.sqrt(var_a * var_b) - value / 2 * (at_a / var_a + at_b / var_b)
+    missed = abs(value) / 2 * (first.missed / var_a + second.missed / var_b)
+    error = float(slope.std(ddof=1) / math.sqrt(len(x)))
+    return Moment(float(np.clip(value, -1.0, 1.0)), error, missed, -1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Regression:
+    """target = intercept + sum of slopes times columns, by least squares.
+
+    Attributes:
+        intercept: at 0 of all columns.
+        slopes: of the columns, in their order.
+    """
+
+    intercept: Moment
+    slopes: Moment
+
+
+def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
+    """Least squares of the values behind one column on those behind others, as if there were no noise.
+
+    With z the columns' values and a one, and t the target's, it solves  mean(z z') beta = mean(z t)  where squares in
+    mean(z z') are corrected for the noise (noise in columns would else draw slopes towards 0). Errors are those of
+    M^-1 (z t - (z z') beta), a row each, for rows drawn from a population, whatever the spread of residuals.
+
+    Args:
+        target: a column, as of ``covariance``.
+        columns: one or more.
+
+    Raises:
+        ValueError: as of ``correlation``; or too few reports to tell the columns from linearly dependent ones.
+    """
+    if not columns:
+        raise ValueError("columns: are none; give one or more")
+    named = [("target", target), *((f"columns[{i}]", one) for i, one in enumerate(columns))]
+    wanted, *given = _columns(named, target_only=True)
+    n, d = len(wanted.values), len(given) + 1
+    if n <= d:
+        raise ValueError(f"reports: {n} rows are too few for {d} coefficients")
+    z = np.stack([np.ones(n), *(column.values for column in given)])
+    M, right = z @ z.T / n, z @ wanted.values / n
+    for i, column in enumerate(given, 1):
+        M[i, i] = column.squares.mean()
+    _check_definite(M, z, given)
+    beta = np.linalg.solve(M, right)
+    # Of each row, how far its own equations are from being solved; its own squares are the corrected ones.
+    residual = wanted.values - beta @ z
+    score = z * residual
+    for i, column in enumerate(given, 1):
+        score[i] += beta[i] * (column.values**2 - column.squares)
+    influence = np.linalg.solve(M, score)
+    middles = np.array([column.middle for column in given])
+    # About the middles of the columns and the target the intercept is beta_0; at 0 it is this combination.
+    at_zero = np.concatenate([[1.0], -middles])
+    intercept = wanted.middle + at_zero @ beta
+    spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
+    missed = np.abs(np.linalg.inv(M)) @ np.array(
+        [0.0, *(abs(b) * c.missed for b, c in zip(beta[1:], given, strict=True))]
+    )
+    return Regression(
+        Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ missed)),
+        Moment(beta[1:], spread[1:], missed[1:]),
+    )
+
+
+def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column]) -> None:
+    """Refuse corrected moments of which some combination of columns has no variance to speak of beside its error."""
+    n = z.shape[1]
+    values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
+    v = vectors[:, 0]
+    centred = z[1:] - z[1:].mean(axis=1, keepdims=True)
+    each = (v @ centred) ** 2 + sum(v[i] ** 2 * (c.squares - c.values**2) for i, c in enumerate(given))
+    if not values[0] > 3 * each.std() / math.sqrt(n):
+        raise ValueError(
+            f"columns: {n} reports are too few to tell them from columns that depend on each other linearly, or from "
+            "constants"
+        )
+
+
+def _variance(column: Column) -> tuple[float, np.ndarray]:
+    """The variance, and every row's part in its error."""
+    n, away = len(column.values), column.values - column.values.mean()
+    each = column.squares - column.values**2 + away**2
+    value, error = each.mean(), each.std() / math.sqrt(n)
+    if not value > 3 * error:
+        raise ValueError(f"{column.name}: {n} reports are too few to tell the variance of its values from 0")
+    return float(value), each - value
+
+
+def _of_means(each: np.ndarray, factor: float) -> Moment:
+    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))))
+
+
+def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
+    """Columns of one length; where ``target_only`` the first one's squares are not needed."""
+    columns = [_column(name, one, squares and not (target_only and i == 0)) for i, (name, one) in enumerate(named)]
+    lengths = {column.name: len(column.values) for column in columns}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"columns: have different lengths {lengths}; a row each is needed")
+    if min(lengths.values()) < 2:
+        raise ValueError(f"reports: there are {min(lengths.values())}; two or more are needed")
+    return columns
+
+
+def _column(name: str, column: Any, squares: bool) -> Column:
+    if not isinstance(column, tuple):
+        values = numbers_of(name, column).astype(np.float64)
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name}: row {int(np.isfinite(values).argmin())} is not finite")
+        middle = float(values.mean()) if len(values) else 0.0
+        return Column(name, middle, values - middle, (values - middle) ** 2)
+    if len(column) != 2:
+        raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
+    reports, mechanism = column
+    channel = channel_of(mechanism)
+    at = codes(channel, numbers_of(name, reports))
+    values = (channel.values - channel.middle)[at]
+    if not squares:
+        return Column(name, channel.middle, values, values)
+    weights, missed = channel.squares
+    return Column(name, channel.middle, values, weights[at], missed)

@@ -1,0 +1,150 @@
+"""What reports were made with: the channel of a mechanism, an exact form, a certificate or a sidecar."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache, singledispatch
+from pathlib import Path
+from typing import Any
+
+from dpkernels import checks
+from dpkernels.estimation.channel import Channel, NoiseChannel, TableChannel
+from dpkernels.exact.certificate import Certificate, CertificateError
+from dpkernels.exact.certify import certify
+from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate, read_certificate
+from dpkernels.exact.form import ExactForm
+from dpkernels.exact.mixture import ExactMultivariate
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
+from dpkernels.untrusted import parse_json, read_text
+
+# Decimals to which reports can have been rounded.
+_MOST_DECIMALS = 15
+
+
+def channel_of(
+    source: Any,
+    *,
+    column: str | None = None,
+    bounds: tuple[float, float] | None = None,
+    decimals: int | None = None,
+) -> Channel:
+    """The channel of whatever says how reports were made.
+
+    Args:
+        source: a channel (returned as it is), a mechanism, an exact form, a certificate, or a sidecar: a path, or what
+            its JSON holds.
+        column: which column of a sidecar; needed where it has several.
+        bounds: smallest and largest input, of additive noise, whose mechanism does not say.
+        decimals: to which the reports were rounded; a sidecar says it itself.
+
+    Raises:
+        CertificateError: a sidecar whose integers do not have what it claims.
+        ValueError: a column that a sidecar does not have; bounds or decimals that are missing, wrong, or not asked for.
+        TypeError: nothing that reports are made with, or something that is for vectors.
+    """
+    if isinstance(source, Channel):
+        return source
+    if isinstance(source, str | Path):
+        source = _read(Path(source))
+    if isinstance(source, Mapping):
+        source, decimals = _of_sidecar(source, column, decimals)
+    elif column is not None:
+        raise ValueError(f"column: {column!r} is for a sidecar; {type(source).__name__} is of one column")
+    certificate = source if isinstance(source, Certificate) else _certificate(source)
+    if decimals is not None:
+        checks.whole("decimals", decimals, 0, _MOST_DECIMALS)
+    if bounds is not None:
+        bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
+        if not bounds[0] < bounds[1]:
+            raise ValueError(f"bounds: {bounds} must be two numbers, the smaller first")
+    return _channel_once(_Same(certificate), bounds, decimals)
+
+
+class _Same:
+    """A certificate as a key: tables are large, and the same one is the same object."""
+
+    def __init__(self, certificate: Any) -> None:
+        self.certificate = certificate
+
+    def __hash__(self) -> int:
+        return id(self.certificate)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.certificate is other.certificate
+
+
+@lru_cache(maxsize=16)
+def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    return _channel(of.certificate, bounds, decimals)
+
+
+def _certificate(source: Any) -> Certificate:
+    if isinstance(source, ExactForm | ExactMultivariate):
+        return source.certificate
+    return certify(source).certificate
+
+
+def _read(path: Path) -> Any:
+    try:
+        return parse_json(read_text(path))
+    except ValueError as error:
+        raise ValueError(f"{path}: is not the sidecar of a release; {error}") from error
+
+
+def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
+    """A column's certificate, verified, and the decimals that its release rounded to."""
+    try:
+        columns = {one["column"]: one["certificate"] for one in form["columns"]}
+    except (KeyError, TypeError) as error:
+        raise ValueError("mechanism: is not the sidecar of a release; it has no columns with certificates") from error
+    if column is None and len(columns) == 1:
+        column = next(iter(columns))
+    if column not in columns:
+        raise ValueError(f"column: {column!r} is not one of the perturbed columns {sorted(map(str, columns))}")
+    if "replacing" in form:
+        raise CertificateError("mechanism: a run to the sidecar's output was killed; run it again")
+    stated = form.get("decimals")
+    if stated is not None and decimals not in (None, stated):
+        raise ValueError(f"decimals: {decimals}, but the sidecar says {stated}")
+    return read_certificate(columns[column]), decimals if stated is None else stated
+
+
+@singledispatch
+def _channel(certificate: Any, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    raise TypeError(f"mechanism: {type(certificate).__name__} is not of a column of numbers")
+
+
+@_channel.register(VectorNoiseCertificate)
+@_channel.register(MultivariateCertificate)
+def _(certificate: Any, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    raise TypeError("mechanism: is for vectors; estimate columns perturbed one by one (estimate_mean takes vectors)")
+
+
+@_channel.register(WindowCertificate)
+@_channel.register(PlacedCertificate)
+@_channel.register(RowCertificate)
+def _(certificate: Any, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    _refuse_bounds(bounds)
+    return TableChannel([(1.0, certificate.table)], decimals)
+
+
+@_channel.register
+def _(certificate: MixtureCertificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    _refuse_bounds(bounds)
+    first = float(certificate.weight)
+    return TableChannel([(first, certificate.first.table), (1 - first, certificate.second.table)], decimals)
+
+
+@_channel.register
+def _(certificate: NoiseCertificate, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+    if bounds is None:
+        raise ValueError("bounds: None; additive noise needs the smallest and the largest value that inputs can have")
+    return NoiseChannel(certificate, *bounds, decimals)
+
+
+def _refuse_bounds(bounds: tuple[float, float] | None) -> None:
+    if bounds is not None:
+        raise ValueError(f"bounds: {bounds} are for additive noise; a bounded mechanism has its own interval")

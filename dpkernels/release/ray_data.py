@@ -1,0 +1,178 @@
+"""``perturb`` of a ``ray.data.Dataset``: blocks that Ray may compute again, each with the noise of its own rows.
+
+Ray Data has no row numbers, and computes a block again when a machine that held it is lost. Noise drawn anew would be
+a second report about the same people; the same noise for other values would show their difference. So the dataset is
+computed once, its rows are numbered in the order of its blocks, and a hash of every block's values, under a key of its
+own, is kept. A task gets a block, its first row's number and that hash. Computed again from the same values it makes
+the same reports; from others, as a pipeline that is random or reads what has changed makes them, it fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpkernels.exact.certify import certify
+from dpkernels.exact.form import ExactForm
+from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.random import host
+from dpkernels.release import containers
+from dpkernels.release.engines import exact_engine, in_chunks
+from dpkernels.release.inputs import Bounds
+
+
+@dataclass(frozen=True)
+class BlockSecrets:
+    """Two keys of 32 bytes: of the noise, and of the hashes. An argument of tasks; nothing prints it."""
+
+    noise: bytes
+    hashes: bytes
+
+    def __repr__(self) -> str:
+        return "BlockSecrets(...)"
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is done to every block.
+
+    Attributes:
+        forms: of the perturbed columns, by name; their order decides which gets which noise.
+        clip: clip values outside the interval.
+    """
+
+    forms: tuple[tuple[str, ExactForm], ...]
+    clip: bool
+
+
+def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
+    """A dataset with reports in the place of some columns; ``perturb`` says more.
+
+    The whole dataset is computed, once, and held in Ray's object store, and so are its reports. The key is made here,
+    is known to this process and its tasks alone, and cannot be given: blocks have no order that another run repeats.
+
+    Args:
+        dataset: a ``ray.data.Dataset`` of columns of numbers, and others.
+        mechanisms: from column name to a mechanism of single values.
+        clip: clip inputs to the interval instead of refusing those outside.
+
+    Returns:
+        A materialised dataset of the same blocks. A block of it that is lost is computed again, to the same bits;
+        reading it fails if the pipeline behind it no longer makes the values that it made.
+
+    Raises:
+        ValueError: no rows, no such column, or a value that cannot be perturbed.
+        TypeError: not a mechanism of single values.
+    """
+    import ray
+    import ray.cloudpickle as pickle
+    import ray.data
+
+    forms = tuple((name, _form(name, mechanism)) for name, mechanism in mechanisms.items())
+    _check_columns(dataset, mechanisms)
+    secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(forms, clip)))
+    blocks = dataset.to_arrow_refs()
+    known = ray.get([_task(ray, numbered).remote(block, described, secrets) for block in blocks])
+    firsts = list(accumulate((rows for rows, _ in known), initial=0))
+    if not firsts[-1]:
+        raise ValueError("x: is empty; there is nothing to perturb")
+    whole = zip(blocks, firsts, known, strict=False)
+    made = [_task(ray, perturbed_block, 2).remote(block, described, secrets, at, *one) for block, at, one in whole]
+    for problem in ray.get([problem for _, problem in made]):
+        if problem is not None:
+            raise ValueError(problem)
+    return ray.data.from_arrow_refs([block for block, _ in made])
+
+
+def fresh_secrets() -> BlockSecrets:
+    """Two keys of the operating system."""
+    return BlockSecrets(os.urandom(32), os.urandom(32))
+
+
+def _task(ray: Any, work: Any, returns: int = 1) -> Any:
+    return ray.remote(work).options(num_returns=returns, max_retries=10)
+
+
+def _form(name: str, mechanism: Any) -> ExactForm:
+    form = certify(mechanism)
+    if not isinstance(form, ExactForm) or isinstance(form.mechanism, AdditiveVector):
+        raise TypeError(f"column {name!r}: {type(mechanism).__name__} is on vectors; a column holds single values")
+    return form
+
+
+def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
+    names = list(dataset.columns() or ())  # none of a dataset without rows
+    for name in mechanisms if names else ():
+        if names.count(name) != 1:
+            raise ValueError(f"mechanism: no column {name!r}; the dataset has {', '.join(names)}")
+
+
+def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
+    """How many rows a block has, and the hash of what is to be perturbed. Unfit values wait for their report."""
+    return len(block), _hash(block, understood(described), secrets)
+
+
+def perturbed_block(
+    block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known: bytes
+) -> tuple[Any, str | None]:
+    """A block's reports, or what is wrong with its values.
+
+    Args:
+        block: a table.
+        described: the pickled columns.
+        secrets: the keys.
+        first: number of its first row.
+        rows: how many it had when rows were numbered.
+        known: its hash then.
+
+    Raises:
+        RuntimeError: it is another block by now. It says no value; what is wrong with values is an answer, since Ray
+            writes exceptions to logs.
+    """
+    columns = understood(described)
+    if len(block) != rows or _hash(block, columns, secrets) != known:
+        raise RuntimeError(
+            "a block was computed again, with other values: the pipeline behind it is not deterministic, and noise is "
+            "not used for two values; materialise it (write it to files) and perturb those"
+        )
+    if not block.column_names:  # of a block without rows
+        return block, None
+    jax.config.update("jax_platforms", "cpu")
+    reports = {}
+    for number, (name, form) in enumerate(columns.forms):
+        try:
+            values, rewrap = containers.unwrap(block.column(name))
+            engine = exact_engine(form, host.fold_in(secrets.noise, number))
+            bounds = Bounds.of(form, columns.clip)
+            reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
+        except (KeyError, TypeError, ValueError) as error:
+            return None, f"column {name!r}, block that begins with row {first}: {error}"
+    return containers.replace_columns(block, reports), None
+
+
+def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
+    """Keyed: whoever sees it learns nothing of the values."""
+    made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
+    for name, _ in columns.forms:
+        try:
+            values, _ = containers.unwrap(block.column(name))
+        except (KeyError, TypeError, ValueError):  # nothing of it will be released
+            values = np.zeros(0)
+        made.update(f"{name!r} {values.dtype} {len(values)};".encode() + values.tobytes())
+    return made.digest()
+
+
+@lru_cache(maxsize=4)
+def understood(described: bytes) -> Any:
+    """What was pickled, read once in a process: a form that is read again is compiled again."""
+    import ray.cloudpickle as pickle
+
+    return pickle.loads(described)

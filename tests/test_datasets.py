@@ -1,0 +1,549 @@
+"""Datasets of many files without a cluster: the plan, the parts, the folder, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import test_cli
+from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
+
+import dpkernels as dpk
+from dpkernels.cli.dataset import plan as plans
+from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
+from dpkernels.cli.dataset.local import LocalEngine
+from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, perturb_part
+from dpkernels.cli.dataset.places import Place, files
+from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.mechanisms.choose import exact_form
+from dpkernels.cli.release.sidecar import Column, versions
+from dpkernels.cli.release.treatment import Treatment
+from dpkernels.random import host
+from dpkernels.release.perturb import column_key
+
+run = pytest.fixture(test_cli.command, name="run")
+Run = test_cli.Run
+PARQUET = Layout("parquet")
+
+
+@pytest.fixture
+def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpkernels.cli.dataset.release.Secret", lambda _: Secret(SECRET))
+
+
+def column(name: str = "age") -> Column:
+    options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
+    return Column(name, *exact_form("hybrid", options))
+
+
+def job(out: Path | None, parts: int, *names: str) -> Job:
+    treatment = Treatment(tuple(column(name) for name in names or ("age",)), False, Handling())
+    where = None if out is None else folder(str(out), None)
+    return Job(treatment, PARQUET, ".parquet", parts, where, versions())
+
+
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plans, "PART_BYTES", 1)
+
+
+# start
+
+
+@pytest.mark.parametrize("start", [1, 7, 32, 1000, 4097])
+@pytest.mark.parametrize("mechanism", [MECHANISM, dpk.laplace(epsilon=1.0, sensitivity=1.0)], ids=["bounded", "noise"])
+def test_a_part_of_a_release_is_that_part(mechanism: Any, start: int) -> None:
+    x, key = np.random.default_rng(0).uniform(0, 120, 5000), dpk.key_from_bytes(SECRET)
+    whole = dpk.perturb(x, mechanism, key=key)
+    np.testing.assert_array_equal(dpk.perturb(x[start:], mechanism, key=key, start=start), whole[start:])
+
+
+def test_parts_of_rows_of_several_values_and_of_tables() -> None:
+    key, random = dpk.key_from_bytes(SECRET), np.random.default_rng(0)
+    x = random.uniform(-1, 1, (300, 4))
+    vectors = dpk.multivariate(epsilon=2.0, dimensions=4, lower=-1.0, upper=1.0)
+    for mechanism in (dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0), vectors):
+        whole = dpk.perturb(x, mechanism, key=key)
+        for start in (1, 11, 64):
+            np.testing.assert_array_equal(dpk.perturb(x[start:], mechanism, key=key, start=start), whole[start:])
+    table, both = pa.table({"a": x[:, 0], "b": x[:, 1]}), dict.fromkeys("ab", dpk.duchi(epsilon=1.0, lower=-1, upper=1))
+    assert dpk.perturb(table[9:], both, key=key, start=9).equals(dpk.perturb(table, both, key=key)[9:])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"start": 3}, "needs the key"),
+        ({"start": -1}, "is not in 0"),
+        ({"start": 3, "exact": False, "key": dpk.simulation_key(0)}, "simulation"),
+        ({"start": 1 << 62, "key": dpk.key_from_bytes(SECRET)}, "the last value"),
+    ],
+)
+def test_wrong_starts(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        dpk.perturb(np.ones(4), MECHANISM, **given)
+
+
+def test_rows_far_on_have_their_own_noise() -> None:
+    key, x = dpk.key_from_bytes(SECRET), np.full(4096, 60.0)
+    far = [dpk.perturb(x, MECHANISM, key=key, start=start) for start in (0, 1 << 36, (1 << 37) + 5, 1 << 60)]
+    assert all((a != b).mean() > 0.5 for at, a in enumerate(far) for b in far[:at])
+
+
+# the plan
+
+
+def test_parts_cover_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", files=3, rows=1000, group=130)
+    small_parts(monkeypatch)
+    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    assert len(parts) == 3 * 8
+    assert [part.number for part in parts] == list(range(24))
+    assert [part.first for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
+    assert sum(part.rows for part in parts) == 3000
+    assert [part.row for part in parts[:9]] == [*range(0, 1000, 130), 0]
+    assert [part.file.name for part in parts] == sorted(part.file.name for part in parts)
+
+
+def test_row_groups_are_put_together(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=3, rows=1000, group=130)
+    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    assert [(part.groups, part.rows) for part in parts] == [((0, 8), 1000)] * 3
+
+
+def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every (key of a column, index of a word) that the engines are asked for, over all parts and columns."""
+    (tmp_path / "in").mkdir()
+    for at in range(3):
+        table = pa.table({"age": np.full(500, 60.0), "other": np.full(500, 60.0)})
+        pq.write_table(table, tmp_path / "in" / f"{at}.parquet", row_group_size=110)
+    small_parts(monkeypatch)
+    parts, used = plans.planned(files(str(tmp_path / "in")), PARQUET), list[tuple[bytes, int]]()
+
+    def noted(engine: Any, bounds: Any, x: np.ndarray, *, start: int, row: int) -> np.ndarray:
+        used.extend((engine.key, index) for index in range(start, start + len(x)))
+        return x
+
+    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    described = job(tmp_path / "out", len(parts), "age", "other")
+    with described.folder.run():
+        for part in [*parts, parts[3]]:  # one is run twice
+            assert perturb_part(described, Secret(SECRET), part).rows == part.rows
+    assert len(used) == 2 * (1500 + parts[3].rows)
+    assert len(set(used)) == 2 * 1500
+    assert {key for key, _ in used} == {host.fold_in(SECRET, 0), host.fold_in(SECRET, 1)}
+    assert {index for _, index in used} == set(range(1500))
+
+
+def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=2)
+    (_, part), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 2)
+    with described.folder.run():
+        first = perturb_part(described, Secret(SECRET), part)
+        assert described.folder.sizes() == {
+            NOTE: len((described.folder.staging / NOTE).read_text()),
+            first.written.name: first.written.size,
+        }
+        bytes_ = (described.folder.staging / first.written.name).read_bytes()
+        assert perturb_part(described, Secret(SECRET), part) == first
+        assert (described.folder.staging / first.written.name).read_bytes() == bytes_
+
+
+def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=1)
+    (part,) = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    other = Job(
+        *(getattr(job(None, 1), name) for name in ("treatment", "form", "suffix", "parts", "folder")), {"jax": "0"}
+    )
+    answer = attempt(perturb_part, other, Secret(SECRET), part)
+    assert isinstance(answer, Refused)
+    assert "'jax': '0'" in answer.message
+
+
+# releases
+
+
+@pytest.mark.parametrize("named", ["in", "in/*.parquet", "in/00??.parquet", "file://{}/in"])
+def test_a_release_is_that_of_one_process(run: Run, named: str, known_secret: None, tmp_path: Path) -> None:
+    ages = write(Path("in"), rows=700, group=90)
+    result = run("perturb", named.format(tmp_path), "out", *AGE)
+    assert result.code == 0, result.err
+    assert is_release_of(Path("out"), ages)
+    assert "copied as they are, NOT protected: id" in result.out
+    form = json.loads(Path("out", SIDECAR).read_text())
+    assert form["rows"] == 3500
+    assert [part["rows"] for part in form["output"]["parts"]] == [700] * 5
+    assert names("out") == sorted([SIDECAR, *(part["name"] for part in form["output"]["parts"])])
+    assert names() == ["in", "out"]
+    assert SECRET.hex() not in json.dumps(form)
+
+
+def test_a_single_file_may_be_released_in_parts(run: Run, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    ages = write(Path("in"), files=1, rows=1000, group=100)
+    small_parts(monkeypatch)
+    assert run("perturb", "in/0000.parquet", "out", "--engine", "local", *AGE).code == 0
+    assert len(list(Path("out").glob("part-*"))) == 10
+    assert is_release_of(Path("out"), ages)
+
+
+def test_delimited_files_and_arrays(run: Run, known_secret: None) -> None:
+    ages = np.random.default_rng(1).uniform(0, 120, 900)
+    Path("in").mkdir()
+    Path("arrays").mkdir()
+    for at, part in enumerate(np.split(ages, 3)):
+        Path("in", f"{at}.csv").write_text("age,name\n" + "".join(f"{x!r},a\n" for x in part.tolist()))
+        np.save(f"arrays/{at}.npy", part.reshape(-1, 3))
+    assert run("perturb", "in", "out", *AGE).code == 0
+    found = [line.split(",") for path in sorted(Path("out").glob("*.csv")) for line in path.read_text().split()[1:]]
+    np.testing.assert_array_equal([float(age) for age, _ in found], expected(ages))
+    assert run("perturb", "arrays", "out2", *BOUNDS).code == 0
+    found = np.concatenate([np.load(path) for path in sorted(Path("out2").glob("*.npy"))])
+    np.testing.assert_array_equal(found.ravel(), expected(ages))
+    assert json.loads(Path("out2", SIDECAR).read_text())["epsilon"] == 3.0
+
+
+def test_missing_values_are_dropped_or_kept(run: Run, known_secret: None) -> None:
+    ages = write(Path("in"), files=2, rows=100)
+    table = pq.read_table("in/0000.parquet")
+    mask = np.arange(100) % 3 == 0
+    pq.write_table(table.set_column(1, "age", pa.array(ages[:100], mask=mask)), "in/0000.parquet")
+    assert run("perturb", "in", "out", *AGE).code == 1
+    assert run("perturb", "in", "dropped", *AGE, "--missing", "drop").code == 0
+    left = np.append(~mask, np.ones(100, bool))
+    np.testing.assert_array_equal(released(Path("dropped"))["age"].to_numpy(), expected(ages)[left])
+    assert run("perturb", "in", "kept", *AGE, "--missing", "keep").code == 0
+    np.testing.assert_array_equal(released(Path("kept"))["age"].to_numpy()[left], expected(ages)[left])
+    assert run("certify", "--verify", f"kept/{SIDECAR}").code == 0
+
+
+def test_a_ledger_is_charged_once(run: Run) -> None:
+    write(Path("in"))
+    paid = ("--ledger", "people.ledger", "--budget", "1.5")
+    assert "would be made, and epsilon 0.5, delta 0 be left" in run("perturb", "in", "out", *AGE, *paid, "--check").out
+    assert not Path("out").exists()
+    assert run("perturb", "in", "out", *AGE, *paid, "--check-first").code == 0
+    assert json.loads(run("ledger", "people.ledger", "--json").out)["left_epsilon"] == "0.5"
+    assert run("perturb", "in", "out2", *AGE, *paid).code == 1
+    assert names() == ["in", "out", "people.ledger"]
+
+
+# what is refused
+
+
+def test_a_bad_value_names_file_row_and_column_and_leaves_nothing(run: Run) -> None:
+    write(Path("in"), rows=100, group=30)
+    table = pq.read_table("in/0003.parquet")
+    ages = table["age"].to_numpy().copy()
+    ages[77] = 121.5
+    pq.write_table(table.set_column(1, "age", pa.array(ages)), "in/0003.parquet", row_group_size=30)
+    result = run("perturb", "in", "out", *AGE)
+    assert result.code == 1
+    for words in ("0003.parquet", "column 'age'", "row 77", "121.5"):
+        assert words in result.err
+    assert names() == ["in"]
+
+
+def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=2)
+    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    described = job(tmp_path / "out", 2)
+    path = tmp_path / "in" / "0001.parquet"
+    for change in (lambda: os.utime(path, ns=(1, 1)), lambda: path.write_bytes(path.read_bytes() + b"0"), path.unlink):
+        change()
+        with described.folder.run():
+            assert attempt(perturb_part, described, Secret(SECRET), parts[0]).rows == 1000
+            answer = attempt(perturb_part, described, Secret(SECRET), parts[1])
+            assert isinstance(answer, Refused)
+            assert "0001.parquet: has changed since the release was planned" in answer.message
+            assert len(described.folder.sizes()) == 2  # the note, and the part of the other file
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in", files=1)
+    (part,), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+
+    def touched(*given: Any, **named: Any) -> Any:
+        os.utime(part.file.path, ns=(5, 5))
+        return given[2]
+
+    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", touched)
+    with described.folder.run():
+        assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
+        assert list(described.folder.sizes()) == [NOTE]
+
+
+def _other_schema() -> None:
+    pq.write_table(pa.table({"id": [1], "age": [1]}), "in/0002.parquet")
+
+
+def _partitioned() -> None:
+    Path("in/year=2024").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments", "words"),
+    [
+        (_other_schema, AGE, "have other columns, id int64, age double and id int64, age int64"),
+        (lambda: Path("in/0001.parquet").write_bytes(b"PAR1"), AGE, "0001.parquet: is not a readable Parquet file"),
+        (_partitioned, AGE, "has a folder in it, year=2024"),
+        (lambda: Path("in/notes.txt").touch(), AGE, "suffix '.txt'"),
+        (lambda: Path("in/a.csv").write_text("age\n"), AGE, "not of one format"),
+        (lambda: Path("out").mkdir() or Path("out/x").touch(), AGE, "is not empty"),
+        (lambda: Path("out").touch(), AGE, "is not a folder"),
+        (lambda: None, (*AGE, "--force"), "--force: a release of many files replaces nothing"),
+        (lambda: None, (*AGE, "--shuffle-rows"), "--shuffle-rows"),
+        (lambda: None, (*AGE, "--sidecar", "x.json"), "--sidecar"),
+        (lambda: None, (*AGE, "--retries", "3"), "--retries: is for --engine ray"),
+        (lambda: None, (*AGE, "--engine", "ray", "--address", "ray://host:1"), "would be the driver and hold the key"),
+        (lambda: None, (*AGE, "--engine", "ray", "--task-resource", "x"), "'x' is not NAME=N"),
+        (lambda: None, ("--column", "no", *BOUNDS), "no such column"),
+    ],
+)
+def test_wrong_datasets_and_options(run: Run, change: Any, arguments: tuple[str, ...], words: str) -> None:
+    write(Path("in"), rows=10)
+    change()
+    before = names()
+    result = run("perturb", "in", "out", *arguments)
+    assert result.code != 0
+    assert words in result.err
+    assert names() == before
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("s3://key:secret@bucket/in", "out", "has keys in it"),
+        ("s3://bucket/in?secret_key=abc", "out", "has keys in it"),
+        ("no-such-scheme://bucket/in", "out", "no-such-scheme"),
+        ("none*", "out", "names no file"),
+        ("in", "in/out", "is the folder of the input"),
+        ("in", "nowhere/out", "does not exist"),
+    ],
+)
+def test_wrong_places(run: Run, source: str, target: str, words: str) -> None:
+    write(Path("in"), files=1, rows=10)
+    result = run("perturb", source, "in" if target == "in/out" else target, *AGE)
+    assert result.code == 2
+    assert (words if target != "in/out" else "is not empty") in result.err
+
+
+def test_without_ray_the_message_says_how_to_install_it(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=1, rows=10)
+    code = "import sys; sys.modules['ray'] = None; from dpkernels.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "perturb", "in", "out", "--engine", "ray", *AGE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ray is not installed; pip install '.[ray]'" in done.stderr
+    assert names(tmp_path) == ["in"]
+
+
+def test_nothing_imports_ray_before_it_is_asked_for(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=1, rows=10)
+    code = "import sys; from dpkernels.cli import main; print(main(sys.argv[1:]), 'ray' in sys.modules)"
+    command = [sys.executable, "-c", code, "perturb", "in", "out", "--quiet", *AGE]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "0 False\n"
+
+
+# runs that die
+
+
+def test_a_killed_run_leaves_no_release_and_the_next_removes_what_it_left(run: Run, tmp_path: Path) -> None:
+    ages = write(Path("in"), files=400, rows=200)
+    code = "import sys; from dpkernels.cli import main; sys.exit(main())"
+    process = subprocess.Popen([sys.executable, "-c", code, "perturb", "in", "out", "--quiet", *AGE], cwd=tmp_path)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".dpkernels-*.parts/part-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    (left,) = tmp_path.glob(".dpkernels-*.parts")
+    assert not Path("out").exists()
+    assert not (left / SIDECAR).exists()
+    assert "no release" in (left / NOTE).read_text()
+    result = run("perturb", "in", "out", *AGE)
+    assert result.code == 0
+    assert "removed" in result.err
+    assert names() == ["in", "out"]
+    assert len(released(Path("out"))) == len(ages)
+
+
+def test_workers_of_a_dead_driver_cannot_write_into_the_next_release(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=1)
+    (part,), old = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+    with old.folder.run():
+        pass
+    with pytest.raises(FileNotFoundError):
+        perturb_part(old, Secret(SECRET), part)
+
+
+# a store of objects
+
+
+def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
+    """The same code as for s3://, on a folder of this machine."""
+    write(tmp_path / "in", files=2)
+    (tmp_path / "out").mkdir()
+    parts, described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(None, 2)
+    store = StoreFolder(Place(str(tmp_path / "out")))
+    made = Job(described.treatment, PARQUET, ".parquet", 2, store, versions())
+    with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
+        done = [perturb_part(made, Secret(SECRET), part) for part in parts]
+        assert store.sizes().keys() == {NOTE, *(one.written.name for one in done)}
+        assert all(re.fullmatch(r"part-\d-[0-9a-f]{16}\.parquet", one.written.name) for one in done)
+        raise KeyboardInterrupt
+    assert names(tmp_path / "out") == []
+    with store.run():
+        done = [perturb_part(made, Secret(SECRET), part) for part in parts]
+        (tmp_path / "out" / "part-0-0123456789abcdef.parquet").touch()  # by a worker whose driver is dead
+        store.finish("{}", [one.written.name for one in done])
+    assert store.sizes().keys() == {SIDECAR, *(one.written.name for one in done)}
+    with pytest.raises(Exception, match="is not empty"), store.run():
+        pass
+
+
+def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    left = ["part-0-0123456789abcdef.parquet", NOTE]
+    for name in left:
+        (tmp_path / "out" / name).write_text("number 1")
+    store = StoreFolder(Place(str(tmp_path / "out")))
+    with store.run():
+        assert list(store.sizes()) == [NOTE]
+        (tmp_path / "out" / NOTE).write_text("number 2")
+        with pytest.raises(OSError, match="another run"):
+            store.finish("{}", [])
+    (tmp_path / "out" / "mine.txt").touch()
+    with pytest.raises(Exception, match="is not empty"), store.run():
+        pass
+
+
+@pytest.mark.slow
+def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a server of the protocol on this machine, where there is one: ``pip install 'moto[server]'``."""
+    moto, boto3 = pytest.importorskip("moto.server"), pytest.importorskip("boto3")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "testing")
+    ages, server = write(Path("in"), files=4, rows=500, group=100), moto.ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    options = f"?endpoint_override={host}:{port}&scheme=http&region=us-east-1"
+    try:
+        client = boto3.client("s3", endpoint_url=f"http://{host}:{port}", region_name="us-east-1")
+        client.create_bucket(Bucket="bucket")
+        for path in Path("in").iterdir():
+            client.upload_file(str(path), "bucket", f"data/in/{path.name}")
+        client.upload_file("in/0000.parquet", "bucket", "data/in2/a/0.parquet")
+        out = f"s3://bucket/data/out{options}"
+        result = run("perturb", f"s3://bucket/data/in{options}", out, *AGE)
+        assert result.code == 0, result.err
+        assert "mean" in run("estimate", out, "--column", "age").out
+        keys = [one["Key"] for one in client.list_objects_v2(Bucket="bucket", Prefix="data/out/")["Contents"]]
+        Path("out").mkdir()
+        for key in keys:
+            client.download_file("bucket", key, f"out/{Path(key).name}")
+        assert is_release_of(Path("out"), ages)
+        assert "4 files" in run("certify", "--verify", f"out/{SIDECAR}").out
+        assert NOTE not in names("out")
+        assert "is not empty" in run("perturb", f"s3://bucket/data/in{options}", out, *AGE).err
+        assert run("perturb", f"s3://bucket/data/*/a/*.parquet{options}", "found", *AGE).code == 0
+        assert len(released(Path("found"))) == 500
+        (part, *_) = plans.planned(files(f"s3://bucket/data/in{options}"), PARQUET)
+        assert part.stamp[2]
+        client.upload_file("in/0003.parquet", "bucket", "data/in/0000.parquet")
+        with pytest.raises(ValueError, match="has changed"):
+            part.check_unchanged()
+    finally:
+        server.stop()
+
+
+# what is made of a release
+
+
+def test_what_a_dataset_says_is_what_its_reports_say_in_one_array(run: Run) -> None:
+    write(Path("in"), files=7, rows=311)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    options = ("--column", "age", "--confidence", "0.9", "--quantiles", "0.5", "--json")
+    (found,) = json.loads(run("estimate", "out", *options).out)["estimates"]
+    wanted = dpk.estimate(released(Path("out"))["age"].to_numpy(), MECHANISM)
+    assert found["reports"] == 7 * 311
+    for name, one in (("mean", wanted.mean), ("quantile_0.5", wanted.quantile(0.5))):
+        np.testing.assert_allclose(found[name]["value"], one.value, rtol=1e-9)
+        np.testing.assert_allclose(found[name]["interval"], one.interval(0.9), rtol=1e-9)
+    assert "mean " in run("estimate", "out", "--column", "age").out
+    assert "the perturbed columns are age" in run("estimate", "out", "--column", "id").err
+    assert "is no release" in run("estimate", "in", "--column", "age").err
+    assert "--sidecar: is for one file" in run("estimate", "out", "--sidecar", f"out/{SIDECAR}").err
+    assert "--engine: runs the parts" in run("estimate", "in/0000.parquet", "--engine", "local").err
+
+
+def test_a_release_of_many_files_is_verified(run: Run) -> None:
+    write(Path("in"), files=3, rows=100)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    sidecar = Path("out", SIDECAR)
+    assert "3 files" in run("certify", "--verify", sidecar).out
+    part, text = Path("out/part-1.parquet"), sidecar.read_text()
+    good = part.read_bytes()
+    part.write_bytes(good[:-9] + b"x" + good[-8:])
+    assert "sha256" in run("certify", "--verify", sidecar).err
+    part.write_bytes(good)
+    sidecar.write_text(text.replace('"rows": 300', '"rows": 301'))
+    assert "rows" in run("certify", "--verify", sidecar).err
+    sidecar.write_text(text.replace("part-1.parquet", "../part-1.parquet"))
+    assert "is not the name of a file" in run("certify", "--verify", sidecar).err
+    sidecar.write_text(text)
+    part.unlink()
+    assert "part-1.parquet is not there" in run("certify", "--verify", sidecar).out
+    assert run("estimate", "out", "--column", "age").code == 1
+
+
+def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:
+    """The engine asks for parts as threads become free."""
+    asked = list[int]()
+    write(tmp_path / "in", files=1)
+    (part,) = plans.planned(files(str(tmp_path / "in")), PARQUET)
+
+    def parts() -> Any:
+        for number in range(50):
+            asked.append(number)
+            yield part
+
+    for done, _ in enumerate(LocalEngine(2).each(lambda *_: 1, job(None, 1), None, parts())):
+        assert len(asked) <= done + 3
+
+
+def test_column_keys_differ() -> None:
+    assert not np.array_equal(
+        *(np.asarray(dpk.perturb(np.zeros(8), MECHANISM, key=column_key(SECRET, n))) for n in (0, 1))
+    )
+
+
+def test_the_example_by_hand(tmp_path: Path) -> None:
+    """The page's function, which Spark would call, on parts that are run twice and in any order."""
+    text = Path(__file__).parent.parent.joinpath("docs", "many_machines.md").read_text()
+    page: dict[str, Any] = {}
+    exec(re.search(r"```python\n(.*?)```", text, re.DOTALL)[1], page)
+    ages = write(tmp_path / "in", files=3, rows=200, group=64)
+    listed = [
+        dict(zip(("path", "group", "start"), one, strict=True))
+        for one in page["parts"](map(str, (tmp_path / "in").iterdir()))
+    ]
+    (tmp_path / "out").mkdir()
+    for part in [*listed[::-1], listed[5]]:
+        batch = pa.RecordBatch.from_pylist([part])
+        (said,) = page["released"](iter([batch]), SECRET, str(tmp_path / "out"))
+        assert said.to_pylist()[0]["path"].startswith(str(tmp_path))
+    wanted = dpk.perturb(pa.table({"age": ages}), page["MECHANISMS"], key=dpk.key_from_bytes(SECRET))
+    assert released(tmp_path / "out")["age"].to_pylist() == wanted["age"].to_pylist()

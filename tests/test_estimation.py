@@ -1,0 +1,534 @@
+"""``estimate``: channels to the bit, likelihoods that nothing beats, moments without bias, and what is refused."""
+
+import functools
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from exact_registry import EVERY, exact, mechanism, small_table
+from scipy import optimize, stats
+
+import dpkernels as dpk
+from dpkernels.estimation.channel import TableChannel
+from dpkernels.estimation.counts import Counts
+from dpkernels.estimation.likelihood import judged, most_likely, most_likely_each
+from dpkernels.estimation.smoothing import smoothed
+from dpkernels.estimation.sources import channel_of
+from dpkernels.estimation.splines import LADDER, basis, chosen, spline_fit
+
+KEY = dpk.key_from_bytes(bytes(range(3, 35)))
+ALARM = 1e-6
+AGES = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0)
+BUDGET = {"epsilon": 1.0, "lower": -1.0, "upper": 3.0}
+NOISES = {
+    "laplace": dpk.laplace(epsilon=1.0, sensitivity=4.0),
+    "discrete": dpk.discrete_laplace(epsilon=1.0, sensitivity=4),
+    "truncated": dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=4.0),
+}
+
+
+@functools.cache
+def channel(name):
+    if name in NOISES:
+        return channel_of(NOISES[name], bounds=(-1.0, 3.0))
+    if name in ("optimal", "central"):
+        made = dpk.optimal(**BUDGET) if name == "optimal" else dpk.central_piecewise(**BUDGET, sensitivity=1.0)
+        return channel_of(made)
+    return channel_of(exact(name, 1.0))
+
+
+@functools.cache
+def ages(n=20_000):
+    """Reports of ages about 45, and the ages."""
+    x = 20 + 70 * np.random.default_rng(5).beta(2, 4, n)
+    return dpk.perturb(x, AGES, key=KEY), x
+
+
+def all_codes(made):
+    return np.arange(len(made.written))
+
+
+CHANNELS = [*EVERY, "optimal", "central", *NOISES]
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
+    """Of inputs uniform on a bin: total 1, mean the bin's middle, and squares the mean of (x - middle)^2."""
+    made = channel(name)
+    edges = np.linspace(made.lower, made.upper, 13) if name != "discrete" else np.arange(-1.5, 4.0)
+    B = made.matrix(edges, all_codes(made))
+    width, middles = made.upper - made.lower, (edges[1:] + edges[:-1]) / 2
+    assert B.min() >= 0
+    assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
+    assert np.abs(made.values @ B - middles).max() < 1e-9 * width
+    if name == "duchi":
+        with pytest.raises(ValueError, match="the mean only"):
+            _ = made.squares
+        return
+    squares, missed = made.squares
+    truth = (middles - made.middle) ** 2 + (np.diff(edges) ** 2 / 12 if name != "discrete" else 0.0)
+    assert (missed == 0) == (name not in ("optimal", "central"))
+    # The rounding of inputs to rows is averaged over a row's breadth; the bins' ends are not on rows.
+    assert np.abs(squares @ B - truth).max() < missed + 2e-5 * width**2
+
+
+def enumerated(table, low, high, points=64):
+    """P(code | x uniform on [low, high]) from the rows themselves, as fractions, by the midpoint rule on every cell."""
+    inputs = np.array([float(table.row_input(i)) for i in range(table.shifts + 1)])
+    cuts = np.unique(np.concatenate([[low, high], inputs[(inputs > low) & (inputs < high)]]))
+    total = np.zeros(table.codes)
+    for a, b in itertools.pairwise(cuts):  # linear between rows: the middle is the mean
+        place = ((a + b) / 2 - inputs[0]) / (inputs[-1] - inputs[0]) * table.shifts
+        s = min(int(place), table.shifts - 1)
+        rows = [[int(w) for w in table.row(r)] for r in (s, s + 1)]
+        total += (b - a) * ((1 - place + s) * np.array(rows[0]) + (place - s) * np.array(rows[1]))
+    return total / (high - low) / 2.0**table.bits
+
+
+@pytest.mark.parametrize("name", ["piecewise", "sine-constant", "dented", "duchi"])
+def test_a_channel_is_the_table_with_its_input_rounding(name):
+    table = small_table(name, 1.0 if name == "dented" else 2.0)
+    made = TableChannel([(1.0, table)])
+    width = table.upper - table.lower
+    edges = table.lower + width * np.array([0.0, 0.1234, 0.5, 0.77, 1.0])
+    B = made.matrix(edges, all_codes(made))
+    for k in range(4):
+        assert np.abs(B[:, k] - enumerated(table, edges[k], edges[k + 1])).max() < 1e-12
+
+
+def test_a_noise_channel_is_that_of_its_grains():
+    """Every grain of a bin by itself: its two positions, with the noise on each."""
+    made = channel("laplace")
+    table = made.table
+    grain, M = 2.0**table.grain, table.grains
+    first, count = 5 * M + M - 1000, 1500  # across a cell's end; from half a grain below the first
+    got = made.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(made))[:, 0]
+    p = np.zeros(len(made.written))
+    lowest = round(made.written[0] / float(table.cell))
+    for i in range(first, first + count):
+        q, f = divmod(i, M)
+        for position, share in ((q, 1 - f / M), (q + 1, f / M)):
+            at = position + table.first - lowest
+            p[at : at + table.codes] += share / count * (table.weights / 2.0**table.bits)
+    assert np.abs(got - p).max() < 1e-7 * p.max()
+
+
+def test_discrete_noise_is_for_whole_numbers():
+    made = channel("discrete")
+    B = made.matrix(np.arange(-1.5, 4.0), all_codes(made))
+    w = made.table.weights / 2.0**made.table.bits
+    for k in range(5):
+        assert np.abs(B[k : k + len(w), k] - w).max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "laplace"])
+def test_reports_have_the_channels_frequencies(name):
+    """2^18 reports of inputs uniform on a bin, by chi-squared; of another bin's inputs it is refused."""
+    made = channel(name)
+    n, source = 1 << 18, {"laplace": NOISES["laplace"], "optimal": dpk.optimal(**BUDGET)}.get(name)
+    source = source or mechanism(name, 1.0)
+    edges = made.lower + (made.upper - made.lower) * np.array([0.0, 0.21, 0.4, 1.0])
+    x = np.random.default_rng(3).uniform(edges[1], edges[2], n)
+    bounds = (-1.0, 3.0) if name == "laplace" else None
+    numbers = Counts(source, bounds=bounds).add(dpk.perturb(x, source, key=KEY)).numbers
+    groups = np.linspace(0, len(numbers), min(40, len(numbers)), endpoint=False).astype(int)
+    seen, B = np.add.reduceat(numbers, groups), made.matrix(edges, groups)
+    keep = B[:, 1] * n > 20
+
+    def p_value(column):
+        expected = np.append(B[keep, column], B[~keep, column].sum()) * n
+        observed = np.append(seen[keep], seen[~keep].sum())
+        used = expected > 0
+        return stats.chi2.sf(((observed - expected)[used] ** 2 / expected[used]).sum(), used.sum() - 1)
+
+    assert p_value(1) > ALARM
+    assert p_value(2) < ALARM
+
+
+def small_problem(seed=0, m=12, d=5, n=500):
+    rng = np.random.default_rng(seed)
+    B = rng.dirichlet(np.ones(m), d).T
+    return B, rng.multinomial(n, B @ rng.dirichlet(np.ones(d)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_likelihood_is_that_of_exact_optimisation(seed):
+    """SLSQP's, and no random distribution is better by more than the gap."""
+    B, counts = small_problem(seed)
+    p = counts / counts.sum()
+    fit = most_likely(B, counts)
+    assert 0 <= fit.gap + 1e-15 <= 1e-6
+    assert fit.shares.min() >= 0
+    assert fit.shares.sum() == pytest.approx(1, abs=1e-12)
+    other = optimize.minimize(
+        lambda t: -p @ np.log(B @ t),
+        np.full(5, 0.2),
+        jac=lambda t: -B.T @ (p / (B @ t)),
+        bounds=[(1e-12, 1)] * 5,
+        constraints={"type": "eq", "fun": lambda t: t.sum() - 1},
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert fit.log_likelihood == pytest.approx(-other.fun, abs=1e-8)
+    for shares in np.random.default_rng(1).dirichlet(np.full(5, 0.3), 500):
+        assert p @ np.log(B @ shares) <= fit.log_likelihood + fit.gap + 1e-12
+
+
+def test_the_gap_bounds_what_is_missing():
+    """Of any shares at all, and a planted error is seen by it."""
+    B, counts = small_problem(7)
+    best = most_likely(B, counts)
+    for shares in np.random.default_rng(2).dirichlet(np.ones(5), 50):
+        found = judged(B, counts, shares)
+        assert best.log_likelihood - found.log_likelihood <= found.gap + 1e-12
+    moved = best.shares + np.array([0.05, 0, 0, 0, 0])
+    assert judged(B, counts, moved).gap > 1e-4
+
+
+def test_expectation_maximisation_gets_there_too():
+    """The plain iteration, many times."""
+    B, counts = small_problem(3)
+    p, theta = counts / counts.sum(), np.full(5, 0.2)
+    for _ in range(20_000):
+        theta = theta * (B.T @ (p / (B @ theta)))
+    fit = most_likely(B, counts)
+    assert p @ np.log(B @ theta) == pytest.approx(fit.log_likelihood, abs=1e-8)
+    assert np.abs(theta - fit.shares).max() < 1e-3
+
+
+def test_many_likelihoods_are_each_the_one():
+    B, _ = small_problem(0)
+    counts = np.stack([small_problem(seed)[1] for seed in range(6)])
+    each = most_likely_each(B, counts)
+    for row, shares in zip(counts, each, strict=True):
+        assert judged(B, row, shares).gap < 1e-6
+
+
+def test_impossible_reports_have_no_likelihood():
+    B, counts = small_problem(0)
+    B[0] = 0
+    counts[0] = 1
+    with pytest.raises(ValueError, match="impossible"):
+        most_likely(B, counts)
+    with pytest.raises(ValueError, match="there are none"):
+        most_likely(B, np.zeros(12, int))
+
+
+def test_smoothed_shares_are_a_fixed_point():
+    """Of one EM step and one of (1, 2, 1)/4; of a uniform distribution they are uniform."""
+    made = channel("piecewise")
+    B = made.matrix(np.linspace(made.lower, made.upper, 33), all_codes(made))
+    counts = np.random.default_rng(0).multinomial(100_000, B @ np.full(32, 1 / 32))
+    theta = smoothed(B, counts).shares
+    step = theta * (B.T @ (counts / counts.sum() / (B @ theta)))
+    step = np.convolve(np.pad(step, 1, mode="edge"), [0.25, 0.5, 0.25], mode="valid")
+    assert np.abs(step - theta).sum() < 1e-6
+    assert 0.5 * np.abs(theta - 1 / 32).sum() < 0.05
+
+
+@pytest.mark.parametrize("splines", [6, 16, 64])
+def test_splines_are_densities(splines):
+    """Columns sum to 1, together they can be uniform, and each has one hump."""
+    W = basis(256, splines)
+    assert np.abs(W.sum(axis=0) - 1).max() < 1e-12
+    assert W.min() >= -1e-15
+    uniform, *_ = np.linalg.lstsq(W, np.full(256, 1 / 256), rcond=None)
+    assert np.abs(W @ uniform - 1 / 256).max() < 1e-12
+    assert uniform.min() > 0
+    signs = np.sign(np.round(np.diff(W, axis=0), 12))
+    assert all((np.diff(column[column != 0]) != 0).sum() <= 1 for column in signs.T)
+
+
+def test_a_smooth_distribution_needs_few_splines_and_spikes_many():
+    made = channel_of(AGES)
+    edges = np.linspace(0, 120, 257)
+    B = made.matrix(edges, all_codes(made))
+    smooth, spiked = np.diff(stats.beta.cdf(edges / 120, 3, 4)), np.zeros(256)
+    spiked[[40, 100]] = 0.5
+    numbers = [chosen(B, np.round(1e6 * B @ shares)) for shares in (smooth, spiked)]
+    assert numbers[0] <= 12
+    assert numbers[1] == LADDER[-1]
+    found = basis(256, numbers[0]) @ spline_fit(B, np.round(1e6 * B @ smooth), numbers[0]).shares
+    assert np.abs(np.cumsum(found - smooth)).max() < 4e-3
+
+
+def test_parts_of_reports_are_the_whole():
+    reports, _ = ages()
+    whole = Counts(AGES).add(reports)
+    parts = Counts(AGES).add(reports[:7]).add(reports[7:9000].reshape(-1, 1)) + Counts(AGES).add(reports[9000:])
+    assert (parts.numbers == whole.numbers).all()
+    assert parts.total == len(reports)
+    assert dpk.estimate(parts).mean == dpk.estimate(reports, AGES).mean
+    assert (whole + Counts(dpk.Certificate.from_dict(dpk.certify(AGES).certificate.to_dict()))).total == whole.total
+    for other in (dpk.piecewise(epsilon=2.0, lower=0.0, upper=120.0), dpk.piecewise(epsilon=1.0, lower=0.0, upper=9.0)):
+        with pytest.raises(ValueError, match="different mechanisms"):
+            whole + Counts(other)
+    with pytest.raises(TypeError):
+        whole + 1
+
+
+WRITTEN = {
+    "float64": lambda r: r,
+    "text": lambda r: np.array([float(str(v)) for v in r]),
+    "float32": lambda r: r.astype(np.float32),
+    "float32 as text": lambda r: np.array([float(str(v)) for v in r.astype(np.float32)]),
+    "float32 as float64": lambda r: r.astype(np.float32).astype(np.float64),
+    "12 digits": lambda r: np.array([float(f"{v:.14g}") for v in r]),
+    "pandas": lambda r: pd.Series(r),
+}
+
+
+@pytest.mark.parametrize("how", WRITTEN)
+@pytest.mark.parametrize("name", ["piecewise", "hybrid"])
+def test_reports_are_known_however_they_were_written(how, name):
+    made = getattr(dpk, name)(epsilon=1.0, lower=0.0, upper=120.0)
+    reports = dpk.perturb(ages()[1][:3000], made, key=KEY)
+    assert (Counts(made).add(WRITTEN[how](reports)).numbers == Counts(made).add(reports).numbers).all()
+
+
+@pytest.mark.parametrize("decimals", [0, 2])
+def test_rounded_reports_are_known_by_their_decimals(decimals):
+    """Those that rounding makes equal are counted together, and the channel is of what is written."""
+    reports, _ = ages()
+    counts = Counts(AGES, decimals=decimals).add(reports.round(decimals))
+    assert counts.total == len(reports)
+    assert np.array_equal(counts.channel.written, np.unique(Counts(AGES).channel.written.round(decimals)))
+    rounded, plain = dpk.estimate(counts), dpk.estimate(reports, AGES)
+    assert rounded.mean.value == pytest.approx(plain.mean.value, abs=0.02)
+    assert rounded.quantile(0.5).value == pytest.approx(plain.quantile(0.5).value, abs=1.0)
+
+
+def refused(reports, mechanism=AGES, **options):
+    with pytest.raises(ValueError, match=r"the mechanism cannot have made it") as error:
+        dpk.estimate(reports, mechanism, **options)
+    return str(error.value)
+
+
+def test_what_is_no_report_is_refused():
+    """Values themselves, shifted, scaled, rounded and missing ones, one among many, and another mechanism's."""
+    reports, x = ages()
+    assert "row 0 " in refused(x)
+    refused(reports + 1e-6)
+    refused(reports * 1.001)
+    refused(reports.round(3))
+    refused(reports, decimals=3)
+    refused(reports, dpk.piecewise(epsilon=1.01, lower=0.0, upper=120.0))
+    refused(reports, dpk.piecewise(epsilon=1.0, lower=0.0, upper=121.0))
+    refused(reports, NOISES["laplace"], bounds=(0.0, 120.0))
+    for odd in (np.nan, np.inf, -np.inf, 1e300, 60.1):
+        assert "row 17 " in refused(np.insert(reports, 17, odd))
+    lattice = Counts(AGES).channel.written
+    assert "[-188." in refused(np.array([2 * lattice[-1] - lattice[-2]]))  # on the lattice, past its end
+
+
+def test_reports_that_float32_cannot_tell_apart_are_refused():
+    made = dpk.piecewise(epsilon=1.0, lower=1000.0, upper=1000.001)
+    with pytest.raises(ValueError, match="float32"):
+        Counts(made).add(dpk.perturb(np.full(50, 1000.0005, np.float32), made, key=KEY))
+
+
+@functools.cache
+def estimated():
+    return dpk.estimate(ages(200_000)[0], AGES)
+
+
+def test_estimates_agree_with_each_other():
+    e = estimated()
+    p = np.array([0.2, 0.5, 0.8])
+    assert e.cdf(e.quantile(p).value).value == pytest.approx(p, abs=1e-9)
+    assert (e.cdf(0.0).value, e.cdf(120.0).value) == (0.0, 1.0)
+    histogram = e.histogram(12)
+    assert histogram.shares.value.sum() == pytest.approx(1)
+    assert histogram.counts.value == pytest.approx(e.count * histogram.shares.value)
+    assert e.count_between(20.0, 50.0).value == pytest.approx(histogram.counts.value[2:5].sum())
+    assert e.histogram([20.0, 50.0]).counts.value == pytest.approx([e.count_between(20.0, 50.0).value])
+    assert e.standard_deviation.value == pytest.approx(e.variance.value**0.5)
+    assert e.mean.value == pytest.approx(dpk.estimate_mean(ages(200_000)[0], AGES).value)
+    assert 0 <= e.gap <= 1e-6
+    assert e.gap == e.likelihood.gap
+    assert "200000 reports" in repr(e)
+
+
+def test_estimates_are_near_the_truth():
+    """Within five standard errors, which are themselves a small part of the interval."""
+    e, (_, x) = estimated(), ages(200_000)
+    q = [0.1, 0.5, 0.9]
+    for found, truth in (
+        (e.mean, x.mean()),
+        (e.variance, x.var()),
+        (e.quantile(q), np.quantile(x, q)),
+        (e.cdf([30.0, 60.0]), [(x <= 30).mean(), (x <= 60).mean()]),
+        (e.histogram(6).shares, np.histogram(x, 6, (0, 120))[0] / len(x)),
+    ):
+        assert (np.abs(np.asarray(found.value) - truth) <= 5 * np.asarray(found.error) + 1e-3).all()
+        low, high = found.interval(0.95)
+        assert (np.asarray(low) <= found.value).all()
+        assert (np.asarray(found.value) <= high).all()
+    assert (e.quantile(q).error < 5).all()
+
+
+@pytest.mark.parametrize("smoothing", ["splines", "ems", "none"])
+def test_every_smoothing_finds_the_distribution(smoothing):
+    reports, x = ages(200_000)
+    grid = np.linspace(0, 120, 61)
+    found = dpk.estimate(reports, AGES, smoothing=smoothing).cdf(grid).value
+    truth = np.searchsorted(np.sort(x), grid) / len(x)
+    assert np.abs(found - truth).mean() < (0.01 if smoothing == "splines" else 0.02)
+
+
+def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
+    e = estimated()
+    cdf = e.cdf(np.linspace(10, 110, 21))
+    for kind in (cdf.interval, cdf.band, e.mean.interval, e.mean.bernstein, e.variance.bernstein):
+        (a, b), (c, d) = kind(0.5), kind(0.99)
+        assert (np.asarray(c) <= a).all()
+        assert (np.asarray(b) <= d).all()
+        assert np.sum(np.asarray(d) - c) > 1.2 * np.sum(np.asarray(b) - a)
+    (low, high), (below, above) = cdf.interval(), e.cdf(np.linspace(0, 120, 25)).band(0.999)
+    assert (below.min(), above.max(), above[0], below[-1]) == (0, 1, 0, 1)
+    below, above = cdf.band()
+    assert (above - below).mean() > 1.2 * (high - low).mean()
+    assert e.mean.bernstein()[0] < e.mean.interval()[0]
+
+
+def test_the_same_seed_gives_the_same_intervals():
+    reports, _ = ages()
+    first, again, other = (dpk.estimate(reports, AGES, seed=seed).quantile(0.5).interval() for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal"])
+def test_with_a_large_budget_it_is_numpy(name):
+    made = getattr(dpk, name)(epsilon=8.0, lower=-1.0, upper=3.0)
+    x = -1 + 4 * np.random.default_rng(2).beta(2, 3, 50_000)
+    e = dpk.estimate(dpk.perturb(x, made, key=KEY), made)
+    assert e.mean.value == pytest.approx(x.mean(), abs=2e-3)
+    assert e.variance.value == pytest.approx(x.var(), rel=2e-2)
+    assert e.quantile([0.25, 0.5, 0.75]).value == pytest.approx(np.quantile(x, [0.25, 0.5, 0.75]), abs=2e-2)
+    assert e.histogram(8).shares.value == pytest.approx(np.histogram(x, 8, (-1, 3))[0] / len(x), abs=4e-3)
+
+
+@pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "sine-quartic", "central", "laplace"])
+def test_moments_are_unbiased(name):
+    """Mean and variance over 400 releases of 5,000 (100 with noise), within five standard errors of the truth."""
+    made, runs = channel(name), 100 if name == "laplace" else 400
+    edges = np.linspace(made.lower, made.upper, 65)
+    middles, shares = (edges[1:] + edges[:-1]) / 2, np.diff(stats.beta.cdf(np.linspace(0, 1, 65), 2, 5))
+    mean = shares @ middles
+    variance = shares @ (middles**2 + (edges[1] - edges[0]) ** 2 / 12) - mean**2
+    q = made.matrix(edges, all_codes(made)) @ shares
+    found, counts = [], Counts(made)
+    for numbers in np.random.default_rng(8).multinomial(5000, q / q.sum(), size=runs):
+        counts.numbers = numbers
+        e = dpk.estimate(counts)
+        # The noise's variance is 32 here, beside which that of the values is often cut off at 0: the mean alone.
+        found.append((e.mean.value, e.variance.value if name != "laplace" else variance))
+    error = np.std(found, axis=0) / runs**0.5
+    assert (np.abs(np.mean(found, axis=0) - (mean, variance)) <= 5 * error + (0, made.squares[1]) + 1e-12).all()
+
+
+def test_additive_noise_on_a_known_interval():
+    noise, x = NOISES["laplace"], -1 + 4 * np.random.default_rng(2).beta(2, 3, 200_000)
+    e = dpk.estimate(dpk.perturb(x, noise, key=KEY), noise, bounds=(-1.0, 3.0))
+    assert e.gap <= 1e-6
+    for found, truth in ((e.mean, x.mean()), (e.variance, x.var()), (e.quantile(0.5), np.median(x))):
+        low, high = found.interval(1 - ALARM)
+        assert low <= truth <= high
+    with pytest.raises(ValueError, match="bounds: None"):
+        dpk.estimate(x, noise)
+    with pytest.raises(ValueError, match="possible reports"):
+        dpk.estimate(x, noise, bounds=(0.0, 1e9))
+
+
+RELEASES = Path(__file__).parent / "releases"
+
+
+def test_sidecars_say_what_made_the_reports():
+    table = pd.read_csv(RELEASES / "format2.csv")
+    sidecar = RELEASES / "format2.csv.json"
+    e = dpk.estimate(table["age"], sidecar, column="age")
+    assert (e.count, e.upper) == (8, 120.0)
+    assert dpk.estimate(table["age"], json.loads(sidecar.read_text()), column="age").mean == e.mean
+    with pytest.raises(ValueError, match="is not one of the perturbed columns"):
+        dpk.estimate(table["age"], sidecar)
+    with pytest.raises(ValueError, match="cannot have made it"):
+        dpk.estimate(table["pay"].to_numpy(float) + 0.5, sidecar, column="pay", bounds=(0, 10_000))
+    forged = json.loads(sidecar.read_text())
+    forged["columns"][0]["certificate"]["epsilon"] = 0.5
+    with pytest.raises(dpk.CertificateError):
+        dpk.estimate(table["age"], forged, column="age")
+    with pytest.raises(ValueError, match="not the sidecar"):
+        dpk.estimate(table["age"], RELEASES / "format2.csv")
+    with pytest.raises(ValueError, match="not the sidecar"):
+        dpk.estimate(table["age"], {"columns": 3})
+
+
+def test_decimals_of_a_sidecar_are_used():
+    """And other ones refused."""
+    reports, _ = ages()
+    form = {"columns": [{"column": "age", "certificate": dpk.certify(AGES).certificate.to_dict()}], "decimals": 1}
+    assert dpk.estimate(reports.round(1), form).count == len(reports)
+    with pytest.raises(ValueError, match="the sidecar says 1"):
+        dpk.estimate(reports.round(2), form, decimals=2)
+    with pytest.raises(dpk.CertificateError, match="killed"):
+        dpk.estimate(reports.round(1), form | {"replacing": "old"})
+
+
+BAD = {
+    "no reports": (lambda: dpk.estimate(np.array([]), AGES), ValueError, "is empty"),
+    "no counts": (lambda: dpk.estimate(Counts(AGES)), ValueError, "is empty"),
+    "no mechanism": (lambda: dpk.estimate(ages()[0]), TypeError, "mechanism: None"),
+    "a mechanism of counts": (lambda: dpk.estimate(Counts(AGES).add(ages()[0]), AGES), ValueError, "Counts know"),
+    "a number for a mechanism": (lambda: dpk.estimate(ages()[0], 1.0), TypeError, "exact form"),
+    "one report": (lambda: dpk.estimate(ages()[0][:1], AGES).mean, ValueError, "two or more"),
+    "bounds of a table": (lambda: dpk.estimate(ages()[0], AGES, bounds=(0, 1)), ValueError, "own interval"),
+    "a column of a mechanism": (lambda: dpk.estimate(ages()[0], AGES, column="x"), ValueError, "for a sidecar"),
+    "few bins": (lambda: dpk.estimate(ages()[0], AGES, bins=4), ValueError, "bins: 4"),
+    "few resamples": (lambda: dpk.estimate(ages()[0], AGES, resamples=3), ValueError, "resamples: 3"),
+    "a smoothing": (lambda: dpk.estimate(ages()[0], AGES, smoothing="more"), ValueError, "smoothing: 'more'"),
+    "decimals": (lambda: dpk.estimate(ages()[0], AGES, decimals=-1), ValueError, "decimals: -1"),
+    "a quantile of 0": (lambda: estimated().quantile(0.0), ValueError, "p: 0"),
+    "a quantile too far out": (lambda: estimated().quantile([0.5, 1e-5]), ValueError, "too few for the quantile 1e-05"),
+    "a cdf outside": (lambda: estimated().cdf(121.0), ValueError, "x: 121"),
+    "a cdf of NaN": (lambda: estimated().cdf(np.nan), ValueError, "x: nan"),
+    "an empty interval": (lambda: estimated().count_between(5.0, 5.0), ValueError, "is not less"),
+    "no bins": (lambda: estimated().histogram(0), ValueError, "bins: 0"),
+    "edges that fall": (lambda: estimated().histogram([1.0, 3.0, 2.0]), ValueError, "increasing"),
+    "a confidence": (lambda: estimated().cdf(5.0).interval(1.0), ValueError, "confidence: 1"),
+    "text": (lambda: dpk.estimate(np.array(["a"]), AGES), TypeError, "reports: .*floats"),
+    "a list": (lambda: dpk.estimate([1.0], AGES), TypeError, "reports: list"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_refused(what):
+    call, kind, words = BAD[what]
+    with pytest.raises(kind, match=words):
+        call()
+
+
+def test_two_point_reports_tell_the_mean_only():
+    made = dpk.duchi(epsilon=1.0, lower=0.0, upper=120.0)
+    e = dpk.estimate(dpk.perturb(ages()[1], made, key=KEY), made)
+    assert e.mean.interval()[0] < e.mean.value
+    for ask in (lambda: e.variance, lambda: e.cdf(3.0), lambda: e.quantile(0.5), lambda: e.histogram(4), lambda: e.gap):
+        with pytest.raises(ValueError, match="the mean only"):
+            ask()
+
+
+def test_vectors_are_refused():
+    vectors = dpk.multivariate(epsilon=1.0, dimensions=2, lower=0.0, upper=1.0)
+    with pytest.raises(TypeError, match="vectors"):
+        dpk.estimate(np.zeros((3, 2)), vectors)
+
+
+def test_a_picture_is_drawn(tmp_path):
+    estimated().plot(tmp_path / "ages.png")
+    assert (tmp_path / "ages.png").read_bytes().startswith(b"\x89PNG")
+    for bad in (tmp_path / "ages.pdf", tmp_path / "none" / "ages.png"):
+        with pytest.raises(ValueError, match="existing folder"):
+            estimated().plot(bad)
