@@ -1,6 +1,7 @@
 """The explorer in Chromium: every control is moved, every kind of number is Python's, the lines it writes run.
 
-Skipped where there is no browser: `apt-get install chromium chromium-driver`, `pip install selenium`.
+Skipped where there is no browser: `apt-get install chromium chromium-driver`, `pip install selenium`. For the check of
+accessibility too: `npm pack axe-core`, unpack it, and name its axe.min.js in the environment variable AXE.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import os
 import shlex
 import shutil
 import statistics
+from pathlib import Path
 from urllib.parse import urlencode
 
 import numpy as np
@@ -33,7 +35,6 @@ pytestmark = [
     pytest.mark.skipif(not (CHROMIUM and DRIVER), reason="chromium and chromedriver are not installed"),
 ]
 THREE_DIGITS = 1e-3
-QUARTIC = ("sine-quartic", "triangle-quartic")  # A second each to make.
 
 
 @pytest.fixture(scope="module")
@@ -77,15 +78,20 @@ def fact(browser, name):
     return number(text(browser, name))
 
 
+def cells_of(browser, name):
+    script = """
+return [...document.getElementById(arguments[0]).tBodies[0].rows].map(row => [...row.cells].map(one => one.textContent))
+"""
+    return browser.execute_script(script, name)
+
+
 def ranking(browser):
     """By mechanism its cells, the best first."""
-    script = "return [...document.querySelectorAll('#ranking tbody tr')].map(r => [r.dataset.mechanism, ...[...r.cells].slice(1).map(c => c.textContent)])"
-    return {name: cells for name, *cells in browser.execute_script(script)}
+    return {name.strip(): cells for name, *cells in cells_of(browser, "ranking")}
 
 
 def rows(browser, name):
-    script = "return [...document.querySelectorAll('#' + arguments[0] + ' tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
-    return [tuple(map(number, row)) for row in browser.execute_script(script, name)]
+    return [tuple(map(number, row)) for row in cells_of(browser, name)]
 
 
 def close(value):
@@ -98,15 +104,13 @@ def bounded(name, epsilon, lower=0.0, upper=1.0):
     return dpk.MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper)
 
 
-# One budget is beyond what the optimum is tabulated for; at 0.0567, 0.5 and 1.3 parameters jump or are about to.
-@pytest.mark.parametrize("epsilon", [0.01, 0.0567, 0.5, 1.3, 3.3, 7.0, 20.0])
+# Two are beyond what the optimum is tabulated for; next to 0.0685 and 0.733 best widths jump.
+@pytest.mark.parametrize("epsilon", [0.01, 0.068, 0.069, 0.733, 0.734, 3.3, 7.0, 20.0])
 def test_errors_of_one_report(show, epsilon):
     page = show(epsilon=epsilon, lower=-2, upper=5, n=400)
     found = ranking(page)
-    assert len(found) == (12 if epsilon < 6 else 11)
+    assert len(found) == (10 if epsilon < 6 else 9)
     for name, (report, mean, shown, reach) in found.items():
-        if name in QUARTIC and epsilon != 1.3:
-            continue
         m = bounded(name, epsilon, -2.0, 5.0)
         assert number(report) == close(math.sqrt(m.worst_variance))
         assert number(mean) == close(math.sqrt(m.worst_variance / 400))
@@ -160,7 +164,7 @@ def test_the_optimum_in_detail(show):
         assert value == close(accountants.delta(m, epsilon))
 
 
-@pytest.mark.parametrize("name", ["piecewise", "duchi", "laplace", "triangle-constant"])
+@pytest.mark.parametrize("name", ["piecewise", "duchi", "laplace", "triangle-constant", "optimal"])
 def test_several_releases(show, name):
     page = show(epsilon=2.5, count=30, delta=1e-6, mechanism=name)
     _, _, own, together, *_ = ranking(page)[name]
@@ -168,7 +172,7 @@ def test_several_releases(show, name):
     found = accountants.guarantee(m).repeat(30).epsilon(1e-6)
     assert found <= 2.5
     assert number(together) == close(found)
-    assert found > 2.5 * (1 - 2e-3), "rounded down, but not by more"
+    assert found > 2.5 * (1 - (0.04 if name == "optimal" else 2e-3)), "rounded down, but not by more"
     shown = dict(rows(page, "growth"))
     for count in (2, 100):
         assert shown[count] == close(accountants.guarantee(m).repeat(count).epsilon(1e-6))
@@ -189,7 +193,7 @@ def test_several_releases_of_a_statistic(show):
 def test_shuffled_reports(show, people, epsilon):
     page = show(n=people, shuffle="true", epsilon=epsilon, delta=1e-6, mechanism="piecewise")
     found = ranking(page)
-    assert set(found) == {"duchi", "hybrid", "piecewise"}
+    assert set(found) == {"duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle"}
     for name, (_, _, own, together, _) in found.items():
         central = accountants.shuffled(bounded(name, number(own)), people).epsilon(1e-6)
         assert central <= epsilon
@@ -200,9 +204,8 @@ def test_an_accuracy_is_reached(show):
     page = show(goal="accuracy", target=0.8, n=2500, mechanism="piecewise")
     found = ranking(page)
     for name, (_, mean, own, _) in found.items():
-        if name not in QUARTIC:
-            assert math.sqrt(bounded(name, number(own), 0.0, 100.0).worst_variance / 2500) <= 0.8 * (1 + 1e-4)
-            assert number(mean) == close(0.8)
+        assert math.sqrt(bounded(name, number(own), 0.0, 100.0).worst_variance / 2500) <= 0.8 * (1 + 1e-4)
+        assert number(mean) == close(0.8)
     assert [number(cells[2]) for cells in found.values()] == sorted(number(cells[2]) for cells in found.values())
 
 
@@ -239,7 +242,7 @@ def test_what_it_writes_runs(show, state, tmp_path, monkeypatch, capsys):
 
 def press(page, name, *keys):
     for key in keys:
-        page.find_element(By.CSS_SELECTOR, f"[name={name}]").send_keys(key)
+        page.find_element(By.CSS_SELECTOR, f"[name={name}" + "]" * ("]" not in name)).send_keys(key)
 
 
 def state_of(page):
@@ -258,14 +261,14 @@ def test_every_control_by_keyboard(show):
         ("epsilon", lambda: press(page, "epsilon", "5")),
         ("confidence", lambda: press(page, "confidence", Keys.ARROW_DOWN)),
         ("input", lambda: press(page, "input", Keys.ARROW_RIGHT)),
-        ("mechanism", lambda: page.find_element(By.CSS_SELECTOR, "[name=mechanism]:checked").send_keys(Keys.ARROW_DOWN)),
+        ("mechanism", lambda: press(page, "mechanism]:checked", Keys.ARROW_DOWN)),
         ("shuffle", lambda: press(page, "shuffle", Keys.SPACE)),
         ("delta", lambda: press(page, "delta", Keys.ARROW_DOWN)),
         ("unshuffle", lambda: press(page, "shuffle", Keys.SPACE)),
         ("count", lambda: press(page, "count", Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)),
-        ("goal", lambda: page.find_element(By.CSS_SELECTOR, "[name=goal]:checked").send_keys(Keys.ARROW_DOWN)),
+        ("goal", lambda: press(page, "goal]:checked", Keys.ARROW_DOWN)),
         ("target", lambda: press(page, "target", "0")),
-        ("have", lambda: page.find_element(By.CSS_SELECTOR, "[name=have]:checked").send_keys(Keys.ARROW_DOWN)),
+        ("have", lambda: press(page, "have]:checked", Keys.ARROW_DOWN)),
         ("sensitivity", lambda: press(page, "sensitivity", "5")),
     ]
     for name, step in steps:
@@ -306,6 +309,23 @@ def test_bad_input_is_named(show, state, control):
     assert text(page, "problem")
     assert page.find_element(By.NAME, control).get_attribute("aria-invalid") == "true"
     assert not page.find_element(By.ID, "found").is_displayed()
+
+
+AXE = os.environ.get("AXE")
+PAGES = ({}, {"count": 10}, {"have": "statistic"}, {"lower": 200}, {"shuffle": "true", "n": 100000})
+
+
+@pytest.mark.skipif(not AXE, reason="AXE does not name an axe.min.js")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("state", PAGES, ids=lambda state: urlencode(state) or "start")
+def test_axe_finds_nothing(show, scheme, state):
+    page = show(**state)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    page.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    page.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
+    page.execute_cdp_cmd("Runtime.evaluate", {"expression": Path(AXE).read_text()})
+    found = page.execute_async_script("axe.run().then(done => arguments[0](done.violations.map(one => one.help)))")
+    assert found == []
 
 
 @pytest.mark.parametrize("width", [320, 390, 1280])

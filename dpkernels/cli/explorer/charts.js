@@ -12,7 +12,7 @@ const charts = (() => {
   };
   function linear(low, high) {
     const step = 10 ** Math.floor(Math.log10((high - low) / 4));
-    const wide = [1, 2, 5, 10].map((f) => f * step).find((s) => (high - low) / s <= W / 90);
+    const wide = [1, 2, 5, 10].map((f) => f * step).find((s) => (high - low) / s <= Math.max(W / 90, 4));
     const ticks = [];
     for (let t = Math.ceil(low / wide); t * wide <= high * (1 + 1e-12) + 1e-300; t++) ticks.push(t * wide);
     return { at: (v) => (v - low) / (high - low), ticks };
@@ -48,7 +48,7 @@ const charts = (() => {
   }
 
   // Drawn for so many pixels, so that letters have their size everywhere.
-  const fit = (box) => (W = Math.min(Math.max(Math.round(box.clientWidth), 280), 900));
+  const fit = (width) => (W = Math.min(Math.max(Math.round(width), 280), 900));
 
   // Curves [[x, y], ..] of classes "line" or "other", and a dot.
   function curves({ title, lines, dot, xLog, xRange, yRange, xName, yName }) {

@@ -18,28 +18,15 @@ function makeModel(tables) {
   const weighted = ({ start, weights }, values) => weights.reduce((sum, w, i) => sum + w * values[start + i], 0);
   const onGrid = (grid, values, value) => weighted(cubic(place(grid, value), grid[2]), values);
 
-  // Parameters of least variance jump where one basin takes over from another: smooth stretches end there.
-  const JUMP = 0.1;
-  function stretches(column) {
-    const rise = column.slice(1).map((value, i) => value - column[i]);
-    const usual = (i) => {
-      const others = [i - 2, i - 1, i + 1, i + 2].filter((j) => j in rise).map((j) => rise[j]);
-      others.sort((p, q) => p - q);
-      return (others[Math.floor((others.length - 1) / 2)] + others[Math.floor(others.length / 2)]) / 2;
-    };
-    const ends = [0];
-    rise.forEach((value, i) => Math.abs(value - usual(i)) > JUMP && ends.push(i + 1));
-    return [...ends, column.length];
-  }
-  // The parameters that continue the stretches on both sides of a budget, or its own.
-  function parameters(columns, value) {
-    const at = place(tables.grids.parameters, value);
-    const ends = (columns.ends ??= stretches(columns[0]));
-    const found = [];
-    for (let i = 0; i + 1 < ends.length; i++)
-      if (at > ends[i] - 1 && at < ends[i + 1] && ends[i + 1] - ends[i] >= 4)
-        found.push(columns.map((column) => Math.exp(weighted(cubic(at, ends[i + 1], ends[i]), column))));
-    return found;
+  // The same of a mechanism whose best width jumps at some budgets: by the nodes on this side of the jump.
+  function between(name, grid, values, value) {
+    const at = place(grid, value);
+    let [first, end] = [0, grid[2]];
+    for (const jump of tables.jumps[name] ?? []) {
+      if (value >= jump) first = Math.max(first, Math.ceil(place(grid, jump)));
+      else end = Math.min(end, Math.ceil(place(grid, jump)));
+    }
+    return weighted(cubic(at, end, first), values);
   }
   // The largest budget in [low, high] at which a rising function is at most the target; null if there is none.
   function largest(rising, target, low, high) {
@@ -107,13 +94,13 @@ function makeModel(tables) {
     let before = 0;
     let now = 1;
     let upper = 0;
-    let lower = 0;
+    let lower = 0; // Under the other law, times e^((more - 1) loss): the epsilon where the next ones begin to count.
     for (let i = 0; i < count; i++) {
       const more = count - i;
       const p = now * Math.exp(scale);
       upper += p;
-      lower += p * Math.exp(-more * loss);
-      if (upper - Math.exp((more - 1) * loss) * lower >= delta) return Math.log((upper - delta) / lower);
+      lower = (lower + p) * Math.exp(-loss);
+      if (upper - lower >= delta) return (more - 1) * loss + Math.log((upper - delta) / lower);
       const next = ((count - i) * zero * now + (2 * count - i + 1) * minus * before) / ((i + 1) * plus);
       before = now;
       now = next;
@@ -135,18 +122,17 @@ function makeModel(tables) {
     triangle: { area: 1 / 2, spread: 1 / 24, at: (z) => Math.max(0, 1 - 2 * Math.abs(z - 0.5)) },
   };
 
-  // y g(v) + k h((v - a)/m) on [-1, 1], v the report scaled by C about the middle.
-  function windowedLaw(windowName, m, relative, edge) {
+  // y + k h((v - a)/m) on [-1, 1], v the report scaled by C about the middle.
+  function windowedLaw(windowName, m, relative) {
     const window = WINDOWS[windowName];
-    const base = { area: (edge + 4) / 5, spread: (edge / 7 + 4 / 21) / ((edge + 4) / 5) };
-    const level = 1 / (relative * window.area * m + 2 * base.area);
+    const level = 1 / (relative * window.area * m + 2);
     const k = relative * level;
     const S1 = window.area * k * m;
-    const S2 = 2 * base.area * level;
+    const S2 = 2 * level;
     const C = 2 * S1 * (1 - m / 2);
     const start = (t) => ((t - 0.5) * C) / S1 - m / 2;
-    const scaled = (v, t) => level * (1 - (1 - edge) * v ** 4) + k * window.at((v - start(t)) / m);
-    const inside = S2 * base.spread + S1 * window.spread * m * m;
+    const scaled = (v, t) => level + k * window.at((v - start(t)) / m);
+    const inside = S2 / 3 + S1 * window.spread * m * m;
     const variance = (t) => (inside + (((t - 0.5) * C) ** 2 * S2) / S1) / C ** 2;
     const law = { low: 0.5 - 1 / C, high: 0.5 + 1 / C, variance, worst: Math.max(variance(0.5), variance(1)) };
     law.atoms = () => [];
@@ -159,7 +145,7 @@ function makeModel(tables) {
       const kept = points.filter((v) => v >= -1 && v <= 1).sort((p, q) => p - q);
       return kept.map((v) => [0.5 + v / C, scaled(v, t) * C]);
     };
-    if (windowName === "uniform" && edge === 1) {
+    if (windowName === "uniform") {
       const both = Math.max(0, 2 * m - 2); // Where the windows of the two ends overlap.
       const minus = (m - both) * level;
       const plus = minus * (1 + relative);
@@ -170,11 +156,14 @@ function makeModel(tables) {
   }
   function sampledProfile(p, q) {
     const count = 3000;
-    let values = null;
+    let [x, y] = [null, null];
     return (e) => {
-      values ??= Array.from({ length: count }, (_, i) => -1 + (2 * i + 1) / count).map((v) => [p(v), q(v)]);
+      x ??= Float64Array.from({ length: count }, (_, i) => p(-1 + (2 * i + 1) / count));
+      y ??= Float64Array.from({ length: count }, (_, i) => q(-1 + (2 * i + 1) / count));
       const factor = Math.exp(e);
-      return (values.reduce((sum, [x, y]) => sum + Math.max(x - factor * y, 0), 0) * 2) / count;
+      let sum = 0;
+      for (let i = 0; i < count; i++) if (x[i] > factor * y[i]) sum += x[i] - factor * y[i];
+      return (sum * 2) / count;
     };
   }
 
@@ -197,7 +186,7 @@ function makeModel(tables) {
       profile: flatProfile(flat),
     };
   }
-  const wangLaw = (epsilon) => windowedLaw("uniform", 2 / (1 + Math.exp(epsilon / 2)), Math.expm1(epsilon), 1);
+  const wangLaw = (epsilon) => windowedLaw("uniform", 2 / (1 + Math.exp(epsilon / 2)), Math.expm1(epsilon));
 
   // Wang 2019, equation (7).
   const root = 405 * Math.sqrt(241);
@@ -229,6 +218,7 @@ function makeModel(tables) {
     const [first, last, count] = tables.grids.drawn;
     const at = Math.round(Math.min(Math.max(place(tables.grids.drawn, epsilon), 0), count - 1));
     const { reports, rows: lower } = tables.drawn[at];
+    const known = (tables.drawn[at].profile ??= new Map());
     const drawnAt = first * (last / first) ** (at / (count - 1));
     const rows = [...lower, ...lower.slice(0, -1).reverse().map((row) => [...row].reverse())];
     const step = 1 / (rows.length - 1);
@@ -242,6 +232,7 @@ function makeModel(tables) {
     law.variance = (t) => mixed(t).reduce((sum, p, j) => sum + p * reports[j] ** 2, 0) - (t - 0.5) ** 2;
     law.density = () => [];
     law.profile = (e) => {
+      if (known.has(e)) return known.get(e);
       const factor = Math.exp(e);
       let most = 0;
       for (const p of lower)
@@ -254,6 +245,7 @@ function makeModel(tables) {
           }
           most = Math.max(most, sum, mirrored);
         }
+      known.set(e, most);
       return most;
     };
     return law;
@@ -337,10 +329,9 @@ function makeModel(tables) {
 
   function tabulated(name, window) {
     return (epsilon) => {
-      const made = parameters(tables.windowed[name], epsilon).map(([m, factor, edge]) =>
-        windowedLaw(window, Math.min(m, 1.999999), factor * Math.expm1(epsilon), Math.min(edge ?? 1, 1))
-      );
-      return made.reduce((best, one) => (one.worst < best.worst ? one : best));
+      const { parameters: grid } = tables.grids;
+      const [m, factor] = tables.windowed[name].map((column) => Math.exp(between(name, grid, column, epsilon)));
+      return windowedLaw(window, Math.min(m, 1.999999), factor * Math.expm1(epsilon));
     };
   }
   const composite = (window, base) => ({
@@ -355,8 +346,6 @@ function makeModel(tables) {
     piecewise: named("piecewise", tabulated("piecewise", "uniform")),
     "piecewise-wang2019": named("piecewise_wang2019", wangLaw),
     "piecewise-triangle": named("piecewise_triangle", tabulated("piecewise-triangle", "triangle")),
-    "sine-quartic": composite("sine", "quartic"),
-    "triangle-quartic": composite("triangle", "quartic"),
     "sine-constant": composite("sine", "constant"),
     "triangle-constant": composite("triangle", "constant"),
     laplace: named("laplace", laplaceLaw, { noise: true }),
@@ -399,8 +388,9 @@ function makeModel(tables) {
     if (found.flat) return composedFlat(found.flat, count, delta);
     if (found.mu) return gaussianEpsilon(found.mu * Math.sqrt(count), delta);
     const rows = tables.composed[one.name][tables.deltas.indexOf(delta)];
-    const grid = one.name === "optimal" ? tables.grids.optimalReports : tables.grids.reports;
-    return Math.min(epsilon * Math.exp(onGrid(grid, rows[tables.counts.indexOf(count)], epsilon)), count * epsilon);
+    const row = rows[tables.counts.indexOf(count)];
+    const log = one.name === "optimal" ? row[tables.optimalReports.indexOf(epsilon)] : between(one.name, tables.grids.reports, row, epsilon);
+    return Math.min(epsilon * Math.exp(log), count * epsilon);
   }
   // The largest budget of a report whose crowd is tabulated; tables are by the share of it.
   const crowd = (people) => Math.min(people, tables.grids.people[1]);
@@ -423,7 +413,17 @@ function makeModel(tables) {
     const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
     return Number((round(value / unit + (round === Math.floor ? 1e-9 : -1e-9)) * unit).toPrecision(4));
   }
-  const ROOM = 1 - 2e-4; // What a table's interpolation may be off.
+  const ROOM = 1 - 4e-4; // What a table's interpolation may be off.
+
+  // The optimum's reports are composed at the budgets of a list alone: the last that is right, or the first.
+  function listed(one, state) {
+    const enough = (state.target * Math.sqrt(state.n)) / state.unit;
+    const found =
+      state.goal === "accuracy"
+        ? tables.optimalReports.find((e) => deviation(one, e, state) <= enough)
+        : tables.optimalReports.findLast((e) => total(one, e, state) <= state.epsilon);
+    return found ? { epsilon: found } : { why: "not within the budgets at which this page composes its reports" };
+  }
 
   // A mechanism's own epsilon for a budget or a target, or why there is none.
   function solve(one, state) {
@@ -431,6 +431,7 @@ function makeModel(tables) {
     if (state.count > 1 && one.once) return { why: "this page composes no reports of it" };
     if (state.shuffle && !tables.shuffled[one.name])
       return { why: one.noise ? "is unbounded, and no shuffler hides that" : "its crowds are not in this page: dpkernels tune --shuffle has them" };
+    if (one.name === "optimal" && state.count > 1) return listed(one, state);
     if (state.goal === "accuracy") {
       const wanted = (state.target * Math.sqrt(state.n)) / state.unit;
       const error = (shrink) => deviation(one, (low * high) / shrink, state);
@@ -459,6 +460,9 @@ function makeModel(tables) {
       const report = Math.sqrt(found.worst) * state.unit;
       rows.push({ one, epsilon, law: found, total: total(one, epsilon, state), report, mean: report / Math.sqrt(state.n) });
     }
+    if (state.have === "person")
+      for (const name of ["sine-quartic", "triangle-quartic"])
+        refused.push({ one: { name }, why: "never of least error, and not in this page: dpkernels compare has it" });
     const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.report;
     rows.sort((a, b) => by(a) - by(b) || a.report - b.report);
     return { rows, refused };
@@ -474,5 +478,9 @@ function makeModel(tables) {
     return { normal, bernstein: (third + Math.sqrt(third ** 2 + 2 * n * row.law.worst * 1.001 * odds)) / n };
   }
 
-  return { ranked, meanIntervals, composed, shuffled, law, flatOf, most, tables, PERSON, STATISTIC };
+  // The budget nearest below at which its reports are composed.
+  const composable = (one, epsilon) =>
+    one.name === "optimal" ? (tables.optimalReports.findLast((e) => e <= epsilon) ?? epsilon) : Math.min(epsilon, most(one, { count: 2 }));
+
+  return { ranked, meanIntervals, composable, composed, shuffled, law, flatOf, most, tables, PERSON, STATISTIC };
 }

@@ -12,7 +12,10 @@
   };
   const COUNTS = [1, ...tables.counts];
   const NUMBERS = ["lower", "upper", "n", "sensitivity", "epsilon", "target"];
-  const python = (value) => (Object.is(value, -0) ? "0" : String(value));
+  const python = (value) => {
+    if (Object.is(value, -0)) return "0";
+    return value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential() : String(value);
+  };
   const decimal = (value) => (Number.isInteger(value) ? `${python(value)}.0`.replace(/(e.*)\.0$/, "$1") : python(value));
   const escape = (text) => text.replace(/[&<>"]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" })[c]);
 
@@ -125,21 +128,41 @@
     $("target-label").textContent = local ? "Standard deviation of the mean of all reports" : "Standard deviation of the released value";
   }
 
+  // Parts of the page that what was moved does not change stay as they are.
+  const made = {};
+  function unless(part, key, make) {
+    const now = JSON.stringify(key);
+    if (made[part] !== now) make();
+    made[part] = now;
+  }
+  let last = { key: "", found: null };
+  function ranked(state) {
+    const key = JSON.stringify({ ...state, input: 0, confidence: 0 });
+    if (last.key !== key) last = { key, found: model.ranked(state) };
+    return last;
+  }
+  const widths = {};
+  function measure() {
+    for (const id of ["report-chart", "profile-chart", "growth-chart"]) widths[id] = $(id).clientWidth;
+  }
+
   function draw(state) {
-    const { rows, refused } = model.ranked(state);
+    const { key, found: { rows, refused } } = ranked(state);
     const row = rows.find((one) => one.one.name === chosen) ?? rows[0];
-    ranking(state, rows, refused, row);
+    unless("ranking", [key, row?.one.name], () => ranking(state, rows, refused, row));
     for (const id of ["report-title", "interval-title", "profile-title", "do-title"]) $(id).closest("section").hidden = !row;
     $("growth-title").closest("section").hidden = !row;
     if (!row) {
       $("answer").textContent = "No mechanism here does that: the reasons are below.";
       return;
     }
-    answer(state, rows);
+    unless("answer", [key], () => answer(state, rows));
+    if (!widths["report-chart"]) measure();
     reportSection(state, row);
     intervals(state, row);
-    profileSection(row);
-    growth(state, row);
+    const drawn = [row.one.name, row.epsilon, state.delta, state.unit];
+    unless("profile", [drawn, widths["profile-chart"]], () => profileSection(row));
+    unless("growth", [drawn, state.shuffle, state.shuffle ? state.n : state.count, widths["growth-chart"]], () => growth(state, row));
     lines(state, row);
     covers(state, row);
   }
@@ -202,7 +225,7 @@
     const truth = data(t);
     const deviation = Math.sqrt(law.variance(t)) * state.unit;
     frameRange = [range[0] - room, range[1] + room];
-    charts.fit($("report-chart"));
+    charts.fit(widths["report-chart"]);
     $("report-chart").innerHTML = charts.report({
       title: `Law of a report of ${row.one.name} for the true value ${shown(truth)}: mean ${shown(truth)}, standard deviation ${shown(deviation)}`,
       density: density.map(([y, f]) => [data(y), f]),
@@ -243,7 +266,7 @@
   function profileSection(row) {
     const { law, epsilon } = row;
     const end = row.law.mu ? epsilon * 1.5 : law.drawnAt ?? epsilon;
-    const few = law.drawnAt && tables.drawn.at(-1).rows.length > 30 && law.drawnAt > 3 ? 24 : 60;
+    const few = law.drawnAt > 3 ? 24 : 60;
     const points = [];
     for (let i = 0; i <= few; i++) {
       const e = end * (1 - (1 - i / few) ** 3) * (1 - 1e-9); // Denser towards the end, where delta falls.
@@ -251,7 +274,7 @@
       if (delta > 1e-13) points.push([e, delta]);
     }
     const lowest = Math.min(...points.map(([, d]) => d), 1e-2);
-    charts.fit($("profile-chart"));
+    charts.fit(widths["profile-chart"]);
     $("profile-chart").innerHTML = charts.curves({
       title: `Delta of one report of ${row.one.name} against epsilon, from ${shown(law.profile(0))} at epsilon 0, falling to ${law.mu || row.one.delta ? "ever smaller values" : `0 at epsilon ${shown(end)}`}`,
       lines: [["line", points]],
@@ -267,7 +290,9 @@
 
   function growth(state, row) {
     const { one, epsilon } = row;
+    const highest = one.once ? epsilon : model.composable(one, epsilon);
     $("growth-title").textContent = state.shuffle ? "Epsilon against the crowd" : "Epsilon of several releases";
+    $("growth-note").textContent = state.shuffle || highest === epsilon ? "" : `Of reports at epsilon ${shown(highest)}, the nearest below that this page composes.`;
     $("growth-of").textContent = state.shuffle ? "People" : "Releases";
     const numbers = $("growth").tBodies[0];
     $("growth").closest("details").hidden = Boolean(one.once);
@@ -275,23 +300,22 @@
       $("growth-chart").innerHTML = "<p class='help'>This page composes no reports of truncated noise: <code>accountants.guarantee(m).repeat(k)</code> does.</p>";
       return;
     }
-    const highest = Math.min(epsilon, model.most(one, { ...state, count: 2 }));
     const at = state.shuffle ? tables.people : COUNTS;
     const value = (n) => (state.shuffle ? model.shuffled(one, epsilon, n, state.delta) : model.composed(one, highest, n, state.delta));
     const points = at.map((n) => [n, value(n)]).filter(([, e]) => e > 0);
     const added = state.shuffle ? at.map((n) => [n, epsilon]) : at.map((n) => [n, n * highest]);
     const ends = [...points, ...added].map(([, e]) => e);
     const now = state.shuffle ? Math.min(state.n, at.at(-1)) : state.count;
-    charts.fit($("growth-chart"));
+    charts.fit(widths["growth-chart"]);
     $("growth-chart").innerHTML = charts.curves({
-      title: `${one.name}: epsilon at delta ${state.delta}, ${points.map(([n, e]) => `${shown(e)} for ${n}`).join(", ")}`,
+      title: `${one.name}: epsilon at delta ${python(state.delta)}, ${points.map(([n, e]) => `${shown(e)} for ${n}`).join(", ")}`,
       lines: [["other", added], ["line", points]],
       dot: [now, value(now)],
       xLog: true,
       xRange: [at[0], at.at(-1)],
       yRange: [Math.min(...ends) / 1.3, Math.max(...ends) * 1.3],
       xName: state.shuffle ? "people (dashed: without the shuffler)" : "releases (dashed: budgets added up)",
-      yName: `epsilon at delta ${state.delta}`,
+      yName: `epsilon at delta ${python(state.delta)}`,
     });
     numbers.innerHTML = points.map(([n, e]) => `<tr><th scope="row">${n.toLocaleString("en")}</th><td>${shown(e)}</td></tr>`).join("");
   }
@@ -340,7 +364,7 @@
     else if (local)
       items.push(`Neighbouring: any two values in [${shown(state.lower)}, ${shown(state.upper)}]. Each report is epsilon-DP by itself, whoever sees it and whatever others report.`);
     else items.push(`Neighbouring: datasets whose true values differ by at most ${shown(state.sensitivity)}. The page takes the sensitivity from you: it does not check it.`);
-    if (state.count > 1) items.push(`Together: ${state.count} releases about the same people, by this mechanism, fixed in advance, are (${shown(row.total)}, ${state.delta})-DP. More about them, by any means, costs more.`);
+    if (state.count > 1) items.push(`Together: ${state.count} releases about the same people, by this mechanism, fixed in advance, are (${shown(row.total)}, ${python(state.delta)})-DP. More about them, by any means, costs more.`);
     else items.push("One release. A second about the same people adds to what is revealed.");
     if (one.delta) items.push("Delta is a probability with which more than epsilon may be revealed: keep it far below one in the number of people.");
     if (one.noise) items.push("Of Laplace and staircase noise a release's finite table adds a delta of 1e-15.");
@@ -372,7 +396,7 @@
 
   function drag(event) {
     if (read().have !== "person" || (event.type === "pointermove" && !event.buttons)) return;
-    charts.fit($("report-chart"));
+    charts.fit(widths["report-chart"]);
     const share = charts.share(event.clientX, $("report-chart").getBoundingClientRect());
     const t = frameRange[0] + share * (frameRange[1] - frameRange[0]);
     control.input.value = Math.min(Math.max(t, 0), 1);
@@ -391,7 +415,10 @@
   form.addEventListener("submit", (event) => event.preventDefault());
   for (const kind of ["pointerdown", "pointermove"]) $("report-chart").addEventListener(kind, drag);
   for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", () => copy(button.dataset.copy));
-  addEventListener("resize", update);
+  addEventListener("resize", () => {
+    measure();
+    update();
+  });
   addEventListener("hashchange", () => {
     write(fromAddress());
     update();

@@ -13,20 +13,18 @@ from typing import Any
 import numpy as np
 
 import accountants
-from dpkernels.mechanisms.named import MECHANISMS, WINDOWS
+from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.named_additive import laplace
 from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.mechanisms.windowed.bases import Quartic
-from dpkernels.mechanisms.windowed.heights import relative_height
-from dpkernels.mechanisms.windowed.mechanism import Windowed
 
-WINDOWED = ("piecewise", "sine-quartic", "triangle-quartic", "sine-constant", "triangle-constant", "piecewise-triangle")
+WINDOWED = ("piecewise", "sine-constant", "triangle-constant", "piecewise-triangle")
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 COUNTS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
 # Of those with three losses the page composes reports itself.
 COMPOSED = ("laplace", "optimal", *WINDOWED[1:])
-SHUFFLED = ("duchi", "hybrid", "piecewise")  # Of least error for a local budget; others take minutes each.
+SHUFFLED = ("duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle")
 DIGITS = 6
+_JUMP = 0.1  # Of log m, between neighbouring budgets of a grid, beyond what is usual there.
 
 # First, last and number of each grid. A linear program takes the longer the larger its budget.
 PARAMETERS = (0.01, 20.0, 96)
@@ -34,13 +32,18 @@ REPORTS = (0.01, 12.0, 96)
 SHARES = (0.125, 1.0, 13)  # of ``hideable``
 PEOPLE = (1e3, 1e8, 11)
 OPTIMUM = (0.01, 6.0, 129)
-OPTIMAL_REPORTS = (0.01, 6.0, 33)
+OPTIMAL_REPORTS = (0.01, 6.0, 193)  # Its losses are not smooth in the budget: only these are composed.
 DRAWN = (0.1, 6.0, 20)
 
 
 def grid(ends: tuple[float, float, int]) -> np.ndarray:
     """The points of a geometric grid, with its ends as they are."""
     return np.geomspace(*ends)
+
+
+def budgets(name: str) -> np.ndarray:
+    """Those at which a mechanism's reports are composed; the optimum's as the page writes them."""
+    return np.array(rounded(grid(OPTIMAL_REPORTS), 4)) if name == "optimal" else grid(REPORTS)
 
 
 @cache
@@ -51,27 +54,32 @@ def made(name: str, epsilon: float) -> Any:
     return MECHANISMS[name](epsilon=epsilon, lower=0.0, upper=1.0)
 
 
-def near(name: str, epsilon: float) -> Any:
-    """``made``, but a quartic base and its window from the page's own table: the search for one takes a second."""
-    if not name.endswith("quartic"):
-        return made(name, epsilon)
-    columns = np.array(_parameters(name))
-    width, _, edge = (np.exp(np.interp(np.log(epsilon), np.log(grid(PARAMETERS)), column)) for column in columns)
-    window, base = WINDOWS[name.partition("-")[0]], Quartic(float(min(edge, 1.0)))
-    height = relative_height(window, base, float(width), epsilon, "pointwise")
-    return Windowed(window, base, float(width), height, 0.0, 1.0, epsilon)
-
-
 @cache
 def _parameters(name: str) -> list[list[float]]:
     return _columns(windowed(name, e) for e in grid(PARAMETERS))
 
 
 def windowed(name: str, epsilon: float) -> list[float]:
-    """log m, log of (k/y)/(e^eps - 1), and of quartic bases log r."""
+    """log m, and log of (k/y)/(e^eps - 1)."""
     one = made(name, epsilon)
-    found = [math.log(one.width), math.log(one.relative_height / math.expm1(epsilon))]
-    return [*found, math.log(one.base.edge)] if isinstance(one.base, Quartic) else found
+    return [math.log(one.width), math.log(one.relative_height / math.expm1(epsilon))]
+
+
+def jumps(name: str) -> list[float]:
+    """Budgets at which another width becomes the best: there everything but the error jumps."""
+    log_m = np.array(_parameters(name)[0])
+    rise = np.diff(log_m)
+    usual = [np.median(np.delete(rise[max(i - 2, 0) : i + 3], min(i, 2))) for i in range(len(rise))]
+    return [_jump(name, int(i), log_m[i], log_m[i + 1]) for i in np.flatnonzero(abs(rise - usual) > _JUMP)]
+
+
+def _jump(name: str, cell: int, before: float, after: float) -> float:
+    low, high = grid(PARAMETERS)[cell : cell + 2]
+    for _ in range(14):
+        middle = math.sqrt(low * high)
+        m = windowed(name, middle)[0]
+        low, high = (middle, high) if abs(m - before) < abs(m - after) else (low, middle)
+    return math.sqrt(low * high)
 
 
 def optimum(epsilon: float) -> list[float]:
@@ -94,7 +102,7 @@ def optimal_rows(epsilon: float) -> dict[str, Any]:
 
 def composed(name: str, epsilon: float, count: int) -> list[float]:
     """log of epsilon of so many reports over that of one, at each delta."""
-    reports = accountants.guarantee(near(name, epsilon)).repeat(count)
+    reports = accountants.guarantee(made(name, epsilon)).repeat(count)
     return np.log(np.maximum(reports.epsilon(np.array(DELTAS)), 1e-12) / epsilon).tolist()
 
 
@@ -106,12 +114,12 @@ def hideable(people: float, delta: float) -> float:
 def shuffled(name: str, share: float, people: int, delta: float) -> float:
     """log of epsilon of so many people's shuffled reports over that of one, which is this share of ``hideable``."""
     epsilon = share * hideable(people, delta)
-    return math.log(accountants.shuffled(near(name, epsilon), people).epsilon(delta) / epsilon)
+    return math.log(accountants.shuffled(made(name, epsilon), people).epsilon(delta) / epsilon)
 
 
-def rounded(values: Iterable[float]) -> list[float]:
+def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float]:
     """To the digits of the page."""
-    return [float(f"{value:.{DIGITS}g}") for value in values]
+    return [float(f"{value:.{digits}g}") for value in values]
 
 
 def _columns(rows: Iterable[list[float]]) -> list[list[float]]:
@@ -141,28 +149,24 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
         "grids": {
             "parameters": PARAMETERS,
             "reports": REPORTS,
-            "optimalReports": OPTIMAL_REPORTS,
             "shares": SHARES,
             "people": PEOPLE,
             "optimum": OPTIMUM,
             "drawn": DRAWN,
         },
+        "optimalReports": budgets("optimal").tolist(),
         "optimum": _columns(optimum(e) for e in grid(OPTIMUM)),
         "drawn": [optimal_rows(e) for e in grid(DRAWN)],
         "windowed": each("windowed", WINDOWED, _parameters),
+        "jumps": each("jumps", WINDOWED, jumps),
         # By delta, then count or crowd, then budget.
         "composed": each("composed", COMPOSED, _composed),
         "shuffled": each("shuffled", SHUFFLED, _shuffled),
     }
 
 
-def composed_grid(name: str) -> tuple[float, float, int]:
-    """The budgets at which a mechanism's reports are composed."""
-    return OPTIMAL_REPORTS if name == "optimal" else REPORTS
-
-
 def _composed(name: str) -> list[list[list[float]]]:
-    values = np.array([[composed(name, e, k) for e in grid(composed_grid(name))] for k in COUNTS])
+    values = np.array([[composed(name, e, k) for e in budgets(name)] for k in COUNTS])
     return [[rounded(row) for row in delta] for delta in np.moveaxis(values, 2, 0)]
 
 
