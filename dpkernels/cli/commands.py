@@ -43,6 +43,7 @@ Examples:
   dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
   dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
   dpkernels mechanisms
+  dpkernels explore
   dpkernels ledger people.ledger
 
 \b
@@ -236,6 +237,26 @@ def mechanisms() -> None:
     from dpkernels.cli.mechanisms.mechanism_table import listing
 
     click.echo("\n".join(listing()))
+
+
+@dpkernels.command()
+@click.option("--output", type=_OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
+def explore(output: Path | None, force: bool, only_print: bool) -> None:
+    """A page to choose a mechanism with, opened in the browser. It is part of the package and works offline.
+
+    It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and what they reveal, and
+    writes the lines of Python and the command that make them. On a machine without a browser, --output writes the page
+    to a file to open elsewhere.
+    """
+    from dpkernels.cli.explorer import page
+
+    if output is not None:
+        page.write(output, force)
+    elif not only_print and not page.opened():
+        raise click.ClickException(f"no browser opened {page.PAGE.as_uri()}; --output FILE writes the page to a file")
+    click.echo(page.PAGE.as_uri() if output is None else output)
 
 
 def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:

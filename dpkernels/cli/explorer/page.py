@@ -1,0 +1,29 @@
+"""``dpkernels explore``: the page, opened, copied or only named."""
+
+from __future__ import annotations
+
+import webbrowser
+from pathlib import Path
+
+import click
+
+PAGE = Path(__file__).with_name("explorer.html")
+
+
+def write(target: Path, force: bool) -> None:
+    """A copy of the page.
+
+    Raises:
+        click.UsageError: the file exists, and is not to be replaced.
+    """
+    if target.exists() and not force:
+        raise click.UsageError(f"--output: {target} exists; --force replaces it")
+    target.write_bytes(PAGE.read_bytes())
+
+
+def opened() -> bool:
+    """Whether a browser took the page."""
+    try:
+        return webbrowser.open(PAGE.as_uri())
+    except webbrowser.Error:
+        return False
