@@ -14,6 +14,7 @@ copyright = "the dpkernels authors, Apache-2.0"  # noqa: A001
 html_theme = "furo"
 html_title = "dpkernels"
 html_copy_source = False
+html_extra_path = ["../dpkernels/cli/explorer/explorer.html"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
 # Pages are Markdown; notebooks are percent scripts, run once and kept beside the site.
