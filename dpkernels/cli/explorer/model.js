@@ -413,7 +413,7 @@ function makeModel(tables) {
     const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
     return Number((round(value / unit + (round === Math.floor ? 1e-9 : -1e-9)) * unit).toPrecision(4));
   }
-  const ROOM = 1 - 4e-4; // What a table's interpolation may be off.
+  const room = (state) => 1 - (state.shuffle ? 2e-3 : 4e-4); // More than a table's interpolation is off.
 
   // The optimum's reports are composed at the budgets of a list alone: the last that is right, or the first.
   function listed(one, state) {
@@ -441,7 +441,7 @@ function makeModel(tables) {
     }
     if (state.count === 1 && !state.shuffle)
       return state.epsilon <= high ? { epsilon: state.epsilon } : { why: `is in this page up to epsilon ${high}` };
-    const found = largest((e) => total(one, e, state), state.epsilon * ROOM, low, high);
+    const found = largest((e) => total(one, e, state), state.epsilon * room(state), low, high);
     if (found === null) return { why: `epsilon ${low} a report would already be more than the budget` };
     return { epsilon: Math.max(low, toFour(found, Math.floor)) };
   }
