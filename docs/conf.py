@@ -14,6 +14,8 @@ copyright = "the dpkernels authors, Apache-2.0"  # noqa: A001
 html_theme = "furo"
 html_title = "dpkernels"
 html_copy_source = False
+html_static_path = ["_static"]
+html_js_files = ["accessible.js"]
 html_extra_path = ["../dpkernels/cli/explorer/explorer.html"]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
