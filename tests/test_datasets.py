@@ -82,6 +82,21 @@ def test_parts_of_rows_of_several_values_and_of_tables() -> None:
 
 
 @pytest.mark.parametrize(
+    "mechanism",
+    [
+        dpk.multivariate(epsilon=2.0, dimensions=4, lower=-1.0, upper=1.0),
+        dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=4, norm="l1", lattice=1.0),
+    ],
+    ids=["sampled", "noise"],
+)
+def test_vectors_released_one_by_one_share_no_noise(mechanism: Any) -> None:
+    """A vector by itself is a row: its start counts vectors, not coordinates."""
+    x, key = np.zeros((6, 4)), dpk.key_from_bytes(SECRET)
+    alone = [dpk.perturb(row, mechanism, key=key, start=at) for at, row in enumerate(x)]
+    np.testing.assert_array_equal(alone, dpk.perturb(x, mechanism, key=key))
+
+
+@pytest.mark.parametrize(
     ("given", "words"),
     [
         ({"start": 3}, "needs the key"),
