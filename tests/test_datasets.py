@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import re
@@ -43,7 +45,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpkernels.cli.dataset.release.Secret", lambda _: Secret(SECRET))
 
 
-def column(name: str = "age") -> Column:
+def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
     return Column(name, *exact_form("hybrid", options))
 
@@ -340,6 +342,9 @@ def test_wrong_datasets_and_options(run: Run, change: Any, arguments: tuple[str,
     [
         ("s3://key:secret@bucket/in", "out", "has keys in it"),
         ("s3://bucket/in?secret_key=abc", "out", "has keys in it"),
+        ("s3://bucket/in?region=x&session%5Ftoken=abc", "out", "has keys in it"),
+        ("abfss://account.dfs.core.windows.net/in?client_secret=abc", "out", "has keys in it"),
+        ("abfss://account.dfs.core.windows.net/in?sv=1&sig=abc", "out", "has keys in it"),
         ("no-such-scheme://bucket/in", "out", "no-such-scheme"),
         ("none*", "out", "names no file"),
         ("in", "in/out", "is the folder of the input"),
@@ -443,6 +448,40 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(Exception, match="is not empty"), store.run():
         pass
+
+
+@pytest.mark.parametrize("kind", ["npy", "csv", "csv.gz", "parquet"])
+def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What it reads and what it makes lie on its disk under no name, and go with it."""
+    (tmp_path / "out").mkdir()
+    (there := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    path, ages = tmp_path / f"in.{kind}", np.linspace(0, 120, 500)
+    if kind == "npy":
+        np.save(path, ages)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"age": ages}), path)
+    else:
+        text = "age\n" + "".join(f"{x!r}\n" for x in ages.tolist())
+        path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
+    source = Place(str(path), path.as_uri())
+    form = plans.layout_of([source], None, None, False)
+    (part,), seen = plans.planned([source], form), list[list[str]]()
+
+    def noted(*given: Any, **named: Any) -> Any:
+        seen.append(names(there))
+        return given[2]
+
+    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    store = StoreFolder(Place(str(tmp_path / "out")))
+    treatment = Treatment((column("age" if kind != "npy" else None),), False, Handling())
+    with store.run():
+        done = perturb_part(Job(treatment, form, f".{kind}", 1, store, versions()), Secret(SECRET), part)
+        made = (tmp_path / "out" / done.written.name).read_bytes()
+    assert (len(made), hashlib.sha256(made).hexdigest()) == (done.written.size, done.written.sha256)
+    assert done.rows == 500
+    assert seen == [[]]
+    assert names(there) == []
 
 
 @pytest.mark.slow

@@ -66,7 +66,7 @@ def tally_part(wanted: Wanted, job: Job, secret: Secret | None, part: Part) -> T
 
 def _sidecar(place: Place) -> dict[str, Any]:
     try:
-        with place.system.open_input_stream(place.within(SIDECAR).path) as file:
+        with place.within(SIDECAR).read() as file:
             form: dict[str, Any] = parse_json(file.read().decode())
     except FileNotFoundError:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
+from typing import BinaryIO
 
 import click
 from pyarrow import fs
@@ -44,6 +45,11 @@ class Made:
     path: Path
     size: int = 0
     sha256: str = ""
+
+    def measure(self, file: BinaryIO) -> None:
+        """Note size and hash of what has been written."""
+        file.seek(0)
+        self.sha256, self.size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 class Folder(abc.ABC):
@@ -106,8 +112,7 @@ class LocalFolder(Folder):
         with staged(self.staging / name) as new:
             made = Made(Path(f"/dev/fd/{new.file.fileno()}"))
             yield made
-            new.file.seek(0)
-            made.sha256, made.size = hashlib.file_digest(new.file, "sha256").hexdigest(), new.file.tell()
+            made.measure(new.file)
             new.finish(like)
             new.place(self.staging / name)
 
@@ -162,16 +167,13 @@ class StoreFolder(Folder):
 
     @contextmanager
     def part(self, name: str, like: Path | None) -> Iterator[Made]:
-        with TemporaryDirectory(prefix="dpkernels-") as folder:
-            made = Made(Path(folder) / "part")
+        with TemporaryFile() as file:  # without a name: it goes with the worker, however that ends
+            made = Made(Path(f"/dev/fd/{file.fileno()}"))
             yield made
-            made.size = made.path.stat().st_size
-            place = self.target.within(name)
-            with made.path.open("rb") as file:
-                made.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                file.seek(0)
-                with place.system.open_output_stream(place.path) as there:
-                    shutil.copyfileobj(file, there, 1 << 22)
+            made.measure(file)
+            file.seek(0)
+            with self.target.within(name).write() as there:
+                shutil.copyfileobj(file, there, 1 << 22)
 
     def sizes(self) -> dict[str, int]:
         selected = fs.FileSelector(self.target.path, allow_not_found=True)
@@ -189,13 +191,12 @@ class StoreFolder(Folder):
             finished()
 
     def _put(self, name: str, text: str) -> None:
-        place = self.target.within(name)
-        with place.system.open_output_stream(place.path) as file:
+        with self.target.within(name).write() as file:
             file.write(text.encode())
 
     def _note(self) -> str:
         """The number of the run whose note is there."""
-        with self.target.system.open_input_stream(self.target.within(NOTE).path) as file:
+        with self.target.within(NOTE).read() as file:
             return file.read().decode().split()[-1]
 
     def _clear(self) -> None:
