@@ -6,11 +6,13 @@ import gzip
 import hashlib
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,13 @@ import test_cli
 from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
 
 import dpkernels as dpk
+from dpkernels.cli.dataset import estimate as estimates
 from dpkernels.cli.dataset import plan as plans
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.local import LocalEngine
 from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, perturb_part
 from dpkernels.cli.dataset.places import Place, files
+from dpkernels.cli.estimates import reading
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.mechanisms.choose import exact_form
@@ -366,6 +370,10 @@ def test_without_ray_the_message_says_how_to_install_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ray is not installed; pip install '.[ray]'" in done.stderr
     assert names(tmp_path) == ["in"]
+    paid = ["--ledger", "people.ledger", "--budget", "1"]
+    done = subprocess.run([*command, *paid], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "ray is not installed" in done.stderr
+    assert names(tmp_path) == ["in"]  # and nothing is paid
 
 
 def test_nothing_imports_ray_before_it_is_asked_for(tmp_path: Path) -> None:
@@ -448,6 +456,18 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
     (tmp_path / "out" / "mine.txt").touch()
     with pytest.raises(Exception, match="is not empty"), store.run():
         pass
+
+
+def test_what_others_put_into_a_store_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for strange in ("mine.txt", SIDECAR):
+        store = StoreFolder(Place(str(tmp_path / "out")))
+        with pytest.raises(OSError, match=f"{strange} has been put there meanwhile"), store.run():  # noqa: PT012
+            (tmp_path / "out" / strange).write_text("mine")
+            store.finish("{}", [])
+        assert (tmp_path / "out" / strange).read_text() == "mine"
+        (tmp_path / "out" / strange).unlink()
+        (tmp_path / "out" / NOTE).unlink()
 
 
 @pytest.mark.parametrize("kind", ["npy", "csv", "csv.gz", "parquet"])
@@ -541,6 +561,117 @@ def test_what_a_dataset_says_is_what_its_reports_say_in_one_array(run: Run) -> N
     assert "is no release" in run("estimate", "in", "--column", "age").err
     assert "--sidecar: is for one file" in run("estimate", "out", "--sidecar", f"out/{SIDECAR}").err
     assert "--engine: runs the parts" in run("estimate", "in/0000.parquet", "--engine", "local").err
+
+
+def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
+    """Whatever part comes first; and every limit is that of the whole."""
+    Path("in").mkdir()
+    random = np.random.default_rng(3)
+    for at, cells in enumerate((["1.0", "b", "nan"], ["1", "10", "b"], ["2", "", "01"])):
+        table = pa.table({"age": random.uniform(0, 120, 300), "plan": np.repeat(cells, 100)})
+        pq.write_table(table, f"in/{at}.parquet")
+    assert run("perturb", "in", "out", *AGE).code == 0
+    pq.write_table(released(Path("out")), "one.parquet")
+    found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
+    alone = reading.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
+    wanted = reading.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
+    parts = [reading.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
+    groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
+    assert list(found) == list(alone) == list(reading.Read.of(wanted, parts, "out").groups) == groups
+    assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
+    assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
+
+
+def test_too_many_groups_are_a_wrong_option_wherever_they_are_seen(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=4, rows=30)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    width = len(dpk.Counts(MECHANISM).numbers)
+    for most in (10, 100):  # groups, of 30 in each part
+        monkeypatch.setattr(reading, "_MOST_COUNTS", most * width)
+        result = run("estimate", "out", "--column", "age", "--by", "id")
+        assert result.code == 2
+        assert "--by: 'id' has too many groups" in result.err
+
+
+def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Additive noise has a large channel: it goes to the parts once, and none of them sends it back."""
+    mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
+    channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
+    wanted = reading.Wanted("age", None, "laplace", 1.0, channel, False)
+    ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
+
+    def parts() -> Any:
+        for _ in range(9):
+            assert sum(one() is not None for one in alive) <= 1
+            part = reading.Tallied({None: ones.copy()}, 0)
+            assert len(pickle.dumps(part)) < ones.nbytes + 1000
+            alive.append(weakref.ref(part))
+            yield part
+            del part
+
+    found = reading.Read.of(wanted, parts(), "out")
+    np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
+
+
+def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=1, rows=1000, group=100)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    table, path = released(Path("out")), Path("out/part-0.parquet")
+    reports = table["age"].to_numpy().copy()
+    reports[777] = 1e6
+    pq.write_table(table.set_column(1, "age", pa.array(reports)), path, row_group_size=100)
+    form = json.loads(Path("out", SIDECAR).read_text())
+    form["output"]["parts"][0] |= {
+        "bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    Path("out", SIDECAR).write_text(json.dumps(form))
+    small_parts(monkeypatch)
+    result = run("estimate", "out", "--column", "age")
+    assert result.code == 1
+    assert "row 777 is 1000000, which is not in" in result.err
+    assert "0.parquet" in result.err
+
+
+def test_a_part_of_another_release_is_no_part_of_this(run: Run) -> None:
+    """Arrays of one shape have one size, whatever they hold."""
+    np.save("in.npy", np.full(500, 60.0))
+    Path("in").mkdir()
+    Path("in.npy").rename("in/0.npy")
+    for out in ("out", "other"):
+        assert run("perturb", "in", out, *BOUNDS).code == 0
+    Path("out/part-0.npy").write_bytes(Path("other/part-0.npy").read_bytes())
+    result = run("estimate", "out")
+    assert result.code == 1
+    assert "part-0.npy: is not the file that was released, its SHA-256 is another" in result.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: form.pop("columns"),
+        lambda form: form.update(columns=[]),
+        lambda form: form.update(columns=[{"column": ["age"]}]),
+        lambda form: form.update(output=5),
+        lambda form: form.update(rows="many"),
+        lambda form: form.pop("values_per_row"),
+        lambda form: form.update(layout=[]),
+        lambda form: form["output"].update(parts=[]),
+        lambda form: form["output"]["parts"][0].pop("sha256"),
+        lambda form: form["output"]["parts"][0].update(name=7),
+        lambda form: form["output"]["parts"][0].update(name="../in/0000.parquet"),
+    ],
+)
+def test_a_damaged_sidecar_of_a_dataset_is_told_by_name(run: Run, change: Any) -> None:
+    write(Path("in"), files=2, rows=20)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    form = json.loads(Path("out", SIDECAR).read_text())
+    change(form)
+    Path("out", SIDECAR).write_text(json.dumps(form))
+    result = run("estimate", "out", "--column", "age")
+    assert result.code == 1
+    told = "is not the sidecar of a release", "is not the file of", "its files have 40 rows, the release many"
+    assert any(words in result.err for words in told)
 
 
 def test_a_release_of_many_files_is_verified(run: Run) -> None:

@@ -71,8 +71,8 @@ def perturb(
         progress: show a progress bar; by default for long work on a terminal.
         start: the row of a release that x begins with, to make the release in parts, on several machines, or a part
             of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
-            release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are counted twice would share
-            noise, whose difference is then that of their values.
+            release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are
+            counted twice would share noise, whose difference is then that of their values.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).

@@ -29,6 +29,7 @@ from dpkernels.cli.release.output import say_swept
 from dpkernels.staging import claimed, place_folder, staged, staged_folder, sweep
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
+_OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
 
@@ -160,7 +161,7 @@ class StoreFolder(Folder):
         try:
             yield
         except BaseException:
-            with uninterrupted(), suppress(OSError):  # no note, or no store: what failed is told, not this
+            with uninterrupted(), suppress(OSError, click.UsageError):  # what failed is told, not what is left
                 if self._note() == self.number:
                     self._clear()
             raise
@@ -182,7 +183,10 @@ class StoreFolder(Folder):
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
-        for name in self.sizes().keys() - {*names, NOTE}:  # what workers of a dead run have put since this one began
+        others = self.sizes().keys() - {*names, NOTE}
+        if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
+            raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; nothing is released")
+        for name in others:  # what workers of a dead run have put since this one began
             self.target.system.delete_file(self.target.within(name).path)
         stop_if_asked()
         with uninterrupted():
@@ -202,8 +206,7 @@ class StoreFolder(Folder):
     def _clear(self) -> None:
         """Remove what a run that was killed has left, after making sure that all is of such a run."""
         there = self.sizes()
-        ours = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)
-        strange = [name for name in there if not ours.fullmatch(name)]
+        strange = [name for name in there if not _OURS.fullmatch(name)]
         if strange or (there and NOTE not in there):
             raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
         for name in sorted(there):  # the note, which sorts before the parts, must go last

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import jax
 
-from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
+from dpkernels.cli.dataset.part import Job, Refused, Secret, Work, attempt
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.release.ray_data import understood
 
@@ -55,7 +55,7 @@ class RayEngine:
         import ray
         import ray.cloudpickle as pickle
 
-        with self._cluster(ray):
+        with self.ready():
             described = ray.put(pickle.dumps((work, job)))
             task, options = ray.remote(_task), self._options()
             waiting, running = iter(parts), dict[Any, Part]()
@@ -79,8 +79,16 @@ class RayEngine:
         return {**options, "max_retries": self.retries, "retry_exceptions": [OSError]}
 
     @contextmanager
-    def _cluster(self, ray: Any) -> Iterator[None]:
-        """A connection to the cluster, for as long as it is needed; one that the caller has is used."""
+    def ready(self) -> Iterator[None]:
+        """A connection to the cluster, for as long as it is needed; one that the caller has is used.
+
+        Raises:
+            click.UsageError: a cluster of our own would not have what a task needs.
+            OSError: there is no such cluster.
+            ModuleNotFoundError: Ray is not installed.
+        """
+        import ray
+
         if ray.is_initialized():
             yield
             return
@@ -137,4 +145,9 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
     work, job = understood(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")
-    return attempt(work, job, secret, part)
+    try:
+        return attempt(work, job, secret, part)
+    except OSError:
+        raise  # to be tried again; its words are of the system
+    except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
+        return Refused(f"{part.file}: {type(error).__name__}: {error}")

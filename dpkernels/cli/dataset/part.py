@@ -11,6 +11,8 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
+import click
+
 from dpkernels.cli.dataset.folder import Folder
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.cli.files.layout import Layout
@@ -61,9 +63,11 @@ class Refused:
 
     Attributes:
         message: what is wrong, with the value that is.
+        usage: whether it is the options that are wrong.
     """
 
     message: str
+    usage: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def attempt(work: Work, job: Job, secret: Secret | None, part: Part) -> Any:
         return Refused(f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version")
     try:
         return work(job, secret, part)
+    except click.UsageError as error:
+        return Refused(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
         return Refused(str(error) if name in str(error) else f"{name}: {error}")
@@ -154,12 +160,12 @@ def answers(
     """What an engine answers for parts, as they come.
 
     Raises:
-        ValueError: the first refusal that comes.
+        click.UsageError, ValueError: the first refusal that comes.
         OSError: a part failed.
     """
     with closing(engine.each(work, job, secret, parts)) as found:
         for one in found:
             if isinstance(one, Refused):
-                raise ValueError(one.message)
+                raise click.UsageError(one.message) if one.usage else ValueError(one.message)
             show()
             yield one
