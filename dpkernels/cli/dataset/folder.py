@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import BinaryIO
+from typing import Any
 
 import click
 from pyarrow import fs
@@ -47,7 +47,7 @@ class Made:
     size: int = 0
     sha256: str = ""
 
-    def measure(self, file: BinaryIO) -> None:
+    def measure(self, file: Any) -> None:
         """Note size and hash of what has been written."""
         file.seek(0)
         self.sha256, self.size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()

@@ -6,7 +6,7 @@ the file gets, by a rename or an atomic put. A second run of a part, after or be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -156,7 +156,7 @@ def _nothing() -> None:
 
 def answers(
     engine: Any, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """What an engine answers for parts, as they come.
 
     Raises:
