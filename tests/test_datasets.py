@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
 import os
 import pickle
@@ -302,6 +303,32 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     with described.folder.run():
         assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
+
+
+def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines try errors of the system again; a refusal ends the release."""
+    write(tmp_path / "in", files=1, rows=1000)
+    where = tmp_path / "in" / "0000.parquet"
+    (part,), described = plans.planned([Place(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
+    lost = [False, True, False, False]  # the footer is read, the rows are not
+
+    class Connection(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.lost:
+                raise OSError("connection lost")
+            return super().read(size)
+
+    def opened(place: Place) -> Any:
+        connection = Connection(where.read_bytes())
+        connection.lost = lost.pop(0)
+        return pa.PythonFile(connection, mode="r")
+
+    monkeypatch.setattr(Place, "stamp", lambda place: part.stamp)
+    monkeypatch.setattr(Place, "opened", opened)
+    with described.folder.run():
+        with pytest.raises(OSError, match=r"0000\.parquet: .*connection lost"):
+            attempt(perturb_part, described, Secret(SECRET), part)
+        assert attempt(perturb_part, described, Secret(SECRET), part).rows == 1000
 
 
 def _other_schema() -> None:

@@ -226,6 +226,17 @@ def test_an_error_that_nobody_foresaw_is_told_by_the_driver_alone(
     assert found_in(session(), [value.encode()]) == []
 
 
+def test_a_cluster_of_our_own_leaves_no_token(tmp_path: Path) -> None:
+    """In the home folder, where Ray keeps one that all its later clusters take."""
+    ages = write(tmp_path / "in", files=2, rows=20)
+    (tmp_path / "home").mkdir()
+    given = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    command = [sys.executable, "-c", CODE, "perturb", "in", "out", *RAY]
+    subprocess.run(command, cwd=tmp_path, check=True, env={**given, "HOME": str(tmp_path / "home")})
+    assert len(released(tmp_path / "out")) == len(ages)
+    assert not list((tmp_path / "home").rglob("*token*"))
+
+
 def test_a_part_that_fails_wherever_it_is_tried(cluster: Any, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write(Path("in"), files=3)
 

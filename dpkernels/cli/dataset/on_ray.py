@@ -7,6 +7,7 @@ memory of the driver and of the workers. What is in the object store, and so may
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,8 @@ class RayEngine:
         # It reports to its makers what a cluster is used for, unless told not to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        if not self.address:  # else Ray leaves a token in the home folder, which opens later clusters to its readers
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stop = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
