@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +25,13 @@ import test_cli
 from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
 
 import dpkernels as dpk
+from dpkernels.cli.dataset import estimate as estimates
 from dpkernels.cli.dataset import plan as plans
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.local import LocalEngine
 from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, perturb_part
 from dpkernels.cli.dataset.places import Place, files
+from dpkernels.cli.estimates import reading
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.mechanisms.choose import exact_form
@@ -43,7 +50,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpkernels.cli.dataset.release.Secret", lambda _: Secret(SECRET))
 
 
-def column(name: str = "age") -> Column:
+def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
     return Column(name, *exact_form("hybrid", options))
 
@@ -79,6 +86,21 @@ def test_parts_of_rows_of_several_values_and_of_tables() -> None:
             np.testing.assert_array_equal(dpk.perturb(x[start:], mechanism, key=key, start=start), whole[start:])
     table, both = pa.table({"a": x[:, 0], "b": x[:, 1]}), dict.fromkeys("ab", dpk.duchi(epsilon=1.0, lower=-1, upper=1))
     assert dpk.perturb(table[9:], both, key=key, start=9).equals(dpk.perturb(table, both, key=key)[9:])
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        dpk.multivariate(epsilon=2.0, dimensions=4, lower=-1.0, upper=1.0),
+        dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=4, norm="l1", lattice=1.0),
+    ],
+    ids=["sampled", "noise"],
+)
+def test_vectors_released_one_by_one_share_no_noise(mechanism: Any) -> None:
+    """A vector by itself is a row: its start counts vectors, not coordinates."""
+    x, key = np.zeros((6, 4)), dpk.key_from_bytes(SECRET)
+    alone = [dpk.perturb(row, mechanism, key=key, start=at) for at, row in enumerate(x)]
+    np.testing.assert_array_equal(alone, dpk.perturb(x, mechanism, key=key))
 
 
 @pytest.mark.parametrize(
@@ -283,6 +305,32 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         assert list(described.folder.sizes()) == [NOTE]
 
 
+def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines try errors of the system again; a refusal ends the release."""
+    write(tmp_path / "in", files=1, rows=1000)
+    where = tmp_path / "in" / "0000.parquet"
+    (part,), described = plans.planned([Place(str(where), where.as_uri())], PARQUET), job(tmp_path / "out", 1)
+    lost = [False, True, False, False]  # the footer is read, the rows are not
+
+    class Connection(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            if self.lost:
+                raise OSError("connection lost")
+            return super().read(size)
+
+    def opened(place: Place) -> Any:
+        connection = Connection(where.read_bytes())
+        connection.lost = lost.pop(0)
+        return pa.PythonFile(connection, mode="r")
+
+    monkeypatch.setattr(Place, "stamp", lambda place: part.stamp)
+    monkeypatch.setattr(Place, "opened", opened)
+    with described.folder.run():
+        with pytest.raises(OSError, match=r"0000\.parquet: .*connection lost"):
+            attempt(perturb_part, described, Secret(SECRET), part)
+        assert attempt(perturb_part, described, Secret(SECRET), part).rows == 1000
+
+
 def _other_schema() -> None:
     pq.write_table(pa.table({"id": [1], "age": [1]}), "in/0002.parquet")
 
@@ -325,6 +373,9 @@ def test_wrong_datasets_and_options(run: Run, change: Any, arguments: tuple[str,
     [
         ("s3://key:secret@bucket/in", "out", "has keys in it"),
         ("s3://bucket/in?secret_key=abc", "out", "has keys in it"),
+        ("s3://bucket/in?region=x&session%5Ftoken=abc", "out", "has keys in it"),
+        ("abfss://account.dfs.core.windows.net/in?client_secret=abc", "out", "has keys in it"),
+        ("abfss://account.dfs.core.windows.net/in?sv=1&sig=abc", "out", "has keys in it"),
         ("no-such-scheme://bucket/in", "out", "no-such-scheme"),
         ("none*", "out", "names no file"),
         ("in", "in/out", "is the folder of the input"),
@@ -346,6 +397,10 @@ def test_without_ray_the_message_says_how_to_install_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "ray is not installed; pip install '.[ray]'" in done.stderr
     assert names(tmp_path) == ["in"]
+    paid = ["--ledger", "people.ledger", "--budget", "1"]
+    done = subprocess.run([*command, *paid], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "ray is not installed" in done.stderr
+    assert names(tmp_path) == ["in"]  # and nothing is paid
 
 
 def test_nothing_imports_ray_before_it_is_asked_for(tmp_path: Path) -> None:
@@ -430,6 +485,52 @@ def test_what_a_killed_run_left_in_a_store_is_removed_and_nothing_else(tmp_path:
         pass
 
 
+def test_what_others_put_into_a_store_meanwhile_is_not_removed(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for strange in ("mine.txt", SIDECAR):
+        store = StoreFolder(Place(str(tmp_path / "out")))
+        with pytest.raises(OSError, match=f"{strange} has been put there meanwhile"), store.run():  # noqa: PT012
+            (tmp_path / "out" / strange).write_text("mine")
+            store.finish("{}", [])
+        assert (tmp_path / "out" / strange).read_text() == "mine"
+        (tmp_path / "out" / strange).unlink()
+        (tmp_path / "out" / NOTE).unlink()
+
+
+@pytest.mark.parametrize("kind", ["npy", "csv", "csv.gz", "parquet"])
+def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """What it reads and what it makes lie on its disk under no name, and go with it."""
+    (tmp_path / "out").mkdir()
+    (there := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(there))
+    path, ages = tmp_path / f"in.{kind}", np.linspace(0, 120, 500)
+    if kind == "npy":
+        np.save(path, ages)
+    elif kind == "parquet":
+        pq.write_table(pa.table({"age": ages}), path)
+    else:
+        text = "age\n" + "".join(f"{x!r}\n" for x in ages.tolist())
+        path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
+    source = Place(str(path), path.as_uri())
+    form = plans.layout_of([source], None, None, False)
+    (part,), seen = plans.planned([source], form), list[list[str]]()
+
+    def noted(*given: Any, **named: Any) -> Any:
+        seen.append(names(there))
+        return given[2]
+
+    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    store = StoreFolder(Place(str(tmp_path / "out")))
+    treatment = Treatment((column("age" if kind != "npy" else None),), False, Handling())
+    with store.run():
+        done = perturb_part(Job(treatment, form, f".{kind}", 1, store, versions()), Secret(SECRET), part)
+        made = (tmp_path / "out" / done.written.name).read_bytes()
+    assert (len(made), hashlib.sha256(made).hexdigest()) == (done.written.size, done.written.sha256)
+    assert done.rows == 500
+    assert seen == [[]]
+    assert names(there) == []
+
+
 @pytest.mark.slow
 def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Against a server of the protocol on this machine, where there is one: ``pip install 'moto[server]'``."""
@@ -487,6 +588,117 @@ def test_what_a_dataset_says_is_what_its_reports_say_in_one_array(run: Run) -> N
     assert "is no release" in run("estimate", "in", "--column", "age").err
     assert "--sidecar: is for one file" in run("estimate", "out", "--sidecar", f"out/{SIDECAR}").err
     assert "--engine: runs the parts" in run("estimate", "in/0000.parquet", "--engine", "local").err
+
+
+def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
+    """Whatever part comes first; and every limit is that of the whole."""
+    Path("in").mkdir()
+    random = np.random.default_rng(3)
+    for at, cells in enumerate((["1.0", "b", "nan"], ["1", "10", "b"], ["2", "", "01"])):
+        table = pa.table({"age": random.uniform(0, 120, 300), "plan": np.repeat(cells, 100)})
+        pq.write_table(table, f"in/{at}.parquet")
+    assert run("perturb", "in", "out", *AGE).code == 0
+    pq.write_table(released(Path("out")), "one.parquet")
+    found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
+    alone = reading.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
+    wanted = reading.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
+    parts = [reading.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
+    groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
+    assert list(found) == list(alone) == list(reading.Read.of(wanted, parts, "out").groups) == groups
+    assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
+    assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
+
+
+def test_too_many_groups_are_a_wrong_option_wherever_they_are_seen(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=4, rows=30)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    width = len(dpk.Counts(MECHANISM).numbers)
+    for most in (10, 100):  # groups, of 30 in each part
+        monkeypatch.setattr(reading, "_MOST_COUNTS", most * width)
+        result = run("estimate", "out", "--column", "age", "--by", "id")
+        assert result.code == 2
+        assert "--by: 'id' has too many groups" in result.err
+
+
+def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Additive noise has a large channel: it goes to the parts once, and none of them sends it back."""
+    mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
+    channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
+    wanted = reading.Wanted("age", None, "laplace", 1.0, channel, False)
+    ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
+
+    def parts() -> Any:
+        for _ in range(9):
+            assert sum(one() is not None for one in alive) <= 1
+            part = reading.Tallied({None: ones.copy()}, 0)
+            assert len(pickle.dumps(part)) < ones.nbytes + 1000
+            alive.append(weakref.ref(part))
+            yield part
+            del part
+
+    found = reading.Read.of(wanted, parts(), "out")
+    np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
+
+
+def test_a_number_that_is_no_report_is_named_by_its_row_of_the_file(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=1, rows=1000, group=100)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    table, path = released(Path("out")), Path("out/part-0.parquet")
+    reports = table["age"].to_numpy().copy()
+    reports[777] = 1e6
+    pq.write_table(table.set_column(1, "age", pa.array(reports)), path, row_group_size=100)
+    form = json.loads(Path("out", SIDECAR).read_text())
+    form["output"]["parts"][0] |= {
+        "bytes": path.stat().st_size,
+        "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+    }
+    Path("out", SIDECAR).write_text(json.dumps(form))
+    small_parts(monkeypatch)
+    result = run("estimate", "out", "--column", "age")
+    assert result.code == 1
+    assert "row 777 is 1000000, which is not in" in result.err
+    assert "0.parquet" in result.err
+
+
+def test_a_part_of_another_release_is_no_part_of_this(run: Run) -> None:
+    """Arrays of one shape have one size, whatever they hold."""
+    np.save("in.npy", np.full(500, 60.0))
+    Path("in").mkdir()
+    Path("in.npy").rename("in/0.npy")
+    for out in ("out", "other"):
+        assert run("perturb", "in", out, *BOUNDS).code == 0
+    Path("out/part-0.npy").write_bytes(Path("other/part-0.npy").read_bytes())
+    result = run("estimate", "out")
+    assert result.code == 1
+    assert "part-0.npy: is not the file that was released, its SHA-256 is another" in result.err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda form: form.pop("columns"),
+        lambda form: form.update(columns=[]),
+        lambda form: form.update(columns=[{"column": ["age"]}]),
+        lambda form: form.update(output=5),
+        lambda form: form.update(rows="many"),
+        lambda form: form.pop("values_per_row"),
+        lambda form: form.update(layout=[]),
+        lambda form: form["output"].update(parts=[]),
+        lambda form: form["output"]["parts"][0].pop("sha256"),
+        lambda form: form["output"]["parts"][0].update(name=7),
+        lambda form: form["output"]["parts"][0].update(name="../in/0000.parquet"),
+    ],
+)
+def test_a_damaged_sidecar_of_a_dataset_is_told_by_name(run: Run, change: Any) -> None:
+    write(Path("in"), files=2, rows=20)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    form = json.loads(Path("out", SIDECAR).read_text())
+    change(form)
+    Path("out", SIDECAR).write_text(json.dumps(form))
+    result = run("estimate", "out", "--column", "age")
+    assert result.code == 1
+    told = "is not the sidecar of a release", "is not the file of", "its files have 40 rows, the release many"
+    assert any(words in result.err for words in told)
 
 
 def test_a_release_of_many_files_is_verified(run: Run) -> None:

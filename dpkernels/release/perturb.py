@@ -71,8 +71,8 @@ def perturb(
         progress: show a progress bar; by default for long work on a terminal.
         start: the row of a release that x begins with, to make the release in parts, on several machines, or a part
             of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
-            release's key. A row along x's first axis is a row; rows that overlap or are counted twice would share
-            noise, whose difference is then that of their values.
+            release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are
+            counted twice would share noise, whose difference is then that of their values.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
@@ -124,10 +124,16 @@ def _perturb_column(
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    first = start * math.prod(array.shape[1:])
+    first = start * _values_per_row(sampler, array.shape)
     checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
     with bar(array.size, progress, array.size >= _LONG_WORK) as moved, _placed(array.shape):
         return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+
+
+def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
+    """Of an array's rows, which are along its first axis; a vector by itself is one."""
+    alone = len(shape) == 1 and isinstance(getattr(sampler, "mechanism", sampler), Multivariate | AdditiveVector)
+    return math.prod(shape if alone else shape[1:])
 
 
 def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -11,7 +14,7 @@ from dpkernels.cli.dataset.part import Job, Secret, answers
 from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.dataset.plan import Part, planned
 from dpkernels.cli.dataset.release import Engine
-from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, tallied
+from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, check_columns, tallied
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release.sidecar import versions
@@ -39,49 +42,73 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     place = Place.of(folder)
     form = _sidecar(place)
     try:
+        check_columns(form)
         written = Layout.from_dict(form["layout"])
-        parts = _parts(place, form)
+        parts = _parts(place, form, written)
         long = form["rows"] >= _LONG
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"{folder}: {SIDECAR} is not the sidecar of a release of many files") from error
-    if not parts:
-        raise ValueError(f"{folder}: holds no report; there is nothing to estimate from")
     with parts[0].opened(written) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
     job = Job(Treatment((), False, Handling()), written, "", len(parts), None, versions())
     with bar(len(parts), None, long) as moved:
-        found = list(answers(engine, partial(tally_part, wanted), job, None, parts, lambda: moved(advance=1)))
-    return Read.of(wanted, found, folder)
+        found = answers(engine, partial(tally_part, wanted), job, None, parts, lambda: moved(advance=1))
+        with closing(found):
+            return Read.of(wanted, found, folder)
 
 
-def tally_part(wanted: Wanted, job: Job, secret: Secret | None, part: Part) -> Tallied:
-    """Count one part.
+@dataclass(frozen=True)
+class ReleasedPart(Part):
+    """Rows of a file of a release.
+
+    Attributes:
+        sha256: of the whole file, that the sidecar says.
+    """
+
+    sha256: str = ""
+
+
+def tally_part(wanted: Wanted, job: Job, secret: Secret | None, part: ReleasedPart) -> Tallied:
+    """Count one part; the first of a file looks whether that is the one that was released.
 
     Raises:
-        ValueError: a number that is no report of the mechanism.
+        click.UsageError: too many groups.
+        ValueError: a number that is no report of the mechanism, or another file.
     """
     with part.opened(job.form) as source:
-        return tallied(source, wanted)
+        found = tallied(source, wanted, part.row)
+    if part.row == 0 and _sha256(part.file) != part.sha256:
+        raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
+    part.check_unchanged()
+    return found
+
+
+def _sha256(file: Place) -> str:
+    made = hashlib.sha256()
+    with file.read() as stream:
+        while some := stream.read(1 << 22):
+            made.update(some)
+    return made.hexdigest()
 
 
 def _sidecar(place: Place) -> dict[str, Any]:
     try:
-        with place.system.open_input_stream(place.within(SIDECAR).path) as file:
+        with place.within(SIDECAR).read() as file:
             form: dict[str, Any] = parse_json(file.read().decode())
     except FileNotFoundError:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
-    if not isinstance(form, dict) or "parts" not in form.get("output", {}):
+    if not isinstance(form, dict) or not isinstance(form.get("output"), dict) or "parts" not in form["output"]:
         raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files")
     return form
 
 
-def _parts(place: Place, form: dict[str, Any]) -> Sequence[Part]:
+def _parts(place: Place, form: dict[str, Any], written: Layout) -> Sequence[ReleasedPart]:
     """The files that the sidecar names, of the sizes that it says."""
-    files = [place.within(one["name"]) for one in form["output"]["parts"] if one["rows"]]
+    hashes = {place.within(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
     for one in form["output"]["parts"]:
         if "/" in one["name"] or place.within(one["name"]).stamp()[0] != one["bytes"]:
             raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
-    parts = planned(files, Layout.from_dict(form["layout"]))
+    parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), written)]
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
     return parts

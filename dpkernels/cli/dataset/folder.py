@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
+from typing import Any
 
 import click
 from pyarrow import fs
@@ -28,6 +29,7 @@ from dpkernels.cli.release.output import say_swept
 from dpkernels.staging import claimed, place_folder, staged, staged_folder, sweep
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
+_OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
 _NOTE = "A run of dpkernels is writing here, or was killed: these files are no release. It has the number "
 
 
@@ -44,6 +46,11 @@ class Made:
     path: Path
     size: int = 0
     sha256: str = ""
+
+    def measure(self, file: Any) -> None:
+        """Note size and hash of what has been written."""
+        file.seek(0)
+        self.sha256, self.size = hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
 
 class Folder(abc.ABC):
@@ -106,8 +113,7 @@ class LocalFolder(Folder):
         with staged(self.staging / name) as new:
             made = Made(Path(f"/dev/fd/{new.file.fileno()}"))
             yield made
-            new.file.seek(0)
-            made.sha256, made.size = hashlib.file_digest(new.file, "sha256").hexdigest(), new.file.tell()
+            made.measure(new.file)
             new.finish(like)
             new.place(self.staging / name)
 
@@ -155,23 +161,20 @@ class StoreFolder(Folder):
         try:
             yield
         except BaseException:
-            with uninterrupted(), suppress(OSError):  # no note, or no store: what failed is told, not this
+            with uninterrupted(), suppress(OSError, click.UsageError):  # what failed is told, not what is left
                 if self._note() == self.number:
                     self._clear()
             raise
 
     @contextmanager
     def part(self, name: str, like: Path | None) -> Iterator[Made]:
-        with TemporaryDirectory(prefix="dpkernels-") as folder:
-            made = Made(Path(folder) / "part")
+        with TemporaryFile() as file:  # without a name: it goes with the worker, however that ends
+            made = Made(Path(f"/dev/fd/{file.fileno()}"))
             yield made
-            made.size = made.path.stat().st_size
-            place = self.target.within(name)
-            with made.path.open("rb") as file:
-                made.sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-                file.seek(0)
-                with place.system.open_output_stream(place.path) as there:
-                    shutil.copyfileobj(file, there, 1 << 22)
+            made.measure(file)
+            file.seek(0)
+            with self.target.within(name).write() as there:
+                shutil.copyfileobj(file, there, 1 << 22)
 
     def sizes(self) -> dict[str, int]:
         selected = fs.FileSelector(self.target.path, allow_not_found=True)
@@ -180,7 +183,10 @@ class StoreFolder(Folder):
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         if self._note() != self.number:
             raise OSError(f"{self.target}: another run has begun to write here")
-        for name in self.sizes().keys() - {*names, NOTE}:  # what workers of a dead run have put since this one began
+        others = self.sizes().keys() - {*names, NOTE}
+        if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
+            raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; nothing is released")
+        for name in others:  # what workers of a dead run have put since this one began
             self.target.system.delete_file(self.target.within(name).path)
         stop_if_asked()
         with uninterrupted():
@@ -189,20 +195,18 @@ class StoreFolder(Folder):
             finished()
 
     def _put(self, name: str, text: str) -> None:
-        place = self.target.within(name)
-        with place.system.open_output_stream(place.path) as file:
+        with self.target.within(name).write() as file:
             file.write(text.encode())
 
     def _note(self) -> str:
         """The number of the run whose note is there."""
-        with self.target.system.open_input_stream(self.target.within(NOTE).path) as file:
+        with self.target.within(NOTE).read() as file:
             return file.read().decode().split()[-1]
 
     def _clear(self) -> None:
         """Remove what a run that was killed has left, after making sure that all is of such a run."""
         there = self.sizes()
-        ours = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)
-        strange = [name for name in there if not ours.fullmatch(name)]
+        strange = [name for name in there if not _OURS.fullmatch(name)]
         if strange or (there and NOTE not in there):
             raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
         for name in sorted(there):  # the note, which sorts before the parts, must go last

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -24,6 +25,10 @@ class LocalEngine:
     """
 
     threads: int = min(CORES, _MOST_THREADS)
+
+    def ready(self) -> AbstractContextManager[None]:
+        """It always is."""
+        return nullcontext()
 
     def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """What the work answers for the parts, in the order in which they are done."""

@@ -7,6 +7,7 @@ memory of the driver and of the workers. What is in the object store, and so may
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import Any
 import click
 import jax
 
-from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
+from dpkernels.cli.dataset.part import Job, Refused, Secret, Work, attempt
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.release.ray_data import understood
 
@@ -55,7 +56,7 @@ class RayEngine:
         import ray
         import ray.cloudpickle as pickle
 
-        with self._cluster(ray):
+        with self.ready():
             described = ray.put(pickle.dumps((work, job)))
             task, options = ray.remote(_task), self._options()
             waiting, running = iter(parts), dict[Any, Part]()
@@ -79,14 +80,24 @@ class RayEngine:
         return {**options, "max_retries": self.retries, "retry_exceptions": [OSError]}
 
     @contextmanager
-    def _cluster(self, ray: Any) -> Iterator[None]:
-        """A connection to the cluster, for as long as it is needed; one that the caller has is used."""
+    def ready(self) -> Iterator[None]:
+        """A connection to the cluster, for as long as it is needed; one that the caller has is used.
+
+        Raises:
+            click.UsageError: a cluster of our own would not have what a task needs.
+            OSError: there is no such cluster.
+            ModuleNotFoundError: Ray is not installed.
+        """
+        import ray
+
         if ray.is_initialized():
             yield
             return
         # It reports to its makers what a cluster is used for, unless told not to.
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        if not self.address:  # else Ray leaves a token in the home folder, which opens later clusters to its readers
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         stop = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
@@ -137,4 +148,9 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
     work, job = understood(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")
-    return attempt(work, job, secret, part)
+    try:
+        return attempt(work, job, secret, part)
+    except OSError:
+        raise  # to be tried again; its words are of the system
+    except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
+        return Refused(f"{part.file}: {type(error).__name__}: {error}")

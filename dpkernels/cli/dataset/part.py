@@ -6,10 +6,12 @@ the file gets, by a rename or an atomic put. A second run of a part, after or be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
+
+import click
 
 from dpkernels.cli.dataset.folder import Folder
 from dpkernels.cli.dataset.plan import Part
@@ -61,9 +63,11 @@ class Refused:
 
     Attributes:
         message: what is wrong, with the value that is.
+        usage: whether it is the options that are wrong.
     """
 
     message: str
+    usage: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ def attempt(work: Work, job: Job, secret: Secret | None, part: Part) -> Any:
         return Refused(f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version")
     try:
         return work(job, secret, part)
+    except click.UsageError as error:
+        return Refused(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
         return Refused(str(error) if name in str(error) else f"{name}: {error}")
@@ -150,16 +156,16 @@ def _nothing() -> None:
 
 def answers(
     engine: Any, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
-) -> Iterator[Any]:
+) -> Generator[Any, None, None]:
     """What an engine answers for parts, as they come.
 
     Raises:
-        ValueError: the first refusal that comes.
+        click.UsageError, ValueError: the first refusal that comes.
         OSError: a part failed.
     """
     with closing(engine.each(work, job, secret, parts)) as found:
         for one in found:
             if isinstance(one, Refused):
-                raise ValueError(one.message)
+                raise click.UsageError(one.message) if one.usage else ValueError(one.message)
             show()
             yield one

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryFile
 from typing import Any
+from urllib.parse import unquote
 
 import click
 from pyarrow import fs
 
 # Keys in an URI would be in the release's description, which engines may spill to disks.
-_SECRETS = re.compile(r"(secret_key|session_token|access_key|password|sas_token)=|://[^/?]*@", re.IGNORECASE)
+_SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Place:
         """
         if "://" not in text:
             return cls(str(Path(text).absolute()))
-        if _SECRETS.search(text):
+        if _SECRETS.search(unquote(text)):
             raise click.UsageError("URI: has keys in it; keep them where every machine finds its own")
         try:
             system, path = fs.FileSystem.from_uri(text)
@@ -75,6 +76,14 @@ class Place:
         """The file, for reading anywhere in it."""
         return self.system.open_input_file(self.path)
 
+    def read(self) -> Any:
+        """The file's bytes as they are: Arrow would unpack one whose name ends in .gz."""
+        return self.system.open_input_stream(self.path, compression=None)
+
+    def write(self) -> Any:
+        """A new file, of the bytes that it is given."""
+        return self.system.open_output_stream(self.path, compression=None)
+
     def stamp(self) -> tuple[int, int, str]:
         """Size, time of modification in ns, and ETag where there are any: another one, another file.
 
@@ -92,15 +101,15 @@ class Place:
 
     @contextmanager
     def at_hand(self) -> Iterator[Path]:
-        """The file on this machine: itself, or a copy that goes at the end."""
+        """The file on this machine: itself, or a copy without a name, which goes with the process however that ends."""
         if self.local is not None:
             yield self.local
             return
-        with TemporaryDirectory(prefix="dpkernels-") as folder:
-            copy = Path(folder) / self.name
-            with self.system.open_input_stream(self.path) as source, copy.open("wb") as target:
-                shutil.copyfileobj(source, target, 1 << 22)
-            yield copy
+        with TemporaryFile() as copy:
+            with self.read() as source:
+                shutil.copyfileobj(source, copy, 1 << 22)
+            copy.flush()
+            yield Path(f"/dev/fd/{copy.fileno()}")
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -30,6 +31,9 @@ _LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
 
 class Engine(Protocol):
     """Runs a work for parts, wherever and in whatever order."""
+
+    def ready(self) -> AbstractContextManager[None]:
+        """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
 
     def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """The answers, as they come."""
@@ -150,7 +154,7 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
     out = plan.job.folder
     if out is None:
         raise TypeError("plan: has no folder")
-    with out.run():
+    with out.run(), plan.engine.ready():
         if check_first:
             _all(plan, check_part, None, progress)
         label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"

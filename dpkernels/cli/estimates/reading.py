@@ -5,7 +5,8 @@ The file is read once, and memory does not grow with it. Counts of several files
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -37,11 +38,12 @@ class Tallied:
     """Reports of one file or part.
 
     Attributes:
-        groups: counts by the cell of the column of groups; one of None where there is none.
+        groups: of every cell of the column of groups, how often each report of the channel is there; of None where
+            there is no such column.
         missing: rows without a report.
     """
 
-    groups: dict[str | None, Counts]
+    groups: dict[str | None, np.ndarray]
     missing: int
 
 
@@ -105,16 +107,18 @@ class Read:
 
     @classmethod
     def of(cls, wanted: Wanted, parts: Iterable[Tallied], where: Any) -> Read:
-        """Join what was counted; ``where`` is how errors name the release.
+        """Join what was counted, one after the other; ``where`` is how errors name the release.
 
         Raises:
+            click.UsageError: too many groups.
             ValueError: no report, or a group without one.
         """
         groups, missing = dict[str | None, Counts](), 0
         for part in parts:
             missing += part.missing
-            for cell, counts in part.groups.items():
-                groups[cell] = groups[cell] + counts if cell in groups else counts
+            _check_few(groups.keys() | part.groups.keys(), wanted)
+            for cell, numbers in part.groups.items():
+                groups.setdefault(cell, Counts(wanted.channel)).numbers += numbers
         for cell, counts in groups.items():
             if not counts.total and wanted.by is not None:
                 raise ValueError(f"--by: group {cell!r} of {wanted.by!r} has no report")
@@ -157,16 +161,26 @@ def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
         own = own_sidecar(target, read_text(place))
         form = {} if own is None else parse_json(own)
         written = Layout.from_dict(form["layout"]) if "layout" in form else None
-        columns = [(one["column"], one["mechanism"], one["certificate"]["kind"]) for one in form["columns"]]
+        check_columns(form)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: is not the sidecar of a release") from error
-    if not columns:
-        raise ValueError(f"{place}: is not the sidecar of a release")
     if given is None and "output" in form and form["output"]["sha256"] != digest(path):
         raise ValueError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
         )
     return form, open_source(path, _layout(path, written, is_own=given is None))
+
+
+def check_columns(form: Mapping[str, Any]) -> None:
+    """Refuse a sidecar without columns, or whose columns are nothing.
+
+    Raises:
+        KeyError, TypeError: it is one.
+    """
+    for one in form["columns"]:
+        hash(one["column"]), one["mechanism"], one["certificate"]["kind"]
+    if not form["columns"]:
+        raise TypeError("columns: there are none")
 
 
 def _layout(path: Path, written: Layout | None, *, is_own: bool) -> Layout:
@@ -210,42 +224,45 @@ def _as_options(message: str) -> str:
     return message.replace("bounds:", "--lower, --upper:")
 
 
-def tallied(source: Source, wanted: Wanted) -> Tallied:
-    """Count one source.
+def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
+    """Count one source, which begins with that row of its file.
 
     Raises:
         click.UsageError: too many groups.
         ValueError: a number that is no report of the mechanism, with its row; missing where the release kept none.
     """
     name, by, channel = wanted.column, wanted.by, wanted.channel
-    groups: dict[str | None, Counts] = {}
-    start = missing = 0
+    groups: dict[str | None, np.ndarray] = {}
+    start, missing, width = row, 0, len(channel.written)
     chosen = [name] if by is None else [name, by]
     with closing(ahead(source.pieces(chosen))) as pieces:
         for piece in pieces:
             found = _reports(source, piece, name, start, channel, wanted.keep)
             missing += int((found < 0).sum())
             local, cells = _groups(source, piece, by)
-            if len(groups.keys() | set(cells)) * len(channel.written) > _MOST_COUNTS:
-                raise click.UsageError(
-                    f"--by: {by!r} has too many groups to be counted by report; is it an identifier?"
-                )
+            _check_few(groups.keys() | set(cells), wanted)
             here = found >= 0
-            index = (local[here] if by is not None else 0) * len(channel.written) + found[here]
-            numbers = np.bincount(index, minlength=len(cells) * len(channel.written)).reshape(len(cells), -1)
+            index = (local[here] if by is not None else 0) * width + found[here]
+            numbers = np.bincount(index, minlength=len(cells) * width).reshape(len(cells), -1)
             for cell, more in zip(cells, numbers, strict=True):
-                groups.setdefault(cell, Counts(channel)).numbers += more
+                groups.setdefault(cell, np.zeros(width, np.int64))[:] += more
             start += len(piece)
             stop_if_asked()
     return Tallied(groups, missing)
 
 
+def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
+    if len(cells) * len(wanted.channel.written) > _MOST_COUNTS:
+        raise click.UsageError(f"--by: {wanted.by!r} has too many groups to be counted by report; is it an identifier?")
+
+
 def _ordered(cell: str | None) -> tuple[bool, float, str]:
-    """Numbers by size, then other texts."""
+    """Numbers by size, then other texts: the same order, whichever part comes first."""
     try:
-        return (False, float(cell or ""), "")
+        number = float(cell or "")
     except ValueError:
-        return (True, 0.0, cell or "")
+        number = math.nan
+    return (True, 0.0, cell or "") if math.isnan(number) else (False, number, cell or "")
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:

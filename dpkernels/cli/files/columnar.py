@@ -171,9 +171,18 @@ class ParquetFile(Source):
                 sink.forget()
 
     @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Arrow's errors about a file's contents do not say which file. A store's may pass, and are the system's."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            kind = OSError if self._remote and isinstance(error, OSError) else ValueError
+            raise kind(f"{self.path}: is not a readable Parquet file: {error}") from error
+
+    @contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
         # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
-        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file, _named(self.path):
+        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file, self._named():
             size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
             yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
 
@@ -220,12 +229,3 @@ def _has_dictionary(kind: pa.DataType) -> bool:
 
 def _nulls(column: pa.ChunkedArray) -> np.ndarray:
     return buffers.truths(pc.is_null(column).combine_chunks())
-
-
-@contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Arrow's errors about a file's contents do not say which file."""
-    try:
-        yield
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: is not a readable Parquet file: {error}") from error
