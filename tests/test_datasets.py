@@ -715,6 +715,10 @@ def test_a_release_of_many_files_is_verified(run: Run) -> None:
     assert "rows" in run("certify", "--verify", sidecar).err
     sidecar.write_text(text.replace("part-1.parquet", "../part-1.parquet"))
     assert "is not the name of a file" in run("certify", "--verify", sidecar).err
+    twice = json.loads(text)
+    twice["output"]["parts"][2] = twice["output"]["parts"][1]
+    sidecar.write_text(json.dumps(twice))
+    assert "is named twice" in run("certify", "--verify", sidecar).err
     sidecar.write_text(text)
     part.unlink()
     assert "part-1.parquet is not there" in run("certify", "--verify", sidecar).out

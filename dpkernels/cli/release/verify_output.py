@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,14 +51,16 @@ def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]
     """The files of a release, each with what its sidecar says of it; one, but of a dataset.
 
     Raises:
-        CertificateError: a file's name is a path.
+        CertificateError: a file's name is a path, or there twice.
     """
     written = form.get("output", {})
     if "parts" not in written:
         return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
-    for part in written["parts"]:
-        if Path(part["name"]).name != part["name"]:
-            raise CertificateError(f"output: {part['name']!r} is not the name of a file beside the sidecar")
+    for name, count in Counter(part["name"] for part in written["parts"]).items():
+        if Path(name).name != name:
+            raise CertificateError(f"output: {name!r} is not the name of a file beside the sidecar")
+        if count > 1:
+            raise CertificateError(f"output: {name!r} is named twice; every row is released once")
     check_same("rows", form["rows"], sum(integer("rows", part["rows"]) for part in written["parts"]), "its files have")
     return [(path.with_name(part["name"]), {**part, "columns": written["columns"]}) for part in written["parts"]]
 
