@@ -304,7 +304,7 @@ def test_the_usual_files_exist(name):
 
 def test_the_top_level_is_what_was_agreed():
     folders = {path.relative_to(ROOT).parts[0] for path in listed("*.py")} - {"conftest.py"}
-    assert folders == {"dpkernels", "accountants", "benchmarks", "tests", "notebooks"}
+    assert folders == {"dpkernels", "accountants", "benchmarks", "tests", "notebooks", "docs"}
 
 
 def tracked_texts():

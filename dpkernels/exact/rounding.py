@@ -24,7 +24,8 @@ def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: flo
     """Round inputs to one of the two rows around them, with random bits of their own.
 
     Rows 0..shifts are evenly spaced from ``first`` to ``last``. What holds for rows holds for inputs. Neighbours d
-    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word (docs/proofs/row_mixtures.md).
+    steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word
+    (docs/proofs/row_mixtures.md).
     """
     bits = fraction_bits(shifts)
     position = positions(x, shifts, first, last)

@@ -73,8 +73,9 @@ class RowCertificate(BoundedCertificate, kind="rows"):
 def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = None) -> RowCertificate:
     """Verify everything a release relies on.
 
-    With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart (docs/proofs/row_mixtures.md). The
-    gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not that of their decimals.
+    With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart
+    (docs/proofs/row_mixtures.md). The gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not
+    that of their decimals.
 
     Raises:
         CertificateError: a total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon, a
