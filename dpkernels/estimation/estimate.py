@@ -62,7 +62,8 @@ def estimate(
             as what its JSON holds. None with ``Counts``, which know.
         column: which column of a sidecar; needed where it has several.
         bounds: smallest and largest value that inputs can have: of additive noise, and only there.
-        decimals: to how many decimals the reports were rounded; a sidecar says so itself.
+        decimals: to how many decimals the reports were rounded; a sidecar says so itself. By as much as that can have
+            moved mean and variance their intervals are wider.
         bins: equal bins on which the distribution is estimated, 24 to 1,024; it is uniform within a bin.
         smoothing: "splines", a density of as many quadratic splines as the reports can tell; "ems", expectation
             maximisation smoothed after each step (Li et al. 2020); "none", the bins' shares of greatest likelihood
@@ -124,7 +125,7 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs: unbiased, the mean of the reports.
+        """The mean of the inputs: unbiased (but for rounding to decimals, see ``Moment.missed``), the mean of the reports.
 
         Raises:
             ValueError: fewer than two reports.

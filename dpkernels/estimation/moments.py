@@ -12,7 +12,7 @@ from dpkernels.estimation.intervals import Interval, Moment
 
 
 def mean_of(counts: Counts) -> Moment:
-    """The mean of the inputs: the mean of the reports; but for rounding to decimals that has made some of them equal.
+    """The mean of the inputs: the mean of the reports, unbiased but for rounding that has made some of these equal.
 
     Raises:
         ValueError: fewer than two reports.
