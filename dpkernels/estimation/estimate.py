@@ -125,7 +125,7 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs: unbiased (but for rounding to decimals, see ``Moment.missed``), the mean of the reports.
+        """The mean of the inputs: unbiased, but for rounding (``Moment.missed``); the mean of the reports.
 
         Raises:
             ValueError: fewer than two reports.
