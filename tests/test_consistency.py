@@ -89,6 +89,14 @@ def test_what_is_consistent_stays() -> None:
     assert dpk.consistent_counts(r, form, groups=HIERARCHY, total=0).values.max() == 0
 
 
+def test_what_was_given_may_change_later() -> None:
+    reports, _ = released(4, 10, ())
+    counts = dpk.consistent_counts(reports, vector_noise(10))
+    before = counts.interval()
+    reports += 100.0
+    assert np.array_equal(counts.interval(), before)
+
+
 def test_groups_make_sums_more_precise() -> None:
     """Of 20 bins without zeros the mean squared error falls as least squares says: by the trace of its projection."""
     groups = [list(range(10)), list(range(10, 20)), list(range(20))]

@@ -11,6 +11,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.estimation.counts import Counts
+from dpkernels.estimation.sources import channel_of
 
 ALARM = 1e-6
 LAWS = {
@@ -168,6 +169,23 @@ def test_relations_of_perturbed_and_other_columns():
     for first, second in (((x, made), b), (a, (y, lattice))):
         values, ends = relations(first, second, 1 - ALARM)
         assert covered(ends.T, truth).all(), values
+
+
+@pytest.mark.parametrize("make", [dpk.piecewise, dpk.square_wave])
+def test_relations_of_rounded_reports_hold_what_rounding_moved(make):
+    """Of narrow windows and two heaps of inputs: rounding moves their means, all in one direction each."""
+    rng, made = np.random.default_rng(3), make(epsilon=8.0, lower=0.0, upper=1.0)
+    x = 0.12 * rng.random(200_000) + 0.6 * rng.integers(0, 2, 200_000)
+    y = 2 * x + 0.1 * rng.random(len(x))
+    reports = dpk.perturb(x, made, key=dpk.key_from_bytes(bytes(32)))
+    rounded = (reports.round(1), channel_of(made, decimals=1))
+    truth, _ = relations(x, y)
+    _, ends = relations(rounded, y, 1 - ALARM)
+    assert covered(ends.T, truth).all()
+    with pytest.raises(ValueError, match="rounded too much"):
+        dpk.least_squares(y, [(reports.round(0), channel_of(made, decimals=0))])
+    with pytest.raises(ValueError, match=r"a: .* rounded too much"):
+        dpk.correlation((reports.round(0), channel_of(made, decimals=0)), y)
 
 
 BAD = {

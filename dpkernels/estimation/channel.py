@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
+from scipy import signal
 
-from dpkernels.estimation.squares import Squares, row_squares, window_squares
+from dpkernels.estimation.tables import Squares, inputs_of, integrals_of, reports_of, row_means, squares_of, unbiased
 from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.rounding import report_kernel
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
@@ -38,12 +37,14 @@ class Channel(abc.ABC):
         written: (m,) the reports that are possible, increasing, as they are written.
         values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
             mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
+        missed: how far that mean may be from the input: 0, but for reports that rounding has made equal.
     """
 
     lower: float
     upper: float
     written: np.ndarray
     values: np.ndarray
+    missed: float
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -67,12 +68,34 @@ class Channel(abc.ABC):
         """
 
     @abc.abstractmethod
+    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
+
     def worst(self, weights: np.ndarray) -> tuple[float, float]:
         """Of weights of reports, given any one input: the largest variance, and the largest distance from the mean.
 
         Args:
             weights: (m,).
         """
+        weights = weights - weights.mean()  # Far from 0, squares would have no digits left for the variance.
+        (_, first), (_, second) = self.means(weights), self.means(weights**2)
+        # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
+        variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
+        return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+
+    def _made_right(self, weights: np.ndarray, power: int) -> Squares:
+        """Weights with the means (x - middle)^power, to which rounding has added about a constant: less that."""
+        if not self._is_merged:
+            return weights, 0.0
+        x, means = self.means(weights)
+        away = means - (x - self.middle) ** power
+        low, high = float(away.min()), float(away.max())
+        return weights - (low + high) / 2, (high - low) / 2
+
+    @property
+    @abc.abstractmethod
+    def _is_merged(self) -> bool:
+        """Whether rounding to decimals has made reports equal."""
 
     def same(self, other: Channel) -> bool:
         """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
@@ -104,106 +127,43 @@ class TableChannel(Channel):
     def __init__(self, parts: Sequence[tuple[float, WindowTable | RowTable]], decimals: int | None = None) -> None:
         self.parts = tuple(parts)
         self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
-        exact = np.concatenate([_values(table) for _, table in parts])
+        exact = np.concatenate([reports_of(table) for _, table in parts])
         self.written, places = np.unique(exact if decimals is None else exact.round(decimals), return_inverse=True)
         # Of a placed window they stand for what they are when stretched by its slope: their mean is then the input.
-        stand_for = np.concatenate([_values(_unbiased(table)) for _, table in parts])
-        self.values = np.bincount(places, stand_for) / np.bincount(places)
+        stand_for = np.concatenate([reports_of(unbiased(table)) for _, table in parts])
+        values = np.bincount(places, stand_for) / np.bincount(places) - self.middle
         self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
+        right, self.missed = self._made_right(values, 1)
+        self.values = right + self.middle
+
+    @property
+    def _is_merged(self) -> bool:
+        return len(self.written) < sum(len(places) for places in self._places)
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
         total = np.zeros((len(self.written), len(x)))
         for (weight, table), places in zip(self.parts, self._places, strict=True):
-            np.add.at(total, places, weight * _integrals(table, x))
+            np.add.at(total, places, weight * integrals_of(table, x))
         return np.add.reduceat(total, groups)
 
-    def worst(self, weights: np.ndarray) -> tuple[float, float]:
-        x = np.unique(np.concatenate([_inputs(table) for _, table in self.parts]))
-        first, second = np.zeros(len(x)), np.zeros(len(x))
+    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        x = np.unique(np.concatenate([inputs_of(table) for _, table in self.parts]))
+        means = np.zeros(len(x))
         for (weight, table), places in zip(self.parts, self._places, strict=True):
-            first += weight * np.interp(x, _inputs(table), _row_means(table, weights[places]))
-            second += weight * np.interp(x, _inputs(table), _row_means(table, weights[places] ** 2))
-        # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
-        variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
-        return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+            means += weight * np.interp(x, inputs_of(table), row_means(table, weights[places]))
+        return x, means
 
     @cached_property
     def squares(self) -> Squares:
-        found = [(weight, table, _squares(table)) for weight, table in self.parts]
+        found = [(weight, table, squares_of(table)) for weight, table in self.parts]
         told = sum(weight for weight, _, squares in found if squares)
         if not told:
             raise ValueError(f"mechanism: {_NO_SQUARES}")
         # A part that does not tell counts as 0, and the others for it.
         each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
         places = np.concatenate(self._places)
-        missed = max(squares[1] for _, _, squares in found if squares)
-        return np.bincount(places, np.concatenate(each)) / np.bincount(places), missed
-
-
-def _unbiased(table: WindowTable | RowTable) -> WindowTable | RowTable:
-    return replace(table, is_placed=False) if isinstance(table, WindowTable) and table.is_placed else table
-
-
-def _values(table: WindowTable | RowTable) -> np.ndarray:
-    """The reports of all codes, to the bit."""
-    if isinstance(table, WindowTable):
-        doubled = 2 * np.arange(table.codes) - (table.codes - 1)
-    else:
-        doubled = 2 * np.array(table.places)
-    return report_kernel(table.middle, table.step)(doubled, np.float64)
-
-
-def _inputs(table: WindowTable | RowTable) -> np.ndarray:
-    """(rows,) the inputs of the rows."""
-    first, last = (float(table.row_input(i)) for i in (0, table.shifts))
-    return np.linspace(first, last, table.shifts + 1)
-
-
-def _integrals(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
-    """(codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
-    inputs = _inputs(table)
-    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
-    i = np.minimum(place.astype(int), table.shifts - 1)
-    whole, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
-    f = place - i
-    sums = whole + f * first + f**2 / 2 * (second - first)
-    if isinstance(table, WindowTable):
-        sums += np.outer(table.base, place)
-    return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
-
-
-def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(codes, len(i)) weights' integrals over rows up to i, in rows, and the weights of rows i and i + 1."""
-    W = table.weights.T.astype(np.float64)
-    whole = np.zeros_like(W)
-    np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
-    return whole[:, i], W[:, i], W[:, i + 1]
-
-
-def _sliding(table: WindowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of the window alone, window[code - row], by its sums."""
-    sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
-    padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
-    code = np.arange(table.codes)[:, None]
-
-    def below(n: np.ndarray) -> np.ndarray:
-        return sums[np.clip(n, 0, w)]
-
-    whole = (below(code + 1) - below(code + 1 - i) + below(code) - below(code - i)) / 2
-    return whole, padded[code - i + table.shifts + 1], padded[code - i + table.shifts]
-
-
-def _row_means(table: WindowTable | RowTable, weights: np.ndarray) -> np.ndarray:
-    """(rows,) the mean of weights of codes for every row."""
-    if isinstance(table, RowTable):
-        return table.weights @ weights / 2.0**table.bits
-    window, base = (part / 2.0**table.bits for part in (table.window, table.base))
-    return base @ weights + np.correlate(weights, window, "valid")
-
-
-def _squares(table: WindowTable | RowTable) -> Squares | None:
-    table = _unbiased(table)
-    return window_squares(table) if isinstance(table, WindowTable) else row_squares(table)
+        g, missed = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
+        return g, missed + max(squares[1] for _, _, squares in found if squares)
 
 
 class NoiseChannel(Channel):
@@ -237,22 +197,29 @@ class NoiseChannel(Channel):
         self._points = points
         exact = (self._first + np.arange(points)) * float(table.cell)
         rounded = exact if decimals is None else exact.round(decimals)
-        self.written, self._begin, places = np.unique(rounded, return_index=True, return_inverse=True)
-        self.values = np.bincount(places, exact) / np.bincount(places) - float(table.mean)
+        self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
+        values = np.bincount(self._places, exact) / np.bincount(self._places) - float(table.mean) - self.middle
+        right, self.missed = self._made_right(values, 1)
+        self.values = right + self.middle
+
+    @property
+    def _is_merged(self) -> bool:
+        return len(self.written) < self._points
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
         ends = self._first + np.append(self._begin[groups], self._points)
         return np.diff(self._below(ends[:, None], x), axis=0)
 
-    def worst(self, weights: np.ndarray) -> tuple[float, float]:
-        """At every position of the lattice but, where there are very many, at some and at both ends."""
-        noise, shifts = self.table.weights / 2.0**self.table.bits, len(weights) - self.table.codes
+    def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """At every position of the lattice; only at some, and both ends, of very many where no report was rounded."""
+        noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
+        shifts = self._points - self.table.codes
         at = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
-        seen = [weights[i : i + self.table.codes] for i in at]
-        first = np.array([noise @ w for w in seen])
-        second = np.array([noise @ w**2 for w in seen])
-        variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
-        return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+        if self._is_merged and shifts > _MOST_SHIFTS:
+            at, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
+        else:
+            means = np.array([noise @ weights[i : i + self.table.codes] for i in at])
+        return (self._first - self.table.first + at) * float(self.table.cell), means
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The integral of P(position + code < end | u) over u up to x, from the first position on.
@@ -291,4 +258,4 @@ class NoiseChannel(Channel):
         """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
         cell = float(self.table.cell)
         rounding = cell**2 * (1 - self._grains**-2) / 6
-        return (self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 0.0
+        return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)

@@ -140,7 +140,7 @@ def consistent_counts(
     """
     noise = _noise_of(mechanism)
     values, _ = containers.unwrap(reports)
-    r = np.asarray(values, np.float64)
+    r = np.array(values, np.float64)  # A copy: intervals are computed from it later.
     G = _checked_groups(groups, r, mechanism)
     _check_possible(r, noise)
     if total is not None:

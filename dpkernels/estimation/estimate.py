@@ -22,6 +22,8 @@ _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _RESAMPLES, _MOST_RESAMPLES = 400, 100_000
 # Intervals at which a quantile must be told from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
+# Quantiles of resampled ones: where these are likely to be.
+_LIKELY = np.linspace(0.1, 0.9, 9)
 
 
 def estimate(
@@ -60,7 +62,8 @@ def estimate(
             as what its JSON holds. None with ``Counts``, which know.
         column: which column of a sidecar; needed where it has several.
         bounds: smallest and largest value that inputs can have: of additive noise, and only there.
-        decimals: to how many decimals the reports were rounded; a sidecar says so itself.
+        decimals: to how many decimals the reports were rounded; a sidecar says so itself. By as much as that can have
+            moved mean and variance their intervals are wider.
         bins: equal bins on which the distribution is estimated, 24 to 1,024; it is uniform within a bin.
         smoothing: "splines", a density of as many quadratic splines as the reports can tell; "ems", expectation
             maximisation smoothed after each step (Li et al. 2020); "none", the bins' shares of greatest likelihood
@@ -82,7 +85,7 @@ def estimate(
             raise ValueError(
                 "mechanism: Counts know what made them; give it to these, with column, bounds and decimals"
             )
-        counts = reports
+        counts = Counts(reports.channel) + reports  # A copy: estimates are of what was counted by now.
     else:
         if mechanism is None:
             raise TypeError("mechanism: None; say what made the reports")
@@ -122,7 +125,7 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs: unbiased, the mean of the reports.
+        """The mean of the inputs: unbiased, but for rounding (``Moment.missed``); the mean of the reports.
 
         Raises:
             ValueError: fewer than two reports.
@@ -167,7 +170,9 @@ class Estimate:
         """
         p = self._within("p", p, 0.0, 1.0, open_ends=True)
         found = self._resampled(lambda shares: shares.quantile(p), self.lower, self.upper)
-        self._check_enough(p, np.asarray(self.cdf(found.value).error))
+        # Not only where it was found: of few reports that is at an end, where no cdf has an error.
+        likely = np.quantile(found.draws, _LIKELY, axis=0)
+        self._check_enough(p, np.max(self.cdf(likely).error, axis=0))
         return found
 
     def histogram(self, bins: Any = 20) -> Histogram:
@@ -214,6 +219,8 @@ class Estimate:
         draw(self, Path(path), confidence)
 
     def __repr__(self) -> str:
+        if self.count < 2:
+            return f"Estimate({self.count} report)"
         low, high = self.mean.interval()
         return f"Estimate({self.count} reports, mean {self.mean.value:.6g} in [{low:.6g}, {high:.6g}] at 95 %)"
 

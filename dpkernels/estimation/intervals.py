@@ -23,7 +23,8 @@ class Moment:
         value: the estimate, a float or an array.
         error: its standard error.
         missed: how far from the truth it may be for other reasons than chance; intervals are wider by this. It is 0 but
-            for tables whose reports do not quite tell squares, some of ``optimal``.
+            for tables whose reports do not quite tell squares, some of ``optimal``, and for reports that rounding to
+            decimals has made equal.
         smallest: the smallest value there can be; intervals end there.
         largest: the largest.
     """

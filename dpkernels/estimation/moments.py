@@ -12,14 +12,14 @@ from dpkernels.estimation.intervals import Interval, Moment
 
 
 def mean_of(counts: Counts) -> Moment:
-    """The mean of the inputs: the mean of the reports.
+    """The mean of the inputs: the mean of the reports, unbiased but for rounding that has made some of these equal.
 
     Raises:
         ValueError: fewer than two reports.
     """
     channel = counts.channel
     average = _Average(counts, channel.values)
-    return Moment(average.value, average.error, 0.0, channel.lower, channel.upper, average.bernstein)
+    return Moment(average.value, average.error, channel.missed, channel.lower, channel.upper, average.bernstein)
 
 
 def variance_of(counts: Counts) -> Moment:
@@ -36,11 +36,13 @@ def variance_of(counts: Counts) -> Moment:
     first, second = _Average(counts, away), _Average(counts, g)
     both = _Average(counts, g - 2 * first.value * away)
     value = second.value - first.value**2 + first.error**2
+    missed += channel.missed * (2 * abs(first.value) + channel.missed)
     largest = ((channel.upper - channel.lower) / 2) ** 2
 
     def bernstein(confidence: float) -> Interval:
         each = (1 + confidence) / 2  # A union bound over the two averages.
         (a, b), (low, high) = first.bernstein(each), second.bernstein(each)
+        a, b = a - channel.missed, b + channel.missed
         nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
         return low - max(a * a, b * b), high - nearest
 

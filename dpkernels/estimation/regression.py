@@ -30,6 +30,7 @@ class Column:
         values: (n,) with the inputs, less the middle, as their means.
         squares: (n,) with the squares of these as their means,
         missed: but for so much at most.
+        off: how far the means of values may be from those of the inputs: 0, unless reports were rounded.
     """
 
     name: str
@@ -37,6 +38,18 @@ class Column:
     values: np.ndarray
     squares: np.ndarray
     missed: float = 0.0
+    off: float = 0.0
+
+    @property
+    def variance_missed(self) -> float:
+        """How far a variance may be off by ``missed`` and ``off``."""
+        return self.missed + self.off * (2 * abs(float(self.values.mean())) + self.off)
+
+
+def _product_missed(first: Column, second: Column) -> float:
+    """How far the mean of products of two columns, about their means, may be off: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
+    each = first.off * second.values.std() + first.values.std() * second.off + first.off * second.off
+    return float(each)
 
 
 def covariance(a: Any, b: Any) -> Moment:
@@ -55,7 +68,7 @@ def covariance(a: Any, b: Any) -> Moment:
     """
     first, second = _columns([("a", a), ("b", b)], squares=False)
     x, y = (column.values - column.values.mean() for column in (first, second))
-    return _of_means(x * y, factor=len(x) / (len(x) - 1))
+    return _of_means(x * y, len(x) / (len(x) - 1), _product_missed(first, second))
 
 
 def correlation(a: Any, b: Any) -> Moment:
@@ -74,7 +87,8 @@ def correlation(a: Any, b: Any) -> Moment:
     product = x * y
     value = product.mean() / math.sqrt(var_a * var_b)
     slope = (product - product.mean()) / math.sqrt(var_a * var_b) - value / 2 * (at_a / var_a + at_b / var_b)
-    missed = abs(value) / 2 * (first.missed / var_a + second.missed / var_b)
+    missed = abs(value) / 2 * (first.variance_missed / var_a + second.variance_missed / var_b)
+    missed += _product_missed(first, second) / math.sqrt(var_a * var_b)
     error = float(slope.std(ddof=1) / math.sqrt(len(x)))
     return Moment(float(np.clip(value, -1.0, 1.0)), error, missed, -1.0, 1.0)
 
@@ -104,7 +118,8 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
         columns: one or more.
 
     Raises:
-        ValueError: as of ``correlation``; or too few reports to tell the columns from linearly dependent ones.
+        ValueError: as of ``correlation``; or reports too few, or rounded too much, to tell the columns from linearly
+            dependent ones.
     """
     if not columns:
         raise ValueError("columns: are none; give one or more")
@@ -117,7 +132,8 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     M, right = z @ z.T / n, z @ wanted.values / n
     for i, column in enumerate(given, 1):
         M[i, i] = column.squares.mean()
-    _check_definite(M, z, given)
+    products = _products_missed(z, wanted, given)
+    _check_definite(M, z, given, products[1:, 1:-1])
     beta = np.linalg.solve(M, right)
     # Of each row, how far its own equations are from being solved; its own squares are the corrected ones.
     residual = wanted.values - beta @ z
@@ -130,26 +146,34 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     at_zero = np.concatenate([[1.0], -middles])
     intercept = wanted.middle + at_zero @ beta
     spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
-    missed = np.abs(np.linalg.inv(M)) @ np.array(
-        [0.0, *(abs(b) * c.missed for b, c in zip(beta[1:], given, strict=True))]
-    )
+    missed = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
     return Regression(
         Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ missed)),
         Moment(beta[1:], spread[1:], missed[1:]),
     )
 
 
-def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column]) -> None:
-    """Refuse corrected moments of which some combination of columns has no variance to speak of beside its error."""
+def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
+    """(d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
+    off = np.array([0.0, *(column.off for column in given), wanted.off])
+    size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
+    products = np.outer(off, size) + np.outer(size, off) + np.outer(off, off)
+    for i, column in enumerate(given, 1):
+        products[i, i] = column.missed
+    return products[:-1]
+
+
+def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], missed: np.ndarray) -> None:
+    """Refuse corrected moments of which some combination of columns has no variance to speak of beside its errors."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
     v = vectors[:, 0]
     centred = z[1:] - z[1:].mean(axis=1, keepdims=True)
     each = (v @ centred) ** 2 + sum(v[i] ** 2 * (c.squares - c.values**2) for i, c in enumerate(given))
-    if not values[0] > 3 * each.std() / math.sqrt(n):
+    if not values[0] > 3 * each.std() / math.sqrt(n) + np.abs(v) @ missed @ np.abs(v):
         raise ValueError(
-            f"columns: {n} reports are too few to tell them from columns that depend on each other linearly, or from "
-            "constants"
+            f"columns: {n} reports are too few, or rounded too much, to tell them from columns that depend on each "
+            "other linearly, or from constants"
         )
 
 
@@ -158,13 +182,15 @@ def _variance(column: Column) -> tuple[float, np.ndarray]:
     n, away = len(column.values), column.values - column.values.mean()
     each = column.squares - column.values**2 + away**2
     value, error = each.mean(), each.std() / math.sqrt(n)
-    if not value > 3 * error:
-        raise ValueError(f"{column.name}: {n} reports are too few to tell the variance of its values from 0")
+    if not value > 3 * error + column.variance_missed:
+        raise ValueError(
+            f"{column.name}: {n} reports are too few, or rounded too much, to tell the variance of its values from 0"
+        )
     return float(value), each - value
 
 
-def _of_means(each: np.ndarray, factor: float) -> Moment:
-    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))))
+def _of_means(each: np.ndarray, factor: float, missed: float) -> Moment:
+    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))), missed)
 
 
 def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
@@ -192,6 +218,6 @@ def _column(name: str, column: Any, squares: bool) -> Column:
     at = codes(channel, numbers_of(name, reports))
     values = (channel.values - channel.middle)[at]
     if not squares:
-        return Column(name, channel.middle, values, values)
+        return Column(name, channel.middle, values, values, 0.0, channel.missed)
     weights, missed = channel.squares
-    return Column(name, channel.middle, values, weights[at], missed)
+    return Column(name, channel.middle, values, weights[at], missed, channel.missed)
