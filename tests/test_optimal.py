@@ -431,6 +431,22 @@ def test_a_solution_that_cannot_be_certified_is_solved_again(cache):
     assert dpk.certify(again()[0]).certificate.to_dict() == form.certificate.to_dict()
 
 
+@pytest.mark.parametrize("changed", ["epsilon", "sensitivity", "spacing", "reach"])
+def test_a_read_solution_with_another_claim_is_not_solved_again(cache, changed):
+    """It would be certified for the program's budget in the place of the one that was asked for."""
+    _, again = cache
+    again()
+    made, solved = again()
+    assert not solved
+    claim = {"epsilon": 1.3 * (1 - 1e-4), "sensitivity": 0.1, "spacing": made.spacing / 2, "reach": made.reach * 1.5}
+    other = dataclasses.replace(made, **{changed: claim[changed]})
+    assert optimal_search.solved_again(other) is None
+    if changed == "epsilon":
+        with pytest.raises(dpk.CertificateError, match="epsilon"):
+            dpk.certify(other)
+    assert dpk.certify(made).certificate.epsilon == 1.3
+
+
 def test_what_cannot_be_certified_and_was_not_read_is_refused(cache):
     _, again = cache
     made, _ = again()

@@ -459,7 +459,7 @@ def test_progress_counts_every_value_once(monkeypatch, made, shape):
     told = []
     secret = perturbation._release_secret(KEY)
     x = np.broadcast_to(np.asarray(made.upper, float), shape)
-    perturbation._reports(dpk.certify(made), secret, x, False, told.append)
+    perturbation._reports(dpk.certify(made), secret, x, False, told.append, 0)
     assert sum(told) == x.size
     assert len(told) > 1
 

@@ -195,11 +195,14 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
 def solved_again(mechanism: Optimal) -> Optimal | None:
     """The mechanism of a solution that is not read from the cache folder; None where its own was not either.
 
-    For one that cannot be certified: floats within rounding of a private, unbiased table may be too far from one.
+    For one that cannot be certified: floats within rounding of a private, unbiased table may be too far from one. One
+    with another budget, sensitivity or grid than the solution's is somebody's own, and stays refused.
     """
-    problem = _READ.pop(np.asarray(mechanism.probabilities).tobytes(), None)
-    if problem is None:
+    solution = np.asarray(mechanism.probabilities).tobytes()
+    problem = _READ.get(solution)
+    if problem is None or not _is_of(mechanism, problem):
         return None
+    del _READ[solution]
     _solution.cache_clear()
     _mechanism.cache_clear()
     _DISTRUSTED.add(problem)
@@ -207,6 +210,16 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
         return _mechanism(problem, mechanism.lower, mechanism.upper, mechanism.sensitivity)
     finally:
         _DISTRUSTED.discard(problem)  # Its file is the new solution's.
+
+
+def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
+    """Whether a mechanism with a problem's probabilities says of itself what the problem's does."""
+    low, high, D = mechanism.lower, mechanism.upper, mechanism.sensitivity
+    ratio = 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
+    made = _mechanism(problem, low, high, D)
+    return ratio == problem.ratio and all(
+        getattr(mechanism, name) == getattr(made, name) for name in ("epsilon", "places", "reach", "spacing")
+    )
 
 
 def _output_range(problem: _Problem) -> float:
