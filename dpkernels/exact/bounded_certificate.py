@@ -20,10 +20,6 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.table import BoundedTable
 
-# Of a table whose means are its inputs; one with another mean is refused.
-MEAN_ERROR = Fraction(0)
-UNBIASED = f"equal to the input, as fractions (error {MEAN_ERROR})"
-
 
 class BoundedCertificate(Certificate):
     """Verified facts about a table with a row for every one of some inputs.
@@ -92,6 +88,19 @@ class BoundedCertificate(Certificate):
             line("row means", self.means),
             line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
         ]
+
+
+class UnbiasedCertificate(BoundedCertificate):
+    """Of a table whose means are its inputs; one with another mean is refused."""
+
+    @property
+    def mean_error(self) -> Fraction:
+        """Largest difference of a row's mean from its input."""
+        return Fraction(0)
+
+    @property
+    def means(self) -> str:
+        return f"equal to the input, as fractions (error {self.mean_error})"
 
 
 def check_rows(table: BoundedTable) -> None:

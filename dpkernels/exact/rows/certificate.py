@@ -12,9 +12,7 @@ from typing import Any, ClassVar
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.bounded_certificate import (
-    MEAN_ERROR,
-    UNBIASED,
-    BoundedCertificate,
+    UnbiasedCertificate,
     certified_ratio,
     check_means,
     check_rows,
@@ -30,7 +28,7 @@ _LARGEST_PLACE = 1 << 30
 
 
 @dataclass(frozen=True)
-class RowCertificate(BoundedCertificate, kind="rows"):
+class RowCertificate(UnbiasedCertificate, kind="rows"):
     """Verified facts about one row table; see ``BoundedCertificate``.
 
     Attributes:
@@ -45,15 +43,6 @@ class RowCertificate(BoundedCertificate, kind="rows"):
 
     facts = (*WindowCertificate.facts, "sensitivity", "cells")
     parts: ClassVar[Mapping[str, str]] = {"row_table": "table"}
-
-    @property
-    def mean_error(self) -> Fraction:
-        """Largest difference of a row's mean from its input."""
-        return MEAN_ERROR
-
-    @property
-    def means(self) -> str:
-        return UNBIASED
 
     @property
     def covers(self) -> str:

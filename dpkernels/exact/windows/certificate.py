@@ -10,9 +10,8 @@ from typing import Any, ClassVar
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.exact.bounded_certificate import (
-    MEAN_ERROR,
-    UNBIASED,
     BoundedCertificate,
+    UnbiasedCertificate,
     certified_ratio,
     check_means,
     check_rows,
@@ -28,7 +27,7 @@ COVERS = (
 
 
 @dataclass(frozen=True)
-class WindowCertificate(BoundedCertificate, kind="window"):
+class WindowCertificate(UnbiasedCertificate, kind="window"):
     """Verified facts about one window table; see ``BoundedCertificate``."""
 
     epsilon: float
@@ -53,15 +52,6 @@ class WindowCertificate(BoundedCertificate, kind="window"):
     def cells(self) -> int:  # type: ignore[override]
         """All rows: any two inputs are neighbours."""
         return self.table.shifts
-
-    @property
-    def mean_error(self) -> Fraction:
-        """Largest difference of a row's mean from its input."""
-        return MEAN_ERROR
-
-    @property
-    def means(self) -> str:
-        return UNBIASED
 
     @property
     def covers(self) -> str:
