@@ -63,6 +63,7 @@ def test_rows_that_add_up_nearly_are_made_to():
     assert made.delta(0.0) == pytest.approx(shuffled(rows, 2).delta(0.0), rel=1e-6)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("epsilon", [2.0000001, 30.0, 800.0, 1e300])
 def test_beyond_the_pure_level_delta_is_zero(epsilon):
     made = shuffled(dpk.certify(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
