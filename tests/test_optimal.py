@@ -13,6 +13,7 @@ import tracemalloc
 import zipfile
 
 import jax
+import mpmath
 import numpy as np
 import pytest
 from helpers import ALL, CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, inputs, over
@@ -728,3 +729,18 @@ def test_compare_shows_the_distance_from_the_optimum(capsys, monkeypatch):
     assert captured.err.count("solving the linear program") == 2
     assert main(["compare", "--epsilon", "13", "--lower", "0", "--upper", "4"]) == 0
     assert "optimal" not in capsys.readouterr().out.replace("above optimum", "")
+
+
+@pytest.mark.parametrize(("epsilon", "steps"), [(0.5, 1), (2.0, 4), (9.0, 12), (20.0, 64)])
+def test_the_published_core_is_the_sources_formula(epsilon, steps):
+    """In 50 digits; at eps 20 and 64 steps e^(s eps) is beyond floats."""
+    with mpmath.workdps(50):
+        eps, d, m = mpmath.mpf(epsilon), mpmath.mpf(2) / steps, steps - 1
+        A = d * mpmath.exp(eps) * mpmath.expm1(m * eps) / mpmath.expm1(eps)
+        B = (1 + m * d) * mpmath.exp((m + 1) * eps)
+        U = eps / mpmath.log((A + mpmath.sqrt(A**2 + 4 * B)) / 2)
+        b = mpmath.mpf(m + 3) / (m + 4) * U
+        wanted = mpmath.exp(eps / b - steps * eps) - d * (1 - mpmath.exp(-m * eps)) / mpmath.expm1(eps)
+    made = dpk.central_piecewise(epsilon=epsilon, lower=0.0, upper=float(steps), sensitivity=1.0, core="published")
+    assert made.steps == steps
+    assert made.core == pytest.approx(float(wanted), rel=1e-10)
