@@ -676,6 +676,7 @@ def test_a_part_of_another_release_is_no_part_of_this(run: Run) -> None:
 @pytest.mark.parametrize(
     "change",
     [
+        lambda form: form.update(rows=0, output={**form["output"], "parts": []}),
         lambda form: form.pop("columns"),
         lambda form: form.update(columns=[]),
         lambda form: form.update(columns=[{"column": ["age"]}]),

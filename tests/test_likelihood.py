@@ -51,6 +51,7 @@ def test_exact_vectors_are_possible(kind, sampled):
 
 
 EVERY = {name: make(epsilon=1.0, lower=0.0, upper=1.0) for name, make in BOUNDED.items()} | {
+    "square wave": dpk.square_wave(epsilon=1.0, lower=0.0, upper=1.0),
     "central": dpk.central_piecewise(epsilon=1.0, lower=0.0, upper=4.0, sensitivity=1.0),
     "laplace": dpk.laplace(epsilon=1.0, sensitivity=1.0),
     "gaussian": dpk.gaussian(sigma=2.0, sensitivity=1.0),

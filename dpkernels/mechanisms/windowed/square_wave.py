@@ -12,7 +12,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.base import Local
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 # Far beyond, a window is all of the output or none of it.
@@ -103,7 +103,7 @@ class SquareWave(Local):
 
     def mass(self, y: Any, x: Any) -> Any:
         """0: there are no atoms."""
-        return namespace(y, x).zeros_like(floating(y) + floating(x))
+        return unless_nan(namespace(y, x).zeros_like(floating(y) + floating(x)), y, x)
 
     def draw(self, u: Any, x: Any) -> Any:
         """The exact mixture: u < S1 is a point of the window, the rest one of the base."""
