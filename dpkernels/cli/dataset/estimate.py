@@ -111,6 +111,4 @@ def _parts(place: Place, form: dict[str, Any], written: Layout) -> Sequence[Rele
     parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), written)]
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:
         raise ValueError(f"{place}: its files have {rows} rows, the release {form['rows']}")
-    if not parts:
-        raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files: it names none")
     return parts
