@@ -149,8 +149,7 @@ PIECEWISE = MADE["piecewise"]()
 
 
 def idle(dtype=np.float64):
-    bits = tuple(need.bits for need in dpk.certify(PIECEWISE).words)
-    return host_engine._idle(bits, 1 << 14, np.dtype(dtype))
+    return host_engine._idle(*host_engine._kind(dpk.certify(PIECEWISE), np.empty(9001, dtype)))
 
 
 def test_nothing_is_read_from_a_workspace_that_was_there_before():
@@ -168,23 +167,26 @@ def test_nothing_is_read_from_a_workspace_that_was_there_before():
 @pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("where", ["words", "kernel"])
 def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, where):
-    expected, form = reports(PIECEWISE, 9001, "float64"), dpk.certify(PIECEWISE)
-    fill, compiled = host.Source.fill, form.compiled
+    expected = reports(PIECEWISE, 9001, "float64")
+    fill, compiled = host.Source.fill, host_engine._compiled
 
     def half(self, out, stream, first):
         fill(self, out[: len(out) // 2], stream, first)
         raise error
 
-    def after(*buffers):
-        compiled(*buffers)
-        raise error
+    def after(*kind):
+        def program(*buffers):
+            compiled(*kind)(*buffers)
+            raise error
+
+        return program
 
     idle().clear()
     with monkeypatch.context() as patch:
         if where == "words":
             patch.setattr(host.Source, "fill", half)
         else:
-            patch.setitem(form.__dict__, "compiled", after)
+            patch.setattr(host_engine, "_compiled", after)
         with pytest.raises(error):
             reports(PIECEWISE, 9001, "float64")
     assert idle() == []

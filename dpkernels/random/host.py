@@ -12,8 +12,9 @@ from dpkernels.random.chacha import FOLD_STREAM
 
 _COUNTER = struct.Struct("<QII")
 
-# Read over and over: few enough to leave a core's cache to the words and the values.
-_ZEROS = memoryview(bytes(1 << 17))
+# Never written, so that an operating system keeps one page for all of it, which stays in a core's cache. A stream of a
+# chunk is then one call of OpenSSL: threads wait for the interpreter's lock after each.
+_ZEROS = memoryview(np.zeros(1 << 21, np.uint8)).toreadonly()
 
 
 class Source:

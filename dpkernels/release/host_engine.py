@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import threading
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.sharding import SingleDeviceSharding
 
 from dpkernels.exact.form import ExactForm
 from dpkernels.random import host
@@ -54,30 +58,32 @@ class HostRelease:
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.form.words]
+        self._fill(words, start, len(x))
         with np.errstate(all="ignore"):
-            out[:] = self.form.reports(x, *self._filled(words, start, len(x), len(x)))
+            out[:] = self.form.reports(x, *(stream[: len(x)] for stream in words))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """In a workspace that is given back only when all went well: no error leaves one that is half written."""
-        idle = _idle(tuple(need.bits for need in self.form.words), padded_length(len(x)), x.dtype)
+        program, idle = _compiled(self.form, padded_length(len(x)), x.dtype), _idle(*_kind(self.form, x))
         try:
             space = idle.pop()
         except IndexError:
-            space = _Workspace(self.form, padded_length(len(x)), x.dtype)
+            space = _Workspace(*_kind(self.form, x))
         space.x[: len(x)] = x
         space.x[len(x) :] = x[0]
-        words = self._filled(space.words, start, len(x), len(space.x))
-        with own_settings(x64=True), jax.default_device(_here()):
-            space.reports = self.form.compiled(space.reports, space.x, *words)
+        self._fill(space.words, start, len(x))
+        with own_settings():
+            space.reports = program(space.reports, *space.arguments())
             out[:] = np.asarray(space.reports)[: len(x)]
         idle.append(space)
 
-    def _filled(self, buffers: list[np.ndarray], start: int, count: int, length: int) -> list[np.ndarray]:
-        """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any up to a length."""
+    def _fill(self, buffers: list[np.ndarray], start: int, count: int) -> None:
+        """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any."""
         skip, source = start % BLOCK_VALUES, host.Source(self.key)
         for need, buffer in zip(self.form.words, buffers, strict=True):
             source.fill(buffer[: skip + count], need.stream, (start - skip) * need.bits // 512)
-        return [buffer[skip : skip + length] for buffer in buffers]
+            if skip:
+                buffer[:count] = buffer[skip : skip + count]
 
 
 @lru_cache(maxsize=1024)
@@ -111,18 +117,62 @@ def _is_far_from_subnormal(form: ExactForm, dtype: np.dtype) -> bool:
     return form.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
 
-class _Workspace:
-    """Buffers that one chunk at a time is worked on in: fresh memory would cost as much as the arithmetic."""
+_compiling = threading.Lock()
 
-    def __init__(self, form: ExactForm, length: int, dtype: np.dtype) -> None:
+
+def _compiled(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
+    """The form's program for values of a length and type; threads that need one at the same time compile one."""
+    with _compiling:
+        return _program(form, length, dtype)
+
+
+@lru_cache(maxsize=256)
+def _program(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
+    # Compiled ahead of its calls: a call of jax.jit looks at settings, devices and types each time.
+    where = SingleDeviceSharding(_here())
+    like = [jax.ShapeDtypeStruct((length,), kind, sharding=where) for kind in (dtype, dtype, *_word_types(form))]
+    with own_settings(x64=True):
+        return form.compiled.lower(*like).compile()
+
+
+def _word_types(form: ExactForm) -> tuple[np.dtype, ...]:
+    return tuple(_WORD[need.bits] for need in form.words)
+
+
+def _kind(form: ExactForm, x: np.ndarray) -> tuple[tuple[np.dtype, ...], int, np.dtype]:
+    """What distinguishes workspaces."""
+    return _word_types(form), padded_length(len(x)), x.dtype
+
+
+class _Workspace:
+    """Buffers that one chunk at a time is worked on in: fresh memory would cost as much as the arithmetic.
+
+    JAX's names for them are made once, and what a program is given is what NumPy wrote there last.
+    """
+
+    def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:
         self.x = aligned(length, dtype)
-        self.words = [aligned(length + BLOCK_VALUES, _WORD[need.bits]) for need in form.words]
+        self.words = [aligned(length + BLOCK_VALUES, kind) for kind in words]
         with own_settings(x64=True), jax.default_device(_here()):
             self.reports = jnp.zeros(length, dtype)
+        self._shared = self._handed_over()
+        self._is_shared = all(
+            array.unsafe_buffer_pointer() == buffer.ctypes.data
+            for array, buffer in zip(self._shared, (self.x, *self.words), strict=True)
+        )
+
+    def arguments(self) -> list[Array]:
+        """The buffers as JAX's arrays: of the same memory, or copies of what is in them now."""
+        return self._shared if self._is_shared else self._handed_over()
+
+    def _handed_over(self) -> list[Array]:
+        buffers = (self.x, *(words[: len(self.x)] for words in self.words))
+        with own_settings(x64=True):
+            return [jax.device_put(buffer, _here(), may_alias=True) for buffer in buffers]
 
 
 @lru_cache(maxsize=16)
-def _idle(bits: tuple[int, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
+def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
     """Workspaces in nobody's hands, of one kind; ``pop`` and ``append`` are atomic."""
     return []
 
