@@ -136,6 +136,18 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
     assert host_engine._here.__wrapped__() == jax.devices("cpu")[0]
 
 
+def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
+    """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
+    form = dpk.certify(MADE["piecewise"]())
+    assert "outer_dimension_partitions" not in host_engine._compiled(form, 1 << 18, np.dtype(np.float64)).as_text()
+    for value in (None, "7"):
+        monkeypatch.delenv("PJRT_NPROC", raising=False)
+        if value:
+            monkeypatch.setenv("PJRT_NPROC", value)
+        host_engine._here.__wrapped__()
+        assert os.environ.get("PJRT_NPROC") == value
+
+
 def test_numpys_own_settings_change_nothing():
     made = dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0)
     expected = reports(made, 500, "float32")

@@ -15,8 +15,8 @@ from jax import Array
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 
-# One thread a program, since chunks have threads of their own, and vectors as long as the processor has them: half the
-# time of XLA's 256 bits. Of versions of JAX that are known to know these options.
+# Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
+# however many there are. Of versions of JAX that are known to know these options.
 ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
 from typing import Any
 
@@ -96,15 +98,30 @@ def _calls(form: ExactForm, length: int, dtype: np.dtype) -> itertools.count[int
 def _here() -> Any:
     """A CPU device that runs a program in the thread that calls it.
 
-    JAX's own hands all but the smallest programs to another thread, which takes as long as working on 20,000 values.
+    JAX's own hands a program to another thread, and a half or more of it to others again: chunks have threads of their
+    own, and to wake one takes as long as working on 20,000 values.
     """
     try:  # There is no public way to make a client.
         from jax._src.lib import xla_client
 
-        client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        with _environment("PJRT_NPROC", "1"):  # How many threads it has, and how many parts a program is cut into.
+            client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
         return client.devices()[0]
     except (AttributeError, ImportError, TypeError):  # Another version of JAX: the same reports, later.
         return jax.local_devices(backend="cpu")[0]
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """A variable of this process's environment, for as long as it is asked for."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
 
 
 @lru_cache(maxsize=256)
