@@ -25,7 +25,10 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # The files of the most seconds, first: what a worker begins last is short.
-LONG: tuple[str, ...] = ()
+LONG = (
+    "test_tune test_fourier test_docs test_shuffle test_cli test_composition test_estimation test_optimal "
+    "test_distributions test_guarantee test_pairs test_outputs test_ray test_sweeps"
+).split()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

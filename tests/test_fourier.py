@@ -84,13 +84,17 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
     assert made.epsilon(exact) == pytest.approx(eps, rel=3e-12)
 
 
+@jax.jit
+def three_of(made):
+    return [trinomial.three(parts[0].losses, 22) for parts in made.directions()]
+
+
 def test_equal_losses_of_two_parts_are_one():
     """A hybrid's windows and points have the same largest loss, in other nodes."""
     made = guarantee(dpk.hybrid(epsilon=1.2, **UNIT)).subsample(0.11).repeat(22)
     exact = []
     with jax.enable_x64(True):
-        for parts in as_float64(made).directions():
-            reports, alone = trinomial.three(parts[0].losses, 22)
+        for reports, alone in three_of(as_float64(made)):
             assert bool(alone)
             exact.append(counted(np.asarray(reports.mass), np.asarray(reports.loss), 22, 1.0))
     assert made.delta(1.0) == pytest.approx(max(exact), rel=1e-11)
@@ -125,10 +129,15 @@ def test_deposits_keep_polynomials_and_atoms(x64):
 
 def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
     made = guarantee(Additive(Reweighted(Gaussian(2.0), -4.0, 4.0, 0.3)), 1.0)
-    (part,) = made.directions(values.PANELS)[0]
-    twice = highest([part.losses, part.losses])
+
+    @jax.jit
+    def moments(made, c):
+        (part,) = made.directions(values.PANELS)[0]
+        twice = highest([part.losses, part.losses])
+        return [characteristic.Part(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
+
     for c in (0.5, 2.0):
-        (one, _, _), (other, _, _) = (characteristic.Part(n, 0.0, 1).moments(c) for n in (part.losses, twice))
+        one, other = moments(as_float64(made), jnp.float64(c))
         assert float(other) == pytest.approx(float(one), abs=1e-6)
 
 
@@ -145,18 +154,17 @@ CONTOURS = {
 }
 
 
+@jax.jit
+def by_contour(made, delta):
+    return [characteristic.epsilon_at(parts, delta, characteristic.LARGE) for parts in made.directions()]
+
+
 @pytest.mark.parametrize("name", slow(CONTOURS, "laplace", "recycled"))
 def test_agrees_with_the_contour(name):
     made = CONTOURS[name]
     with jax.enable_x64(True):
         for delta in (1e-3, 1e-9):
-            values, good = zip(
-                *(
-                    characteristic.epsilon_at(parts, jnp.float64(delta), characteristic.LARGE)
-                    for parts in as_float64(made).directions()
-                ),
-                strict=True,
-            )
+            values, good = zip(*by_contour(as_float64(made), jnp.float64(delta)), strict=True)
             assert all(good)
             assert made.epsilon(delta) == pytest.approx(float(max(values)), rel=1e-8)
 
@@ -182,7 +190,7 @@ KINDS = {
 # The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
 MOVED = (".relative_height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
 STEPS = 10.0 ** -np.arange(3, 9)
-ORDINARY = ("piecewise", "recycled gaussian")  # A count of few losses, and the contour.
+ORDINARY = ("recycled gaussian",)
 
 
 def wide(r):
@@ -271,7 +279,7 @@ def test_values_and_gradients_of_all(x64, kind, number):
 
 def test_the_count_has_a_derivative(x64):
     made = guarantee(Additive(Laplace(3.0)), 1.0)
-    slope = jax.grad(lambda n: made.repeat(n).epsilon(1e-6))(jnp.float64(400.0))
+    slope = jax.jit(jax.grad(lambda n: made.repeat(n).epsilon(1e-6)))(jnp.float64(400.0))
     near, far = (made.repeat(400 + k).epsilon(1e-6) - made.repeat(400 - k).epsilon(1e-6) for k in (1, 2))
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
 
@@ -291,7 +299,7 @@ def test_vmap_over_budgets_counts_and_parameters(x64):
         return guarantee(Additive(Laplace(scale)), 1.0).repeat(count).epsilon(delta)
 
     scales, counts, deltas = np.array([2.0, 5.0, 1.0]), np.array([3.0, 50.0, 7.0]), np.array([1e-4, 1e-8, 1e-2])
-    found = jax.vmap(eps)(*map(jnp.asarray, (scales, counts, deltas)))
+    found = jax.jit(jax.vmap(eps))(*map(jnp.asarray, (scales, counts, deltas)))
     rows = zip(scales, counts, deltas, strict=True)
     np.testing.assert_allclose(found, [eps(float(s), int(n), float(d)) for s, n, d in rows], rtol=1e-9)
 

@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import characteristic, serial
+from accountants.composition import serial
 from accountants.composition.bracket import Bracket
 from accountants.composition.characteristic import ConvergenceError, Parts
 from accountants.composition.replacement import check_replaceable
@@ -36,7 +36,7 @@ from accountants.composition.terms import (
     parts_of,
     with_mirror,
 )
-from accountants.composition.values import values_of, values_of_one_or_more
+from accountants.composition.values import certain_of, values_of, values_of_one_or_more
 from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.pairs.worst import take_none, worst_pairs
@@ -166,7 +166,7 @@ class Guarantee:
     def _certain(self) -> float:
         """The probability that some loss is infinite."""
         with jax.enable_x64(True):
-            return max(float(characteristic.certain(parts)) for parts in as_float64(self).directions())
+            return float(certain_of(as_float64(self)))
 
     @property
     def _single(self) -> bool | None:

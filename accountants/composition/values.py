@@ -178,6 +178,12 @@ def values_of(made: Any, at: Any, what: str) -> Any:
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
 
+@jax.jit
+def certain_of(made: Any) -> Any:
+    """The probability that some loss is infinite, in the direction in which it is larger."""
+    return jnp.stack([jnp.asarray(certain(parts)) for parts in made.directions()]).max()
+
+
 @partial(jax.jit, static_argnames=("what",))
 def values_of_one_or_more(made: Any, at: Any, what: str) -> Any:
     """``values_of``; the exact profile of one report."""
