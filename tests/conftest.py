@@ -25,10 +25,7 @@ import jax  # noqa: E402
 import pytest  # noqa: E402
 
 # The files of the most seconds, first: what a worker begins last is short.
-LONG = (
-    "test_tune test_fourier test_docs test_shuffle test_cli test_composition test_estimation test_optimal "
-    "test_distributions test_guarantee test_pairs test_outputs test_ray test_sweeps"
-).split()
+LONG = ["tune", "fourier", "docs", "shuffle", "cli", "composition", "estimation", "optimal", "guarantee", "outputs"]
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -39,7 +36,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Long files before short ones."""
-    rank = {name: place for place, name in enumerate(LONG)}
+    rank = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
 
 
