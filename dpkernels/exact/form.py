@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,7 +55,7 @@ class ExactForm(abc.ABC):
         """Reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
     @cached_property
-    def compiled(self) -> Callable[..., Array]:
+    def compiled(self) -> jax.stages.Wrapped:
         """``reports``, jitted, after an argument whose memory (of x's shape and type) the result takes over."""
 
         def into(_: Array, x: Array, *words: Array) -> Array:
