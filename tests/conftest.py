@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +24,21 @@ if OWNS:
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+# The files of the most seconds, first: what a worker begins last is short.
+LONG: tuple[str, ...] = ()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A file stays with one worker, which then compiles and computes what its tests share once."""
+    if not any(item.get_closest_marker(name) for name in ("slow", "notebook", "xdist_group")):
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files before short ones."""
+    rank = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
 
 def pytest_unconfigure() -> None:
     """The run's folder goes with the process that made it."""
@@ -28,17 +46,22 @@ def pytest_unconfigure() -> None:
         shutil.rmtree(os.environ.pop(SHARED), ignore_errors=True)
 
 
-# A compiled program holds some ten memory maps, and Linux gives a process 65,530: past that LLVM kills it.
-MAPS = Path("/proc/self/maps")
-MOST_MAPS = 20_000
+# A compiled program holds some ten memory maps, of which Linux gives a process 65,530, and about 10 MB.
+MAPS, PAGES = Path("/proc/self/maps"), Path("/proc/self/statm")
+MOST_MAPS, MOST_MB = 20_000, 900
 
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_are_let_go() -> Iterator[None]:
     """Let the compiled programs of the files before go when there are many: memory and maps stay bounded."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > MOST_MAPS:
+    if not PAGES.exists():
+        return
+    resident = int(PAGES.read_text().split()[1]) * resource.getpagesize() >> 20
+    if resident > MOST_MB or MAPS.read_bytes().count(b"\n") > MOST_MAPS:
         jax.clear_caches()
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # Else the memory stays with the process.
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -121,6 +121,11 @@ def over(registry: dict[str, Any], *names: str) -> pytest.MarkDecorator:
     """Parametrise ``m`` over a registry, or over the named entries of it."""
     chosen = names or registry
     return pytest.mark.parametrize("m", [pytest.param(registry[name], id=name) for name in chosen])
+
+
+def slow(names: Iterable[str], *slow_ones: str) -> list[Any]:
+    """Names to parametrise over, of which some are for ``-m slow``: they take the way of another, and long."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow_ones else ()) for name in names]
 
 
 def inputs(m: Any) -> np.ndarray:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from helpers import slow
 from scipy.stats import binom
 
 from accountants.closed_forms import concentrated as cdp
@@ -221,7 +222,7 @@ CURVES = {
 }
 
 
-@pytest.mark.parametrize("name", CURVES)
+@pytest.mark.parametrize("name", slow(CURVES, "mixed delta"))
 def test_gradients(name, x64):
     curve, point = CURVES[name]
     found = jax.jit(jax.grad(curve, (0, 1)))(*map(jnp.float64, point))

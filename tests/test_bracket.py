@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from helpers import ALL, SKEW, UNIT
+from helpers import ALL, SKEW, UNIT, slow
 from noise_registry import LAWS, scale
 from scipy.special import ndtr
 
@@ -42,7 +42,7 @@ SMOOTH = {
 smooth = cache(lambda name: SMOOTH[name]())
 
 
-@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("name", slow(SMOOTH, "laplace", "sampled"))
 @pytest.mark.parametrize("delta", [1e-10, *(pytest.param(other, marks=pytest.mark.slow) for other in (1e-5, 1e-14))])
 def test_bracket_holds_the_precise_value_and_is_narrow(name, delta):
     made = smooth(name)
@@ -152,7 +152,7 @@ def test_connected_dots_keep_both_masses(name):
     assert cut.p.sum() + cut.infinite == pytest.approx(1.0, rel=1e-10)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", slow(PAIRS, "laplace", "windowed"))
 def test_one_report_between_its_bounds(name):
     """The exact profile at every eps, on coarse grids, not only at the eps of the tilt."""
     m, D = PAIRS[name]
@@ -196,7 +196,7 @@ def broken(name):
     return not low <= made.delta(eps) * (1 - 1e-8) < made.delta(eps) * (1 + 1e-8) <= high
 
 
-@pytest.mark.parametrize("name", ["gaussian", "windowed"])
+@pytest.mark.parametrize("name", slow(["gaussian", "windowed"], "windowed"))
 def test_planted_faults_of_the_upper_bound_are_seen(monkeypatch, name):
     assert not broken(name)
     monkeypatch.setattr(bracket, "above", lambda n, step, count: _times(above(n, step, count), 1 - 1e-3))
@@ -245,11 +245,14 @@ def test_identity_shares_are_seen():
 def test_missing_infinite_mass_is_seen(monkeypatch):
     made = guarantee(Additive(Reweighted(Gaussian(1.0), -4.0, 4.0, 0.0)), 0.1).repeat(20)
     low, high = made.bracket(epsilon=2.0)
-    exact = made.delta(2.0)
-    assert low <= exact <= high
+    # No eps hides that a report is beyond an end of the other's: at 2 the finite losses add less than a hundredth.
+    one = (ndtr(4.0) - ndtr(3.9)) / (ndtr(4.0) - ndtr(-4.0))
+    certain = -math.expm1(20 * math.log1p(-one))
+    assert low <= 1.01 * certain
+    assert certain <= high
     forget = lambda n, step, count: dataclasses.replace(above(n, step, count), infinite=0.0)  # noqa: E731
     monkeypatch.setattr(bracket, "above", forget)
-    assert made.bracket(epsilon=2.0)[1] < exact
+    assert made.bracket(epsilon=2.0)[1] < certain
 
 
 def test_gaussian_tails_beyond_their_reach_are_counted():

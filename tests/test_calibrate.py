@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from helpers import slow
 from noise_registry import LAWS, REFERENCE, over, scale
 
 import accountants
@@ -335,13 +336,7 @@ RECYCLING_POINT = (1.526, 5.0, 3.0, 1e-5, 1.0)
 
 
 # The searches for a first crossing take JAX many seconds to compile.
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in ("kernel", "truncated-gaussian") else ())
-        for name in differentiable()
-    ],
-)
+@pytest.mark.parametrize("name", slow(differentiable(), "rate", "kernel", "truncated-gaussian"))
 @pytest.mark.usefixtures("x64")
 def test_gradients_are_finite_differences(name):
     function, at = differentiable()[name]

@@ -87,8 +87,19 @@ def test_rfc_block_vectors(vector):
     assert openssl(key, counter, nonce, 64).hex() == expected
 
 
-@pytest.mark.parametrize(("first", "count"), [(0, 1), (5, 127), (2**32 - 100, 300), (2**40 - 2, 128)])
-@pytest.mark.parametrize("most", [1 << 26, 64])
+STREAMS = [(0, 1), (5, 127), (2**32 - 100, 300), (2**40 - 2, 128)]
+WHOLE, PARTS = 1 << 26, 64
+ORDINARY = [(5, 127, WHOLE), (2**32 - 100, 300, PARTS), (2**40 - 2, 128, PARTS)]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "most"),
+    [
+        pytest.param(*stream, most, marks=() if (*stream, most) in ORDINARY else pytest.mark.slow)
+        for stream in STREAMS
+        for most in (WHOLE, PARTS)
+    ],
+)
 def test_the_gpus_kernel_makes_openssls_blocks(monkeypatch, first, count, most):
     """Run by JAX's own operations: whole programs and parts of one, counters that carry, streams of several kernels."""
     monkeypatch.setattr(chacha_gpu, "_MOST_BLOCKS", most)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED
+from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED, slow
 from noise_registry import LAWS
 
 import dpkernels as dpk
@@ -41,10 +41,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.slow if name in ("sensitivity", "scale") else ()) for name in PARAMETERS],
-)
+@pytest.mark.parametrize("name", slow(PARAMETERS, "sensitivity", "scale", "q"))
 def test_gradients_against_differences(x64, name):
     """Central differences in two step sizes, extrapolated."""
     make, at, eps, delta = PARAMETERS[name]

@@ -216,7 +216,7 @@ def kill_at_random(run: Run, count: int, seed: int) -> None:
 
 
 def test_kills_at_random_moments(run: Run) -> None:
-    kill_at_random(run, 6, seed=1)
+    kill_at_random(run, 3, seed=1)
 
 
 @pytest.mark.slow

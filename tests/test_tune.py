@@ -216,9 +216,10 @@ def test_truncated_gaussian_is_as_calibrated():
         assert found.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
+@pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
-def test_truncated_noise_meets_any_budget(family):
-    for eps, delta, D in (*ANY_BUDGET, (20.0, 1e-10, 1.0)):
+def test_truncated_noise_meets_any_budget(family, budgets):
+    for eps, delta, D in budgets:
         found = tune.best(family(epsilon=eps, delta=delta, sensitivity=D), tune.worst_variance)
         assert found.delta <= delta
         assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
