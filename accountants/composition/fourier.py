@@ -29,6 +29,8 @@ from dpkernels.pytrees import pytree
 SIZE = 1 << 13
 # -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
+# The relative error of eps at which floats no longer tell it.
+_TOLD = 1e-5
 # The step is at least so many times as wide as the outcomes deposited.
 _OUTCOMES = 1.0
 
@@ -54,10 +56,6 @@ class Sum:
     tilt: Any
     log_scale: Any
 
-    def log_delta(self, epsilon: Any) -> Any:
-        """log delta of finite losses."""
-        return self.value_and_slope(epsilon)[0]
-
     def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
         """log delta of finite losses, and about its derivative in eps."""
         x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
@@ -71,6 +69,18 @@ class Sum:
         value = jnp.where(possible, value, 1.0)
         log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
         return log_delta, jnp.where(possible, -(further + by_jump) / value, 0.0)
+
+    def tells(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+        """Whether floats tell which eps it is, at log delta and its slope there.
+
+        Errors of the tilted masses are the noise; delta and its slope are of them.
+        """
+        tilted_slope = -slope * jnp.exp(value - self.log_scale + self.tilt * epsilon)
+        return noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(epsilon), self.step)
+
+    def slopes(self, epsilon: Any) -> tuple[Sum, Any]:
+        """Derivatives of delta in all of this, and in eps."""
+        return jax.grad(lambda whole, eps: jnp.exp(whole.value_and_slope(eps)[0]), argnums=(0, 1))(self, epsilon)
 
     def _corrections(self, epsilon: Any) -> tuple[Any, Any]:
         """Sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = rest(y) phi(h y) in steps y from eps, phi the weight.

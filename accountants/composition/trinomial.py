@@ -47,22 +47,47 @@ class Three:
         mass: probabilities, of shape (3,); 0 where there are fewer than three losses.
         loss: the losses.
         count: n.
+        tilt: c, which says what counts matter, and changes no value.
     """
 
     mass: Any
     loss: Any
     count: Any
+    tilt: Any
 
-    def tilted(self, c: Any) -> Any:
+    def tilted(self) -> Any:
         """Masses times e^(c l), made to sum to 1."""
-        return jax.nn.softmax(jnp.log(_positive(self.mass)) + c * self.loss)
+        return jax.nn.softmax(jnp.log(_positive(self.mass)) + self.tilt * self.loss)
+
+    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
+        """log delta of finite losses, and its derivative in eps."""
+        value, further = delta(self, epsilon)
+        known = ~(value <= 0)  # NaN stays.
+        value = jnp.where(known, value, 1.0)
+        return jnp.where(known, jnp.log(value), -jnp.inf), jnp.where(known, -further / value, 0.0)
+
+    def tells(self, epsilon: Any, *_: Any) -> Any:
+        """Whether floats tell which eps it is."""
+        return epsilon > -jnp.inf
+
+    def slopes(self, epsilon: Any) -> tuple[Three, Any]:
+        """Derivatives of delta in all of this, and in eps.
+
+        That in the count is half the difference that one report more and one less make.
+        """
+        n, mass, loss = self.count, self.mass, self.loss
+        counts = jnp.stack([n - 1, n - 1, n - 1, n - 1, n, n + 1])
+        moves = jnp.concatenate([loss, 0.0 * loss])
+        each = jax.vmap(lambda n, move: delta(Three(mass, loss, n, self.tilt), epsilon - move))
+        gain, further = each(counts, moves)
+        return Three(n * gain[:3], n * mass * further[:3], (gain[5] - gain[3]) / 2, 0.0 * self.tilt), -further[4]
 
 
 def _positive(mass: Any) -> Any:
     return jnp.maximum(mass, jnp.finfo(mass.dtype).tiny)
 
 
-def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
+def three(nodes: Losses, count: Any, tilt: Any) -> tuple[Three, Any]:
     """(the largest, the least and the heaviest other finite loss with what they have; whether there are no others)."""
     log_p, loss = nodes.finite
     p, real = jnp.exp(log_p), ~jnp.isneginf(log_p)
@@ -75,33 +100,30 @@ def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
     found = jnp.where(jnp.stack([first, second, third]), p, 0.0)
     mass = found.sum(-1)
     mean = (found * loss).sum(-1) / jnp.where(mass > 0, mass, 1.0)
-    return Three(mass, mean, jnp.asarray(count, mass.dtype)), ~(rest & ~third).any()
+    return Three(mass, mean, jnp.asarray(count, mass.dtype), jax.lax.stop_gradient(tilt)), ~(rest & ~third).any()
 
 
-def _rows(reports: Three, c: Any) -> tuple[Any, Any]:
+def _rows(reports: Three) -> tuple[Any, Any]:
     """The first and the last count of the lightest loss that matter."""
-    mean = reports.count * reports.tilted(c).min()
+    mean = reports.count * reports.tilted().min()
     reach = _DEVIATIONS * jnp.sqrt(mean) + _FURTHER
     return jnp.maximum(jnp.ceil(mean - reach), 0.0), jnp.minimum(reports.count, mean + reach)
 
 
-def fits(reports: Three, c: Any) -> Any:
+def fits(reports: Three) -> Any:
     """Whether all the counts that matter are kept."""
-    first, last = _rows(reports, c)
+    first, last = _rows(reports)
     return last - first < ROWS
 
 
-def delta(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
-    """(delta of finite losses, e^eps times the probability under q of a loss above eps); no derivatives.
-
-    The tilt c says which counts matter.
-    """
-    order = jnp.argsort(reports.tilted(c))
+def delta(reports: Three, epsilon: Any) -> tuple[Any, Any]:
+    """(delta of finite losses, e^eps times the probability under q of a loss above eps); no derivatives."""
+    order = jnp.argsort(reports.tilted())
     loss, mass = reports.loss[order], reports.mass[order]
     # The larger of the two others first.
     order = jnp.where(loss[2] > loss[1], np.array([0, 2, 1]), np.array([0, 1, 2]))
     loss, mass = loss[order], mass[order]
-    first, last = _rows(reports, c)
+    first, last = _rows(reports)
 
     def block(state: Any) -> Any:
         start, total = state
@@ -112,18 +134,6 @@ def delta(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
 
     _, total = jax.lax.while_loop(lambda state: state[0] <= last, block, (first, jnp.zeros(2, mass.dtype)))
     return total[0], total[1]
-
-
-def slopes(reports: Three, epsilon: Any, c: Any) -> tuple[Three, Any]:
-    """Derivatives of delta in all of the reports, and in eps.
-
-    That in the count is half the difference that one report more and one less make.
-    """
-    n = reports.count
-    counts = jnp.stack([n - 1, n - 1, n - 1, n - 1, n, n + 1])
-    moves = jnp.concatenate([reports.loss, 0.0 * reports.loss])
-    gain, further = jax.vmap(lambda n, move: delta(Three(reports.mass, reports.loss, n), epsilon - move, c))(counts, moves)
-    return Three(n * gain[:3], n * reports.mass * further[:3], (gain[5] - gain[3]) / 2), -further[4]
 
 
 def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, Any]:

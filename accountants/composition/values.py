@@ -2,6 +2,9 @@
 
 The contour is for Gaussian noise alone, where it is exact but for rounding; ``trinomial`` for reports of three losses
 of which few enough counts matter; ``fourier`` for all others.
+
+Derivatives are implicit, in one rule: those of delta at the root, of the direction that has it, which cost about what
+two evaluations do.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +33,6 @@ _BISECTIONS, _STEPS = 24, 60
 # How near the goal log delta is before the last of Newton's steps, in units of rounding.
 _PRECISE = 4096
 _TILTS = np.geomspace(1e-3, 1e5, 28)
-# The relative error of eps at which floats no longer tell it.
-_TOLD = 1e-5
 
 
 def _not_steep(parts: Parts, c: Any) -> Any:
@@ -59,46 +60,74 @@ def _at_most(parts: Parts, log_delta: Any) -> Any:
     return jnp.maximum(((moment + c * jnp.log(c) - (c + 1) * jnp.log1p(c) - log_delta) / c).min(), 0.0)
 
 
-def delta_at(parts: Parts, epsilon: Any) -> tuple[Any, Any]:
-    """(delta at one eps, the tilt that it is precise with); no derivatives."""
-    parts = _capped(parts, epsilon)
-    c = characteristic.saddle(parts, epsilon, _BISECTIONS)
-    finite = _chosen(
-        parts,
-        c,
-        lambda reports: trinomial.delta(reports, epsilon, c)[0],
-        lambda parts: jnp.exp(fourier.composed(parts, _not_steep(parts, c)).log_delta(epsilon)),
-        jnp.zeros_like(c),
-    )
-    return jnp.clip(certain(parts) + finite, 0.0, 1.0), c
+class _Reading(NamedTuple):
+    """What is known of one direction: eps or delta, and derivatives of delta in its parts and in eps, or None."""
+
+    found: Any
+    by_parts: Any
+    by_epsilon: Any
 
 
-def epsilon_at(parts: Parts, delta: Any, floor: Any) -> tuple[Any, Any]:
-    """(the least eps >= ``floor`` at one delta, the tilt); inf where there is none, or floats do not tell which."""
-    tiny = jnp.finfo(delta.dtype).tiny
-    parts = _capped(parts, _at_most(parts, jnp.log(jnp.maximum(delta - certain(parts), tiny))))
-    sure = certain(parts)
-    target = jnp.log(jnp.maximum(delta - sure, tiny))
-    c, guess = characteristic.saddle_of_delta(parts, target, _BISECTIONS)
-    near = target, jnp.maximum(guess, floor), floor
+def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Reading:
+    """delta at one eps, or the least eps >= ``floor`` at one delta: inf if there is none or floats do not tell it."""
+    bound = at if what == "delta" else _at_most(parts, _log_finite(parts, at))
+    capped = _capped(parts, bound)
+    if what == "delta":
+        c, goal, guess = characteristic.saddle(capped, at, _BISECTIONS), None, at
+    else:
+        goal = _log_finite(capped, at)
+        c, guess = characteristic.saddle_of_delta(capped, goal, _BISECTIONS)
 
-    def by_outcomes(reports: Any) -> Any:
-        def value_and_slope(eps: Any) -> tuple[Any, Any]:
-            value, further = trinomial.delta(reports, eps, c)
-            return _log(value), -further / jnp.where(value > 0, value, 1.0)
+    def read(curve: Any, sure: Any, back: Any) -> _Reading:
+        """From log delta of finite losses as a curve, with the certain rest, and the way from either to the parts."""
+        if goal is None:
+            eps, found = at, jnp.clip(sure + jnp.exp(curve.value_and_slope(at)[0]), 0.0, 1.0)
+        else:
+            eps, value, slope = _crossing(curve.value_and_slope, goal, jnp.maximum(guess, floor), floor, _noise(parts))
+            told = curve.tells(eps, value, slope, _noise(parts)) | (eps <= floor)
+            found = jnp.where(told & (at > sure), eps, jnp.inf)
+        if not sloped:
+            return _Reading(found, None, None)
+        by_curve, by_epsilon = curve.slopes(jnp.where(jnp.isfinite(eps), eps, 1.0))
+        return _Reading(found, back((by_curve, jnp.ones_like(sure)))[0], by_epsilon)
 
-        return _crossing(value_and_slope, *near, _noise(parts))[0]
+    def by_transform() -> _Reading:
+        (whole, sure), back = jax.vjp(lambda parts: _transformed(_capped(parts, bound), c), parts)
+        return read(whole, sure, back)
 
-    def by_transform(parts: Parts) -> Any:
-        whole = fourier.composed(parts, _not_steep(parts, c))
-        eps, value, slope = _crossing(whole.value_and_slope, *near, _noise(parts))
-        # The tilted masses' errors are about n units; delta and its slope are of them.
-        tilted_slope = -slope * jnp.exp(value - whole.log_scale + whole.tilt * eps)
-        told = _noise(parts) < _TOLD * tilted_slope * jnp.maximum(jnp.abs(eps), whole.step)
-        return jnp.where(told | (eps <= floor), eps, jnp.inf)
+    if not _may_be_three(parts):
+        return by_transform()
+    (reports, sure), back, alone = jax.vjp(lambda parts: _counted(_capped(parts, bound), c), parts, has_aux=True)
+    few = alone & trinomial.fits(reports)
+    nothing = jnp.full_like(c, jnp.inf if what == "epsilon" else jnp.nan)
+    none = _Reading(nothing, *(jax.tree.map(jnp.zeros_like, (parts, c)) if sloped else (None, None)))
+    return _where(few, lambda: read(reports, sure, back), _where(~few, by_transform, none))
 
-    found = _chosen(parts, c, by_outcomes, by_transform, jnp.full_like(c, jnp.inf))
-    return jnp.where(delta > sure, found, jnp.inf), c
+
+def _log_finite(parts: Parts, delta: Any) -> Any:
+    """log of what delta leaves for finite losses."""
+    return jnp.log(jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny))
+
+
+def _transformed(parts: Parts, c: Any) -> tuple[Any, Any]:
+    return fourier.composed(parts, _not_steep(parts, c)), certain(parts)
+
+
+def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
+    (part,) = parts
+    nodes: Any = part.losses
+    reports, alone = trinomial.three(nodes, part.count, c)
+    return (reports, certain(parts)), alone
+
+
+def _may_be_three(parts: Parts) -> bool:
+    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
+
+
+def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """What is computed where it is needed. Under vmap lax.cond computes both sides for all; a loop has no turn then."""
+    state = needed, otherwise
+    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
 
 
 def _noise(parts: Parts) -> Any:
@@ -106,145 +135,82 @@ def _noise(parts: Parts) -> Any:
     return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
-def _log(value: Any) -> Any:
-    return jnp.where(value > 0, jnp.log(jnp.where(value > 0, value, 1.0)), jnp.where(value <= 0, -jnp.inf, value))
-
-
 def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any]:
     """Where a falling function is the goal, or the floor if it is less there; its value and slope next to that.
 
     Newton's steps; one that leaves what is known to hold the root goes half-way, or twice as far.
     """
-    near = _PRECISE * jnp.finfo(goal.dtype).eps + noise
-
-    def done(eps: Any, value: Any) -> Any:
-        return (jnp.abs(value - goal) <= near) | ((eps <= floor) & (value <= goal))
+    unit = jnp.finfo(goal.dtype).eps
+    near = _PRECISE * unit + noise
 
     def unfinished(state: Any) -> Any:
         k, eps, value, _, low, high = state
-        apart = (high == jnp.inf) | (high - low > jnp.finfo(goal.dtype).eps * high)
-        return (k < _STEPS) & ~done(eps, value) & apart
+        done = (jnp.abs(value - goal) <= near) | ((eps <= floor) & (value <= goal))
+        return (k < _STEPS) & ~done & ((high == jnp.inf) | (high - low > unit * high))
 
     def newton(state: Any) -> Any:
+        """To the next trial from what is known of this one; of the first one nothing is."""
         k, eps, value, slope, low, high = state
         low, high = jnp.where(value > goal, eps, low), jnp.where(value > goal, high, eps)
+        low, high = jnp.where(k > 0, low, floor - 1), jnp.where(k > 0, high, jnp.inf)
         new = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
         middle = jnp.where(low < floor, floor, jnp.where(high == jnp.inf, 2 * low + 1e-3, (low + high) / 2))
         new = jnp.where((new > low) & (new < high) & (slope < 0), new, middle)
+        new = jnp.where(k > 0, new, start)
         return k + 1, new, *value_and_slope(new), low, high
 
-    state = jnp.zeros_like(goal, int), start, *value_and_slope(start), floor - 1, jnp.full_like(goal, jnp.inf)
+    none = jnp.full_like(goal, jnp.inf)
+    state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none
     _, eps, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
     last = eps - (value - goal) / jnp.where(slope < 0, slope, -1.0)
     return jnp.where(jnp.abs(value - goal) <= near, jnp.maximum(last, floor), eps), value, slope
 
 
-def _chosen(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any, none: Any) -> Any:
-    """Outcome by outcome where it is reports of three losses, of which few enough matter; else by transform."""
-    if not _may_be_three(parts):
-        return by_transform(parts)
-    (part,) = parts
-    nodes: Any = part.losses
-    reports, alone = trinomial.three(nodes, part.count)
-    few = alone & trinomial.fits(reports, c)
-    return _where(few, lambda: by_outcomes(reports), _where(~few, lambda: by_transform(parts), none))
+def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, _Reading]:
+    """(which direction has the largest value, what is known of it): eps is looked for above that of the one before."""
 
+    def next_one(best: Any, way: Any) -> tuple[Any, None]:
+        number, parts = way
+        there = best[1].found
+        one = _read(what, sloped, parts, at, jnp.where((there > 0) & (there < jnp.inf), there, 0.0))
+        return jax.tree.map(partial(jnp.where, ~(one.found <= there)), (number, one), best), None
 
-def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
-    """What is computed where it is needed. Under vmap lax.cond computes both sides for all; a loop has no turn then."""
-    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), (needed, otherwise))[
-        1
-    ]
-
-
-def _may_be_three(parts: Parts) -> bool:
-    """Whether it may be; a cap makes one outcome more."""
-    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES + 1
-
-
-def _slopes(parts: Parts, epsilon: Any, c: Any) -> tuple[Parts, Any]:
-    """Derivatives of delta in all of the parts, and in eps."""
-
-    def summed(parts: Parts, epsilon: Any) -> Any:
-        parts = _capped(parts, epsilon)
-        return certain(parts) + jnp.exp(fourier.composed(parts, _not_steep(parts, c)).log_delta(epsilon))
-
-    def counted(parts: Parts) -> tuple[Any, Any]:
-        capped = _capped(parts, epsilon)
-        reports, alone = trinomial.three(capped[0].losses, capped[0].count)
-        return (reports, certain(capped)), alone
-
-    def by_transform() -> tuple[Parts, Any]:
-        return jax.grad(summed, argnums=(0, 1))(parts, epsilon)
-
-    if not _may_be_three(parts):
-        return by_transform()
-    (reports, sure), back, alone = jax.vjp(counted, parts, has_aux=True)
-    few = alone & trinomial.fits(reports, c)
-
-    def by_outcomes() -> tuple[Parts, Any]:
-        by_reports, by_epsilon = trinomial.slopes(reports, epsilon, c)
-        return back((by_reports, jnp.ones_like(sure)))[0], by_epsilon
-
-    none = jax.tree.map(jnp.zeros_like, (parts, epsilon))
-    return _where(few, by_outcomes, _where(~few, by_transform, none))
+    numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
+    slopes = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), directions), 0.0 * at
+    none = _Reading(0.0 * at - 1, *(slopes if sloped else (None, None)))
+    return jax.lax.scan(next_one, (0 * numbers[0], none), (numbers, directions))[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _held(what: str, parts: Parts, epsilon: Any, delta: Any, c: Any) -> Any:
-    """eps or delta, which belong together: as it varies with the parts and the other. The tilt has no derivative."""
-    return {"epsilon": epsilon, "delta": delta}[what]
+def _value(what: str, directions: Parts, at: Any) -> Any:
+    """The largest delta at eps, or eps at delta, over the directions."""
+    return _largest(what, False, directions, at)[1].found
 
 
-@_held.defjvp
-def _held_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    parts, epsilon, delta, c = primals
-    found = _held(what, *primals)
-    epsilon = jnp.where(jnp.isfinite(epsilon), found if what == "epsilon" else epsilon, 1.0)
-    by_parts, by_epsilon = _slopes(parts, epsilon, c)
+@_value.defjvp
+def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Of what moves along delta(eps) of the direction that has it."""
+    number, (found, by_parts, by_epsilon) = _largest(what, True, *primals)
     if what == "epsilon":
         possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
-        factor, at = -1 / jnp.where(possible, by_epsilon, 1.0), -tangents[2]
+        factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -1.0
     else:
         possible = ~((found <= 0) | (found >= 1))
-        factor, at = jnp.ones_like(found), by_epsilon * tangents[1]
+        factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
     # A NaN among the parameters, which no comparison sees, stays.
-    unknown = jnp.isnan(certain(parts) + characteristic.slopes(parts, c)[0])
+    unknown = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(primals)]).any()
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
-    along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved).sum(), by_parts, tangents[0])
-    return found, factor * (sum(jax.tree.leaves(along)) + at)
+    along = jax.tree.map(
+        lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0]
+    )
+    return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
 
 
-def _delta(directions: Parts, epsilon: Any) -> Any:
-    """The largest delta over the directions."""
-    if _gaussian(directions):
-        return _by_contour(characteristic.delta_at, directions, epsilon)
-    at = jax.lax.stop_gradient(epsilon)
-    delta, c = jax.lax.map(lambda parts: delta_at(parts, at), jax.lax.stop_gradient(directions))
-    parts, found, c = _largest(delta, (directions, delta, c))
-    return _held("delta", parts, epsilon, found, c)
-
-
-def _epsilon(directions: Parts, delta: Any) -> Any:
-    """The largest eps over the directions: of the second one it is looked for above that of the first."""
-    if _gaussian(directions):
-        return _by_contour(characteristic.epsilon_at, directions, delta)
-
-    def next_one(most: Any, parts: Parts) -> tuple[Any, Any]:
-        eps, c = epsilon_at(parts, jax.lax.stop_gradient(delta), jnp.where(most < jnp.inf, most, 0.0))
-        return jnp.maximum(most, eps), (eps, c)
-
-    _, (eps, c) = jax.lax.scan(next_one, jnp.zeros_like(delta), jax.lax.stop_gradient(directions))
-    parts, found, c = _largest(eps, (directions, eps, c))
-    return _held("epsilon", parts, found, delta, c)
-
-
-def _gaussian(directions: Parts) -> bool:
-    """Whether it is Gaussian noise alone, whose directions are one."""
-    return all(part.losses is None for part in directions)
-
-
-def _by_contour(read: Callable[..., Any], directions: Parts, at: Any) -> Any:
+def _composed(what: str, directions: Parts, at: Any) -> Any:
+    """Gaussian noise alone has one direction, and its contour."""
+    if any(part.losses is not None for part in directions):
+        return _value(what, directions, at)
+    read = {"delta": characteristic.delta_at, "epsilon": characteristic.epsilon_at}[what]
     return read(jax.tree.map(lambda leaf: leaf[0], directions), at, characteristic.MIDDLE)[0]
 
 
@@ -252,16 +218,10 @@ def _renyi(directions: Parts, order: Any) -> Any:
     return jax.lax.map(lambda parts: characteristic.renyi(parts, order), directions).max(0)
 
 
-def _largest(by: Any, each: Any) -> Any:
-    """That of the direction with the largest value."""
-    way = by.argmax()
-    return jax.tree.map(lambda leaf: leaf[way], each)
-
-
 # How each is read, and the panels that its nodes are on.
 _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
-    "delta": (_delta, PANELS),
-    "epsilon": (_epsilon, PANELS),
+    "delta": (partial(_composed, "delta"), PANELS),
+    "epsilon": (partial(_composed, "epsilon"), PANELS),
     "renyi": (_renyi, 0),
 }
 
