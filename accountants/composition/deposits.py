@@ -33,7 +33,7 @@ def tilted(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any]:
     return jnp.exp(log_p + c * loss - log_scale), loss
 
 
-def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> tuple[Any, Any]:
+def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> Any:
     """(tilted masses, those of atoms on the grid) at offset + k step, entry k modulo ``size``."""
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
@@ -42,10 +42,11 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     place = place + jnp.where(on_grid, jax.lax.stop_gradient(nearest - place), 0.0)
     below = jax.lax.stop_gradient(jnp.where(on_grid, nearest, jnp.floor(place)))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
-    powers = jnp.stack([(place - below) ** power for power in range(len(POINTS))], -1)
-    nothing = jnp.zeros(size, mass.dtype)
-    atoms = nothing.at[index[:, 2]].add(jnp.where(on_grid, mass, 0.0))
-    return nothing.at[index].add(mass[:, None] * (powers @ like(COEFFICIENTS, powers))), atoms
+    share: Any = 0.0
+    for row in like(COEFFICIENTS, place)[::-1]:
+        share = share * (place - below)[:, None] + row
+    both = jnp.stack([mass, jnp.where(on_grid, mass, 0.0)], -1)[:, None, :] * share[:, :, None]
+    return jnp.zeros((size, 2), mass.dtype).at[index].add(both).T
 
 
 def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:

@@ -29,6 +29,8 @@ from dpkernels.pytrees import pytree
 SIZE = 1 << 13
 # -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
+# The relative error of eps at which floats no longer tell it.
+_TOLD = 1e-5
 # The step is at least so many times as wide as the outcomes deposited.
 _OUTCOMES = 1.0
 
@@ -54,34 +56,49 @@ class Sum:
     tilt: Any
     log_scale: Any
 
-    def log_delta(self, epsilon: Any) -> Any:
-        """log delta of finite losses."""
+    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
+        """log delta of finite losses, and about its derivative in eps."""
         x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = jnp.where(above, x, 1.0)
-        value = jnp.where(above, -self.g * jnp.exp(-self.tilt * x) * jnp.expm1(-x), 0.0).sum()
-        value = value + self._correction(epsilon)
+        falling = jnp.where(above, self.g * jnp.exp(-self.tilt * x), 0.0)
+        value, further = (falling * -jnp.expm1(-x)).sum(), (falling * jnp.exp(-x)).sum()
+        by_kink, by_jump = self._corrections(epsilon)
+        value = value + by_kink
         possible = value > 0
-        return (
-            self.log_scale
-            - self.tilt * epsilon
-            + jnp.where(possible, jnp.log(jnp.where(possible, value, 1.0)), -jnp.inf)
-        )
+        value = jnp.where(possible, value, 1.0)
+        log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
+        return log_delta, jnp.where(possible, -(further + by_jump) / value, 0.0)
 
-    def _correction(self, epsilon: Any) -> Any:
+    def tells(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+        """Whether floats tell which eps it is, at log delta and its slope there.
+
+        Errors of the tilted masses are the noise; delta and its slope are of them.
+        """
+        tilted_slope = -slope * jnp.exp(value - self.log_scale + self.tilt * epsilon)
+        return noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(epsilon), self.step)
+
+    def slopes(self, epsilon: Any) -> tuple[Sum, Any]:
+        """Derivatives of delta in all of this, and in eps."""
+        return jax.grad(lambda whole, eps: jnp.exp(whole.value_and_slope(eps)[0]), argnums=(0, 1))(self, epsilon)
+
+    def _corrections(self, epsilon: Any) -> tuple[Any, Any]:
         """Sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = rest(y) phi(h y) in steps y from eps, phi the weight.
 
-        t is how far the next grid point is above eps; the rest is interpolated through the points around.
+        t is how far the next grid point is above eps; the rest is interpolated through the points around. Of a sum that
+        jumps at eps, where phi is 1, the first term.
         """
         place = (epsilon - self.start) / self.step
         below = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 2, SIZE - 4))
         around = jax.lax.dynamic_slice(self.rest, (below.astype(int) - 2,), (len(POINTS),))
-        s = place - below  # eps is at s steps above the point below, t = 1 - s.
+        s = jnp.clip(place - below, 0.0, 1.0)  # eps is at s steps above the point below, t = 1 - s.
         decay = self.tilt * self.step
         fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * _SIGNS
+        taylor = _taylor(around, s)
         # The derivatives of the product at eps over j!, from those of either.
-        F = (jnp.take(fall, _ALONG) * _PRESENT) @ _taylor(around, s)
-        return ((like(_BERNOULLI, self.g) @ jnp.power(1 - s, _POWERS))[2:] / (_ORDERS[1:] + 1) * F[1:]).sum()
+        F = (jnp.take(fall, _ALONG) * _PRESENT * taylor).sum(-1)
+        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, _POWERS)).sum(-1)
+        return (kink / (_ORDERS[1:] + 1) * F[1:]).sum(), (0.5 - s) * taylor[0]
 
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
@@ -106,7 +123,7 @@ def _taylor(values: Any, s: Any) -> Any:
     many = len(POINTS)
     power = np.arange(many) - np.arange(many)[:, None]
     moved = jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
-    return moved @ (like(COEFFICIENTS, values) @ values)
+    return (moved * (like(COEFFICIENTS, values) * values).sum(-1)).sum(-1)
 
 
 def composed(parts: Parts, c: Any) -> Sum:
@@ -115,23 +132,19 @@ def composed(parts: Parts, c: Any) -> Sum:
     moments = [part.moments(c) for part in parts]
     grid = _grid(parts, c, moments)
     frequency = 2 * jnp.pi * jnp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
-    whole: Any = 1.0
-    of_atoms: Any = 1.0
+    both: Any = 1.0
     start = log_scale = 0.0 * c
     for part, offset, moment in zip(parts, grid.offsets, moments, strict=True):
         start, log_scale = start + part.count * offset, log_scale + part.count * moment[0]
         if part.losses is None:
-            whole = whole * jnp.exp(-part.count * (frequency * part.mu / grid.step) ** 2 / 2)
-            of_atoms = 0.0 * whole
+            smooth = jnp.exp(-part.count * (frequency * part.mu / grid.step) ** 2 / 2)
+            both = both * jnp.stack([smooth, 0.0 * smooth])
             continue
         masses = deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
-        whole, of_atoms = (
-            product * _power(jnp.fft.rfft(each), part.count)
-            for product, each in zip((whole, of_atoms), masses, strict=True)
-        )
+        both = both * _power(jnp.fft.rfft(masses), part.count)
     first = jnp.floor((grid.low - start) / grid.step)
     order = jnp.mod(jax.lax.stop_gradient(first) + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
-    g, atoms = (jnp.fft.irfft(each + 0j, SIZE)[order] for each in (whole, of_atoms))
+    g, atoms = jnp.fft.irfft(both + 0j, SIZE)[:, order]
     return Sum(start + jax.lax.stop_gradient(first) * grid.step, grid.step, g, g - atoms, c, log_scale)
 
 
@@ -152,7 +165,7 @@ class _Grid(NamedTuple):
 def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
-    down, up = (jax.lax.stop_gradient(_reach(parts, c, moments, sign)) for sign in (-1, 1))
+    down, up = jax.lax.stop_gradient(_reach(parts, c, moments))
     atoms = [_atoms(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]
     least = jnp.stack([finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
     light = jnp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
@@ -165,22 +178,23 @@ def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     return _Grid(step, offsets, jax.lax.stop_gradient(mean - down - (SIZE * step - down - up) / 2))
 
 
-def _reach(parts: Parts, c: Any, moments: list[Any], sign: int) -> Any:
-    """How far above (1) or below (-1) its mean the tilted sum is at most, but for a negligible probability."""
+def _reach(parts: Parts, c: Any, moments: list[Any]) -> Any:
+    """How far below and above its mean the tilted sum is at most, but for a negligible probability."""
     variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
     deviation = jnp.sqrt(jnp.maximum(variance, jnp.finfo(c.dtype).tiny ** 0.5))
     slopes = jnp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
+    both = jnp.stack([-slopes, slopes])
     bounds = most = 0.0
     for part, (value, mean, _) in zip(parts, moments, strict=True):
-        bounds = bounds + part.count * (part.log_moment(c + sign * slopes) - value - sign * slopes * mean)
-        most = most + part.count * (largest(part, sign) - sign * mean)
-    return jnp.minimum(((bounds + _BEYOND) / slopes).min(), most)
+        bounds = bounds + part.count * (part.log_moment(c + both) - value - both * mean)
+        most = most + part.count * jnp.stack([largest(part, -1) + mean, largest(part, 1) - mean])
+    return jnp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 
 def largest(part: Part, sign: int) -> Any:
     """The supremum of sign times the loss, finite ones only."""
     if part.losses is None:
-        return jnp.inf
+        return jnp.asarray(jnp.inf, part.mu.dtype)
     return (sign * part.losses.finite[1]).max()
 
 
