@@ -7,6 +7,7 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -16,6 +17,7 @@ import numpy as np
 from accountants.closed_forms.lattice import decayed
 from accountants.pairs.losses import Losses, joined
 from dpkernels.numerics import like
+from dpkernels.pytrees import pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far
 # the outcome is above that.
@@ -33,20 +35,54 @@ def tilted(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any]:
     return jnp.exp(log_p + c * loss - log_scale), loss
 
 
-def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> Any:
-    """(tilted masses, those of atoms on the grid) at offset + k step, entry k modulo ``size``."""
+@pytree
+@dataclass(frozen=True)
+class Deposit:
+    """Outcomes and the grid points around them.
+
+    Attributes:
+        mass: tilted masses.
+        on_grid: whether it is an atom on the grid.
+        index: entries of the grid, of shape (n, 6).
+        above: how far above the third of these, in steps.
+    """
+
+    mass: Any
+    on_grid: Any
+    index: Any
+    above: Any
+
+    def masses(self, size: int) -> Any:
+        """(all tilted masses, those of atoms on the grid), of shape (2, size)."""
+        both = jnp.stack([self.mass, jnp.where(self.on_grid, self.mass, 0.0)], -1)
+        both = both[:, None, :] * _shares(self.above)[:, :, None]
+        return jnp.zeros((size, 2), self.mass.dtype).at[self.index].add(both).T
+
+    def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
+        """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
+        around = grid[self.index]
+        shares, moved = jax.jvp(_shares, (self.above,), (jnp.ones_like(self.above),))
+        more = jnp.where(self.on_grid, at_atoms[self.index[:, 2]], 0.0)
+        return (shares * around).sum(-1) + more, (moved * around).sum(-1)
+
+
+def _shares(above: Any) -> Any:
+    """Lagrange's weights, of shape (n, 6)."""
+    share: Any = 0.0
+    for row in like(COEFFICIENTS, above)[::-1]:
+        share = share * above[:, None] + row
+    return share
+
+
+def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> Deposit:
+    """Tilted masses at offset + k step, entry k modulo ``size``."""
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
     nearest = jnp.round(place)
     on_grid = (nodes.width == 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
-    place = place + jnp.where(on_grid, jax.lax.stop_gradient(nearest - place), 0.0)
-    below = jax.lax.stop_gradient(jnp.where(on_grid, nearest, jnp.floor(place)))
+    below = jnp.where(on_grid, nearest, jnp.floor(place))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
-    share: Any = 0.0
-    for row in like(COEFFICIENTS, place)[::-1]:
-        share = share * (place - below)[:, None] + row
-    both = jnp.stack([mass, jnp.where(on_grid, mass, 0.0)], -1)[:, None, :] * share[:, :, None]
-    return jnp.zeros((size, 2), mass.dtype).at[index].add(both).T
+    return Deposit(mass, on_grid, index, jnp.where(on_grid, 0.0, place - below))
 
 
 def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:

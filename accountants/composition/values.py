@@ -92,8 +92,8 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Readin
         return _Reading(found, back((by_curve, jnp.ones_like(sure)))[0], by_epsilon)
 
     def by_transform() -> _Reading:
-        (whole, sure), back = jax.vjp(lambda parts: _transformed(_capped(parts, bound), c), parts)
-        return read(whole, sure, back)
+        (capped, sure), back = jax.vjp(lambda parts: _finite(_capped(parts, bound)), parts)
+        return read(fourier.composed(capped, _not_steep(capped, c)), sure, back)
 
     if not _may_be_three(parts):
         return by_transform()
@@ -109,8 +109,9 @@ def _log_finite(parts: Parts, delta: Any) -> Any:
     return jnp.log(jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny))
 
 
-def _transformed(parts: Parts, c: Any) -> tuple[Any, Any]:
-    return fourier.composed(parts, _not_steep(parts, c)), certain(parts)
+def _finite(parts: Parts) -> tuple[Parts, Any]:
+    """What the transform is of, and what it leaves out."""
+    return parts, certain(parts)
 
 
 def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
