@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,28 @@ def built(line: str) -> Any:
     return eval(line, {"dpk": dpk})
 
 
+FEW = {
+    ("epsilon", "lower", "upper"): (
+        tune.optimal,
+        tune.piecewise,
+        tune.hybrid,
+        tune.duchi,
+        partial(tune.composite, "sine"),
+    ),
+    ("epsilon", "sensitivity"): (tune.laplace, tune.staircase),
+    ("epsilon", "sensitivity", "delta"): (tune.gaussian, partial(tune.budget_recycled, "gaussian")),
+}
+
+
+@pytest.fixture(params=["few", pytest.param("all", marks=pytest.mark.slow)])
+def families(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every family that is searched takes seconds to compile."""
+    assert FEW.keys() == command_tune._FAMILIES.keys()
+    if request.param == "few":
+        monkeypatch.setattr(command_tune, "_FAMILIES", FEW)
+
+
+@pytest.mark.usefixtures("families")
 def test_bounded_families_for_the_worst_variance(run: Run) -> None:
     form = tuned(run, *INTERVAL)
     values = [row["value"] for row in form["results"]]
@@ -46,6 +69,7 @@ def test_bounded_families_for_the_worst_variance(run: Run) -> None:
         assert accountants.epsilon(made) <= 1 + 1e-9
 
 
+@pytest.mark.usefixtures("families")
 def test_noise_for_an_acceptance(run: Run) -> None:
     form = tuned(run, *NOISE, "--objective", "acceptance", "--theta", "2", "--plot", "search.png")
     values = [row["value"] for row in form["results"]]

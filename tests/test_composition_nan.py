@@ -20,7 +20,7 @@ MAKE = {
 
 CASES = [(name, rate) for name in MAKE for rate in (1.0, 0.1)]
 # Compiling a derivative takes as long again as its value.
-VALUES = [("three losses", 1.0), ("sine", 0.1)]
+VALUES = [("three losses", 1.0), ("laplace", 1.0)]
 
 
 def of(name, rate):
@@ -36,8 +36,9 @@ def of(name, rate):
 @pytest.mark.parametrize(("name", "rate"), VALUES)
 def test_nan_stays(x64, name, rate):
     for function, unknown in of(name, rate):
-        assert np.isfinite(function(jnp.float64(2.0)))
-        assert str(float(function(jnp.float64(jnp.nan)))) == str(unknown)
+        value = jax.jit(function)
+        assert np.isfinite(value(jnp.float64(2.0)))
+        assert str(float(value(jnp.float64(jnp.nan)))) == str(unknown)
 
 
 @pytest.mark.slow

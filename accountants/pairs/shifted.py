@@ -53,7 +53,7 @@ class Shifted(Pair):
 
     def spectrum(self) -> Spectrum:
         with jax.enable_x64(True):
-            single, pieces, bend = jax.tree.map(np.asarray, shifted_pieces(self))
+            single, pieces, bend = jax.tree.map(np.asarray, _shifted_pieces(jax.tree.map(np.float64, self)))
         keep = (single.p > 0) | (single.q > 0)
         reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
         D = float(self.shift)
@@ -124,6 +124,9 @@ def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
     q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
     p, q = jnp.where(flat, p, 0.0), jnp.where(flat, q, 0.0)
     return Losses(p, q, pieces.loss, 0 * p), pieces, bend
+
+
+_shifted_pieces = jax.jit(shifted_pieces)
 
 
 def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int) -> Losses:
