@@ -30,7 +30,7 @@ from accountants.closed_forms.lattice import (
 )
 from accountants.closed_forms.pure import MOST, checked_delta, pure_losses
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 # On [0, 1]: 16 nodes keep ``_mean_slope`` to 1e-15.
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2
@@ -111,7 +111,7 @@ def bounded_range_renyi(epsilon0: Any, order: Any) -> Any:
     return xp.where(finite, eps0 * slopes, eps0)[()]
 
 
-def _mean_slope(z: Any, width: Any) -> Any:
+def _mean_slope(z: Real, width: Real) -> Any:
     """(g(z + width) - g(z))/width: over short widths by Gauss-Legendre, whose error at 6 is below 1e-15."""
     xp = namespace(z, width)
     short = width < 6
@@ -121,7 +121,7 @@ def _mean_slope(z: Any, width: Any) -> Any:
     return xp.where(short, near, far)
 
 
-def _slope(z: Any) -> Any:
+def _slope(z: Real) -> Any:
     """g'(z) = coth(z/2)/2 - 1/z; where it would cancel by Lambert's continued fraction."""
     xp = namespace(z)
     near = z < 2
@@ -133,7 +133,7 @@ def _slope(z: Any) -> Any:
     return xp.where(near, x / fraction / 2, 0.5 / xp.tanh(far / 2) - 1 / far)
 
 
-def _mix_losses(m: int, n: int, eps0: Any, t: Any) -> tuple[Any, Any, Any]:
+def _mix_losses(m: int, n: int, eps0: Any, t: Real) -> tuple[Any, Any, Any]:
     """top, step and mass of the loss of the mix, the BR mechanisms' at t."""
     xp = namespace(eps0, t)
     mass = xp.convolve(xp.exp(_log_binomial(m, eps0, t)), _doubled(pure_losses(eps0, n)[2]))
@@ -155,7 +155,7 @@ def _doubled(mass: Any) -> Any:
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Any, eps: Any) -> Any:
+def _best_t(m: int, n: int, eps0: Any, eps: Real) -> Any:
     """t_l of Theorem 3's best l; numbers in, a number out, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], the bracket of 2 J alone.
@@ -173,7 +173,7 @@ def _best_t(m: int, n: int, eps0: Any, eps: Any) -> Any:
     return t[xp.argmax(xp.where(inside, -xp.expm1(t - eps0) * B + C, -1.0))]
 
 
-def _mixed_delta(m: int, n: int, eps0: Any, eps: Any) -> Any:
+def _mixed_delta(m: int, n: int, eps0: Any, eps: Real) -> Any:
     if m == 0:
         return lattice_delta(*pure_losses(eps0, n), eps)
     return lattice_delta(*_mix_losses(m, n, eps0, _best_t(m, n, *_frozen(eps0, eps))), eps)
@@ -192,7 +192,7 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
     xp = namespace(eps0, delta)
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
 
-    def eps_at(t: Any) -> Any:
+    def eps_at(t: Real) -> Any:
         return lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
 
     def unfinished(state: Any) -> Any:

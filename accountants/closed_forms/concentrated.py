@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.numerics import Real
 from dpkernels.roots import halved
 
 
@@ -112,7 +113,7 @@ def best_delta(rho: Any, epsilon: Any) -> Any:
     return np.where(rho > 0, np.exp(np.minimum(exponent, 0.0)), 0.0)
 
 
-def _root(increasing: Callable[[Any], Any], low: Any, high: Any) -> Any:
+def _root(increasing: Callable[[Real], Real], low: Any, high: Any) -> Any:
     """Where a function turns positive between positive ends, by halving of the logarithm."""
     low, high = np.broadcast_arrays(np.log(low), np.log(high))
     return np.exp(halved(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])

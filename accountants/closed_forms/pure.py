@@ -17,14 +17,14 @@ import numpy as np
 
 from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log_ways, numbers, raised
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 # The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
 
 
-def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
+def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
     """The optimal delta at eps of k eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
@@ -44,7 +44,7 @@ def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
     return lattice_delta(*pure_losses(eps0, k), eps)[()]
 
 
-def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
+def pure_epsilon(epsilon0: Any, k: Real, delta: Any) -> Any:
     """The least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
 
     From the safe side: ``pure_delta`` at what is returned is at most delta. At delta = 0 it is k eps0.
@@ -65,7 +65,7 @@ def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
     return namespace(found).where(delta > 0, found, top)[()]
 
 
-def _delta_at(eps: Any, law: tuple[Any, Any, Any]) -> Any:
+def _delta_at(eps: Real, law: tuple[Any, Any, Any]) -> Any:
     return lattice_delta(*law, eps)
 
 
@@ -160,7 +160,7 @@ def checked_delta(delta: Any) -> Any:
     return delta
 
 
-def _counts(k: Any) -> tuple[np.ndarray, np.ndarray]:
+def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     """k, and ln C(k, j) on a last axis, -inf from j = k + 1."""
     k = np.asarray(k)
     each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]

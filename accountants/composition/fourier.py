@@ -23,7 +23,7 @@ from scipy.special import bernoulli
 
 from accountants.composition.characteristic import Part, Parts
 from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, RealArray, like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -52,9 +52,9 @@ class Sum:
     g: Any
     rest: Any
     tilt: Any
-    log_scale: Any
+    log_scale: Real
 
-    def log_delta(self, epsilon: Any) -> Any:
+    def log_delta(self, epsilon: Real) -> Real:
         """log delta of finite losses."""
         x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
@@ -68,7 +68,7 @@ class Sum:
             + jnp.where(possible, jnp.log(jnp.where(possible, value, 1.0)), -jnp.inf)
         )
 
-    def _correction(self, epsilon: Any) -> Any:
+    def _correction(self, epsilon: Real) -> Real:
         """Sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = rest(y) phi(h y) in steps y from eps, phi the weight.
 
         t is how far the next grid point is above eps; the rest is interpolated through the points around.
@@ -101,7 +101,7 @@ _BERNOULLI = np.array(
 )
 
 
-def _taylor(values: Any, s: Any) -> Any:
+def _taylor(values: RealArray, s: Real) -> Real:
     """Coefficients of the interpolation of values at ``POINTS``, developed at s."""
     many = len(POINTS)
     power = np.arange(many) - np.arange(many)[:, None]
@@ -135,7 +135,7 @@ def composed(parts: Parts, c: Any) -> Sum:
     return Sum(start + jax.lax.stop_gradient(first) * grid.step, grid.step, g, g - atoms, c, log_scale)
 
 
-def _power(values: Any, count: Any) -> Any:
+def _power(values: Real, count: Real) -> Real:
     """The n-th power of complex numbers, n real; of next to 0 none."""
     some = jnp.abs(values) > 1e-100
     return jnp.where(some, jnp.exp(count * jnp.log(jnp.where(some, values, 1.0))), 0.0)
@@ -149,7 +149,7 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
+def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = (jax.lax.stop_gradient(_reach(parts, c, moments, sign)) for sign in (-1, 1))
@@ -165,7 +165,7 @@ def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     return _Grid(step, offsets, jax.lax.stop_gradient(mean - down - (SIZE * step - down - up) / 2))
 
 
-def _reach(parts: Parts, c: Any, moments: list[Any], sign: int) -> Any:
+def _reach(parts: Parts, c: Any, moments: list[Any], sign: int) -> jax.Array:
     """How far above (1) or below (-1) its mean the tilted sum is at most, but for a negligible probability."""
     variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
     deviation = jnp.sqrt(jnp.maximum(variance, jnp.finfo(c.dtype).tiny ** 0.5))
@@ -184,7 +184,7 @@ def largest(part: Part, sign: int) -> Any:
     return (sign * part.losses.finite[1]).max()
 
 
-def finest(part: Part, c: Any, log_scale: Any) -> Any:
+def finest(part: Part, c: Real, log_scale: Real) -> Real:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
@@ -193,5 +193,5 @@ def finest(part: Part, c: Any, log_scale: Any) -> Any:
     return _OUTCOMES * jnp.where(total > 0, (mass * part.losses.width).sum() / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def _atoms(part: Part, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def _atoms(part: Part, c: Any, log_scale: RealArray) -> tuple[Real, Real, Real]:
     return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)

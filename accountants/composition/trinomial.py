@@ -18,6 +18,7 @@ import numpy as np
 from jax.scipy.special import digamma, gammaln
 
 from accountants.pairs.losses import Losses
+from dpkernels.numerics import Real, RealArray
 from dpkernels.pytrees import pytree
 
 # Counts of the lightest and of the next loss that are kept, at most, and how far they reach: e^-33 is beyond.
@@ -46,22 +47,22 @@ class Three:
     loss: Any
     count: Any
 
-    def tilted(self, c: Any) -> tuple[Any, Any]:
+    def tilted(self, c: Real) -> tuple[jax.Array, jax.Array]:
         """(masses times e^(c l), of sum 1; the log of what they are divided by)."""
         size = jnp.log(_positive(self.mass)) + c * self.loss
         log_scale = jax.nn.logsumexp(size)
         return jnp.exp(size - log_scale), log_scale
 
-    def log_scale(self, epsilon: Any, c: Any) -> Any:
+    def log_scale(self, epsilon: Real, c: Real) -> RealArray:
         """n K(c) - c eps."""
         return self.count * self.tilted(c)[1] - c * epsilon
 
 
-def _positive(mass: Any) -> Any:
+def _positive(mass: RealArray) -> Real:
     return jnp.maximum(mass, jnp.finfo(mass.dtype).tiny)
 
 
-def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
+def three(nodes: Losses, count: Real) -> tuple[Three, Real]:
     """(the largest, the least and the heaviest other finite loss with what they have; whether there are no others)."""
     log_p, loss = nodes.finite
     p, real = jnp.exp(log_p), ~jnp.isneginf(log_p)
@@ -77,13 +78,13 @@ def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
     return Three(mass, mean, jnp.asarray(count, mass.dtype)), ~(rest & ~third).any()
 
 
-def fits(reports: Three, c: Any) -> Any:
+def fits(reports: Three, c: Real) -> jax.Array:
     """Whether all the counts that matter are kept."""
     few, some, _ = jnp.sort(reports.count * reports.tilted(c)[0])
     return (2 * _reach(few) < ROWS) & (2 * _reach(some) < COLUMNS)
 
 
-def _reach(mean: Any) -> Any:
+def _reach(mean: Real) -> jax.Array:
     return _DEVIATIONS * jnp.sqrt(mean) + _FURTHER
 
 
@@ -108,12 +109,12 @@ class _Outcomes:
     third: Any
     rows: Any
     total: Any
-    moves: tuple[Any, Any]
-    least: tuple[Any, Any]
+    moves: tuple[Real, Real]
+    least: tuple[Real, Real]
     order: Any
 
 
-def _outcomes(reports: Three, c: Any) -> _Outcomes:
+def _outcomes(reports: Three, c: jax.Array) -> _Outcomes:
     g, _ = reports.tilted(c)
     order = jnp.argsort(g)
     mean, (l1, l2, l3), n = reports.count * g[order], reports.loss[order], reports.count
@@ -126,7 +127,7 @@ def _outcomes(reports: Three, c: Any) -> _Outcomes:
     return _Outcomes(first, second, third, rows.astype(int), total, (l1 - l3, l2 - l3), (a, b), order)
 
 
-def _poisson(mean: Any, count: Any) -> Any:
+def _poisson(mean: Real, count: Real) -> Real:
     """Poisson's probabilities (Loader 2000): their errors are roundings of the deviation, not of k log k."""
     k, mean = jnp.maximum(count, 1.0), jnp.maximum(mean, _LEAST)
     e = (k - mean) / mean
@@ -138,7 +139,7 @@ def _poisson(mean: Any, count: Any) -> Any:
     return jnp.where(count >= 1, jnp.exp(log_p), jnp.where(count >= 0, jnp.exp(-mean), 0.0))
 
 
-def _sums(reports: Three, c: Any, epsilon: Any, *, weighted: bool = False) -> tuple[Any, Any]:
+def _sums(reports: Three, c: Any, epsilon: Real, *, weighted: bool = False) -> tuple[RealArray, RealArray]:
     """Means of e^(-c x) (1 - e^-x) and of e^(-(c+1) x) at x > 0; if ``weighted``, these times 1, each count and psi.
 
     psi is digamma(1 + the third's count). In a row x > 0 is from an edge on, x0 there and x0 + t s at t columns
@@ -152,7 +153,7 @@ def _sums(reports: Three, c: Any, epsilon: Any, *, weighted: bool = False) -> tu
     tables = jnp.stack([A, -A * jnp.expm1(-jnp.maximum(t, 0.0))])
     psi = digamma(jnp.maximum(n - sum(it.least) - either, 0.0) + 1)
 
-    def row(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
+    def row(k: Real, state: tuple[Real, Real]) -> tuple[Any, Any]:
         weight = it.first[k] * it.second * jax.lax.dynamic_slice(it.third, (k,), (COLUMNS,))
         x = it.total + k * it.moves[0] - epsilon
         lowest = jnp.where(forwards, x, x - (COLUMNS - 1) * s)
@@ -176,7 +177,7 @@ _DIFFERENCE = np.array([1.0, -1.0])
 
 
 @jax.custom_jvp
-def log_delta(reports: Three, epsilon: Any, c: Any) -> Any:
+def log_delta(reports: Three, epsilon: Real, c: Real) -> Real:
     """log delta; c changes only what is precise, and has no derivative.
 
     That in n is of the factorials: it says how delta moves from count to count.
@@ -184,7 +185,7 @@ def log_delta(reports: Three, epsilon: Any, c: Any) -> Any:
     return _value_and_slope(reports, epsilon, c)[0]
 
 
-def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
+def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Real, Real]:
     (value, further), _ = _sums(reports, c, epsilon)
     value, further = value[0], further[0]
     known = ~(value <= 0)  # NaN stays.
@@ -194,12 +195,14 @@ def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
 
 
 @log_delta.defjvp
-def _log_delta_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _log_delta_jvp(
+    primals: tuple[Three, jax.Array, jax.Array], tangents: tuple[Three, jax.Array, jax.Array]
+) -> tuple[Real, Real]:
     (reports, epsilon, c), (moved, by_epsilon, _) = primals, tangents
     (gain, further), order = _sums(reports, c, epsilon, weighted=True)
     n, heaviest, known = reports.count, order[2], ~(gain[0] <= 0)  # NaN stays.
 
-    def by_loss(parts: Any) -> Any:
+    def by_loss(parts: jax.Array) -> RealArray:
         """Of the counts of each loss."""
         a, b = parts[1], parts[2]
         return jnp.zeros(3, parts.dtype).at[order].set(jnp.stack([a, b, n * parts[0] - a - b]))
@@ -214,17 +217,17 @@ def _log_delta_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
     return log_value, jnp.where(known, (rise - further[0] * by_epsilon) / value, 0.0)
 
 
-def epsilon_at(reports: Three, log_target: Any, c: Any, guess: Any) -> Any:
+def epsilon_at(reports: Three, log_target: RealArray, c: Real, guess: Real) -> RealArray:
     """eps at which log delta is this one, 0 where it is below at 0; derivatives are implicit."""
     still, goal = jax.lax.stop_gradient((reports, log_target))
     possible = jnp.where(still.mass > 0, still.loss, jnp.nan)
     least, most = still.count * jnp.nanmin(possible), still.count * jnp.nanmax(possible)
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: tuple[Real, ...]) -> Any:
         k, eps, step, *_ = state
         return (k < _STEPS) & (jnp.abs(step) > _PRECISE * jnp.abs(eps))
 
-    def newton(state: Any) -> Any:
+    def newton(state: tuple[Real, ...]) -> Any:
         """To the next trial from what is known of this one; of the first one nothing is."""
         k, eps, _, value, slope, low, high = state
         new = eps - (value - goal) / jnp.where(slope < 0, slope, -1.0)

@@ -21,7 +21,7 @@ from accountants.composition.deposits import profiles
 from accountants.composition.terms import both_ways
 from accountants.pairs.hockey_stick import profile
 from accountants.profile import epsilon_of
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, RealArray, like
 
 # Panels of quadrature that a report's varying losses are deposited from.
 PANELS = 256
@@ -33,13 +33,13 @@ _TILTS = np.geomspace(1e-3, 1e5, 28)
 _TOLD = 1e-5
 
 
-def _not_steep(parts: Parts, c: Any) -> Any:
+def _not_steep(parts: Parts, c: Real) -> RealArray:
     """A tilt that is not steep on the grid."""
     least = jnp.stack([fourier.finest(part, c, part.moments(c)[0]) for part in parts]).max()
     return jnp.where(least > 0, jnp.minimum(c, _STEEPEST / jnp.where(least > 0, least, 1.0)), c)
 
 
-def _capped(parts: Parts, epsilon: Any) -> Parts:
+def _capped(parts: Parts, epsilon: Real) -> Parts:
     """The parts without losses that are large next to eps, which on samples may be far out: no grid could hold both.
 
     All others together are the sum of the least ones at least.
@@ -51,19 +51,19 @@ def _capped(parts: Parts, epsilon: Any) -> Parts:
     )
 
 
-def _at_most(parts: Parts, log_delta: Any) -> Any:
+def _at_most(parts: Parts, log_delta: Real) -> RealArray:
     """A bound of eps from above: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
     c = like(_TILTS, log_delta)
     moment = sum(part.count * part.log_moment(c) for part in parts)
     return jnp.maximum(((moment + c * jnp.log(c) - (c + 1) * jnp.log1p(c) - log_delta) / c).min(), 0.0)
 
 
-def delta_at(parts: Parts, epsilon: Any) -> Any:
+def delta_at(parts: Parts, epsilon: Real) -> Real:
     """delta at one eps, by this transform; of three losses by ``trinomial``, of Gaussian noise alone by the contour."""
     if all(part.losses is None for part in parts):
         return characteristic.delta_at(parts, epsilon, characteristic.MIDDLE)[0]
 
-    def by_transform(parts: Parts) -> Any:
+    def by_transform(parts: Parts) -> Real:
         capped = _capped(parts, epsilon)
         still = jax.lax.stop_gradient((capped, epsilon))
         whole = fourier.composed(capped, _not_steep(still[0], characteristic.saddle(*still, _BISECTIONS)))
@@ -84,7 +84,7 @@ def _may_be_three(parts: Parts) -> bool:
     return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
 
 
-def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> Any:
+def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> RealArray:
     """Outcome by outcome where it is reports of three losses, of which few enough matter."""
     (part,) = parts
     nodes: Any = part.losses
@@ -95,7 +95,7 @@ def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> Any:
     )
 
 
-def epsilon_at(parts: Parts, delta: Any) -> Any:
+def epsilon_at(parts: Parts, delta: Any) -> RealArray:
     """eps at one delta; derivatives are implicit. inf where no eps will do, or floats do not tell which."""
     if all(part.losses is None for part in parts):
         return characteristic.epsilon_at(parts, delta, characteristic.MIDDLE)[0]
@@ -113,7 +113,7 @@ def epsilon_at(parts: Parts, delta: Any) -> Any:
     return jnp.where(delta > sure, found, jnp.inf)
 
 
-def _by_transform(parts: Parts, delta: Any) -> Any:
+def _by_transform(parts: Parts, delta: Any) -> RealArray:
     """``epsilon_at``; inf where floats do not tell."""
     possible = jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny)
     parts = _capped(parts, _at_most(*jax.lax.stop_gradient((parts, jnp.log(possible)))))
@@ -128,7 +128,7 @@ def _by_transform(parts: Parts, delta: Any) -> Any:
     # Where there is nothing to look for the middle of the window has a slope.
     eps = jnp.where(enough | (delta <= sure), fixed.start + fixed.step * fourier.SIZE / 2, near)
 
-    def newton(_: int, state: Any) -> Any:
+    def newton(_: int, state: tuple[Real, Real, Real]) -> Any:
         eps, value, slope = state
         eps = eps - jnp.clip((value - goal) / slope, -fixed.step, fixed.step)
         return eps, *_log_slope(fixed, eps)
@@ -142,11 +142,11 @@ def _by_transform(parts: Parts, delta: Any) -> Any:
     return jnp.where((delta > sure) & (told | enough), jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
 
 
-def _log_slope(whole: fourier.Sum, eps: Any) -> tuple[Any, Any]:
+def _log_slope(whole: fourier.Sum, eps: Real) -> tuple[RealArray, RealArray]:
     return jax.jvp(whole.log_delta, (eps,), (jnp.ones_like(eps),))
 
 
-def _located(whole: fourier.Sum, goal: Any) -> Any:
+def _located(whole: fourier.Sum, goal: RealArray) -> Real:
     """The eps at which delta without its correction is the goal: from the first grid point, from the top, above it."""
     T, B = profiles(whole.g[::-1], whole.tilt, whole.step)
     loss = whole.start + whole.step * jnp.arange(fourier.SIZE, dtype=T.dtype)[::-1]
@@ -167,7 +167,7 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 
 
 @partial(jax.jit, static_argnames=("what",))
-def values_of(made: Any, at: Any, what: str) -> Any:
+def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
     directions = jax.tree.map(lambda *ways: jnp.stack(jnp.broadcast_arrays(*ways)), *made.directions(panels))
@@ -179,12 +179,12 @@ def values_of(made: Any, at: Any, what: str) -> Any:
 
 
 @partial(jax.jit, static_argnames=("what",))
-def values_of_one_or_more(made: Any, at: Any, what: str) -> Any:
+def values_of_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
     """``values_of``; the exact profile of one report."""
     (term,) = made.terms
     exact = {"delta": profile, "epsilon": epsilon_of}[what]
 
-    def single(made: Any) -> Any:
+    def single(made: Any) -> Real:
         return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what), made)

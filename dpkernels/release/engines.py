@@ -127,7 +127,9 @@ def in_chunks(
     return out.reshape(x.shape)
 
 
-def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
+def _by_threads(
+    engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
+) -> None:
     """A chunk a thread; few values are done at once."""
     size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // CORES))))
 
@@ -149,7 +151,7 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
 
 
 def _by_devices(
-    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]
+    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
 ) -> None:
     """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
     under_way: deque[tuple[int, Array]] = deque()
