@@ -79,7 +79,7 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 # Exact
 
 
-def recycled(kernel: Distribution, theta: Real, q: Any) -> Reweighted:
+def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
     """The law of budget-recycled noise.
 
     Args:
@@ -95,13 +95,13 @@ def recycled(kernel: Distribution, theta: Real, q: Any) -> Reweighted:
     return Reweighted(kernel, -theta, theta, 1 - q)
 
 
-def profile(kernel: Distribution, theta: Real, q: Any, sensitivity: Any, epsilon: Any) -> Any:
+def profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsilon: Real) -> Real:
     """The exact delta(eps) of budget recycling, over all shifts of size up to D; of epsilon's shape."""
     checks.sensitivity(sensitivity)
     return additive_profile(recycled(kernel, theta, q), sensitivity, epsilon)
 
 
-def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Any:
+def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Real:
     """P(|Z + S| <= theta) for noise Z and an independent error of sampling S ~ N(0, s^2).
 
     Without S in closed form; with it, 16-point Gauss-Legendre for the integral over x = s t of
@@ -146,12 +146,12 @@ _SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 # On a sample
 
 
-def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Any:
+def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Real:
     """s_x sqrt(n (1 - p)/p): error of a sum estimated from a sample of rate p of n values of standard deviation s_x."""
     return deviation * _root((1 - rate) * size / rate)
 
 
-def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Any:
+def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Real:
     """s_x sqrt((1 - p)/(p n)): error of an average estimated from a sample of rate p."""
     return deviation * _root((1 - rate) / (rate * size))
 
@@ -165,7 +165,7 @@ def _root(value: Real) -> Real:
     return namespace(value).sqrt(value)
 
 
-def rescaled_sensitivity(sensitivity: Any, rate: Any) -> Any:
+def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
     """D/p: what is released is the sample's sum or count divided by p, or its average over |X_s| = p |X| records."""
     return sensitivity / rate
 
@@ -196,9 +196,9 @@ def subsampled_recycling(
     *,
     theta: Real,
     rate: Any,
-    epsilon: Any,
-    delta: Any,
-    sensitivity: Any = 1.0,
+    epsilon: Real,
+    delta: Real,
+    sensitivity: Real = 1.0,
     sampling_noise: Any = 0.0,
     sensitivity_at: Callable[[Real, Real], Real] = rescaled_sensitivity,
 ) -> Subsampled:

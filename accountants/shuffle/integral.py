@@ -63,11 +63,11 @@ def _saddle(crowd: Crowd, L: Any, n: Real) -> Any:
     return jnp.exp((low + high) / 2)
 
 
-def _log1p(re: Any, im: Any) -> tuple[Any, Any]:
+def _log1p(re: Any, im: Any) -> tuple[Real, Real]:
     return jnp.log1p(re * (2 + re) + im * im) / 2, jnp.arctan2(im, 1 + re)
 
 
-def log_delta(crowd: Crowd, n: Real, epsilon: Any, size: tuple[int, float] = NEAR) -> tuple[Any, Any]:
+def log_delta(crowd: Crowd, n: Real, epsilon: Real, size: tuple[int, float] = NEAR) -> tuple[Real, Real]:
     """(log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive. JAX, 64 bits."""
     L = crowd.losses(epsilon)
     known = ~jnp.isnan(L.sum() + crowd.mass.sum() + crowd.gamma + n)
@@ -87,7 +87,7 @@ def log_delta(crowd: Crowd, n: Real, epsilon: Any, size: tuple[int, float] = NEA
     return found, jnp.where(positive, error / jnp.where(positive, value, 1.0), 0.0)
 
 
-def _integral(crowd: Crowd, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Any, Any]:
+def _integral(crowd: Crowd, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
     """(integral of exp(K(s) - K(c))/s^2, an estimate of its error)."""
     count, end = size
     v, step = like(np.linspace(0.0, end, count + 1), c), end / count
@@ -114,7 +114,7 @@ def epsilon(crowd: Crowd, n: Real, delta: Any, level: Any) -> tuple[Any, Any]:
     """(the least eps >= 0 at one delta, d log delta/d eps there), by Newton in log eps; derivatives are implicit."""
     still, goal, top = jax.lax.stop_gradient(((crowd, n), jnp.log(delta), jnp.log(level)))
 
-    def value_and_slope(x: Any) -> tuple[Any, Any]:
+    def value_and_slope(x: Real) -> tuple[Real, Real]:
         return jax.jvp(lambda x: log_delta(*still, jnp.exp(x))[0] - goal, (x,), (jnp.ones_like(x),))
 
     def step(state: Any) -> Any:
@@ -126,7 +126,7 @@ def epsilon(crowd: Crowd, n: Real, delta: Any, level: Any) -> tuple[Any, Any]:
         done = (jnp.abs(value) < _FOUND) | (jnp.abs(new - x) < _FOUND)
         return count + 1, jnp.where(done, x, new), low, high, done, slope
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: Any) -> Real:
         return (state[0] < _NEWTON_STEPS) & ~state[-2]
 
     spread = (still[0].mass * (still[0].p - still[0].q) ** 2).sum() / (still[0].gamma * still[1])
@@ -140,7 +140,7 @@ def epsilon(crowd: Crowd, n: Real, delta: Any, level: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnames=("size",))
-def _log_delta(crowd: Crowd, n: Real, epsilon: Any, size: tuple[int, float]) -> tuple[Any, Any]:
+def _log_delta(crowd: Crowd, n: Real, epsilon: Real, size: tuple[int, float]) -> tuple[Real, Real]:
     return log_delta(crowd, n, epsilon, size)
 
 
