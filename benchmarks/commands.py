@@ -1,7 +1,7 @@
 """Seconds of every subcommand: its first run, when nothing is kept, and its second, with and without kept programs.
 
     python -m benchmarks.commands            # three minutes on a quiet machine
-    python -m benchmarks.commands --quick    # without tune and compare: a smoke run
+    python -m benchmarks.commands --quick    # each run once, without compare, tune and shuffled reports
 
 A run is a process of its own. Seconds are of processor time (user and system), which other work on the machine
 lengthens less than the clock's, and the least of the runs of a kind.
@@ -41,7 +41,7 @@ RUNS: dict[str, list[str]] = {
         *["--ledger", "people.ledger", "--budget", "50"],
     ],
     "ledger": ["ledger", "people.ledger"],
-    "explore": ["explore", "page.html", "--force"],
+    "explore": ["explore", "--output", "page.html", "--force"],
     "account laplace": ["account", "laplace", "--sensitivity", "1", "--epsilon", "1"],
     "account, 1000 sampled reports": [
         *["account", "gaussian", *_NOISE, "--reports", "1000", "--subsample", "0.01", "--at-delta", "1e-6"]
@@ -97,7 +97,7 @@ def rows(names: list[str], rounds: int) -> Iterator[list[str]]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
+    parser.add_argument("--quick", action="store_true", help="each run once, the fast ones")
     arguments = parser.parse_args()
     print(machine())
     heading = ["command", "without the folder, s", "first run, s", "second, s", "second / without", "kept, MB"]

@@ -29,7 +29,7 @@ COEFFICIENTS = np.array(
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
 
-def tilted(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any]:
+def tilted(nodes: Losses, c: Real, log_scale: Real) -> tuple[jax.Array, jax.Array]:
     """Masses under p times e^(c l - log_scale), and losses; both 0 where the loss is infinite."""
     log_p, loss = nodes.finite
     return jnp.exp(log_p + c * loss - log_scale), loss
@@ -85,7 +85,7 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     return Deposit(mass, on_grid, index, jnp.where(on_grid, 0.0, place - below))
 
 
-def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(the loss of the heaviest atom, the distance of the next one, the mass of that), as tilted."""
     mass, loss = tilted(nodes, c, log_scale)
     mass = jnp.where(nodes.width == 0, mass, 0.0)
@@ -96,7 +96,7 @@ def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
     return heaviest, apart[second], mass[second]
 
 
-def on_atoms(least: Any, gap: Any) -> Any:
+def on_atoms(least: Real, gap: Real) -> jax.Array:
     """A step from ``least`` up of which the gap of two atoms is a whole multiple, an even one if it can be.
 
     A third one half-way, of no loss between two opposite ones, is on the grid then. Of a gap below that, the least.
@@ -107,7 +107,7 @@ def on_atoms(least: Any, gap: Any) -> Any:
     return jnp.where(many >= 1, gap / whole, least)
 
 
-def profiles(masses: Any, c: Any, step: Any) -> tuple[Any, Any]:
+def profiles(masses: Real, c: Any, step: Any) -> tuple[Any, Any]:
     """(T, B) of masses w tilted by e^(c l), from the largest loss down: sums of positive terms.
 
     T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the profile at grid point k, as tilted, and
@@ -117,7 +117,7 @@ def profiles(masses: Any, c: Any, step: Any) -> tuple[Any, Any]:
     return decayed(-jnp.exp(-c * step) * jnp.expm1(-step) * _next(B), c * step), B
 
 
-def _next(values: Any) -> Any:
+def _next(values: Any) -> Real:
     return jnp.concatenate([jnp.zeros_like(values[:1]), values[:-1]])
 
 
@@ -146,7 +146,7 @@ def highest(several: list[Losses]) -> Losses:
     return joined([finite, Losses(infinite, 0 * infinite, infinite + jnp.inf, 0 * infinite)])
 
 
-def _dots(nodes: Losses, offset: Any, step: Any) -> Any:
+def _dots(nodes: Losses, offset: Real, step: Any) -> Any:
     """Masses on a grid, every outcome's on the two points around it."""
     mass, loss = tilted(nodes, 0.0, 0.0)
     place = (loss - offset) / step

@@ -221,7 +221,7 @@ def composed(parts: Parts, c: Any) -> Sum:
     return Sum(start + first * grid.step, grid.step, g, g - atoms, c, log_scale, first, tuple(found))
 
 
-def _power(values: Any, count: Any) -> Any:
+def _power(values: Real, count: Real) -> Real:
     """The n-th power of complex numbers, n real; of next to 0 none."""
     return jnp.where(jnp.abs(values) > _NOTHING, jnp.exp(count * _log(values)), 0.0)
 
@@ -238,7 +238,7 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
+def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = jax.lax.stop_gradient(_reach(parts, c, moments))
@@ -274,7 +274,7 @@ def largest(part: Part, sign: int) -> Any:
     return (sign * part.losses.finite[1]).max()
 
 
-def finest(part: Part, c: Any, log_scale: Any) -> Any:
+def finest(part: Part, c: Real, log_scale: Real) -> Real:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
@@ -283,5 +283,5 @@ def finest(part: Part, c: Any, log_scale: Any) -> Any:
     return _OUTCOMES * jnp.where(total > 0, (mass * part.losses.width).sum() / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def _atoms(part: Part, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def _atoms(part: Part, c: Any, log_scale: RealArray) -> tuple[Real, Real, Real]:
     return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)

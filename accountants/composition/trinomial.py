@@ -83,7 +83,7 @@ class Three:
         return Three(n * gain[:3], n * mass * further[:3], (gain[5] - gain[3]) / 2, 0.0 * self.tilt), -further[4]
 
 
-def _positive(mass: Any) -> Any:
+def _positive(mass: RealArray) -> Real:
     return jnp.maximum(mass, jnp.finfo(mass.dtype).tiny)
 
 

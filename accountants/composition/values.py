@@ -23,7 +23,7 @@ from accountants.composition.characteristic import Parts, certain
 from accountants.composition.terms import both_ways
 from accountants.pairs.hockey_stick import profile
 from accountants.profile import epsilon_of
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, RealArray, like
 
 # Panels of quadrature that a report's varying losses are deposited from.
 PANELS = 256
@@ -35,13 +35,13 @@ _PRECISE = 4096
 _TILTS = np.geomspace(1e-3, 1e5, 28)
 
 
-def _not_steep(parts: Parts, c: Any) -> Any:
+def _not_steep(parts: Parts, c: Real) -> RealArray:
     """A tilt that is not steep on the grid."""
     least = jnp.stack([fourier.finest(part, c, part.moments(c)[0]) for part in parts]).max()
     return jnp.where(least > 0, jnp.minimum(c, _STEEPEST / jnp.where(least > 0, least, 1.0)), c)
 
 
-def _capped(parts: Parts, epsilon: Any) -> Parts:
+def _capped(parts: Parts, epsilon: Real) -> Parts:
     """The parts without losses that are large next to eps, which on samples may be far out: no grid could hold both.
 
     All others together are the sum of the least ones at least.
@@ -53,7 +53,7 @@ def _capped(parts: Parts, epsilon: Any) -> Parts:
     )
 
 
-def _at_most(parts: Parts, log_delta: Any) -> Any:
+def _at_most(parts: Parts, log_delta: Real) -> RealArray:
     """A bound of eps from above: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
     c = like(_TILTS, log_delta)
     moment = sum(part.count * part.log_moment(c) for part in parts)
@@ -228,7 +228,7 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 
 
 @partial(jax.jit, static_argnames=("what",))
-def values_of(made: Any, at: Any, what: str) -> Any:
+def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
     directions = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
@@ -246,12 +246,12 @@ def _stacked(kind: Any, *ways: Any) -> Any:
 
 
 @partial(jax.jit, static_argnames=("what",))
-def values_of_one_or_more(made: Any, at: Any, what: str) -> Any:
+def values_of_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
     """``values_of``; the exact profile of one report."""
     (term,) = made.terms
     exact = {"delta": profile, "epsilon": epsilon_of}[what]
 
-    def single(made: Any) -> Any:
+    def single(made: Any) -> Real:
         return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what), made)

@@ -14,7 +14,6 @@ from dpkernels.cli.mechanisms.options import (
     INPUT,
     Numbers,
     Options,
-    drawable,
     json_option,
     mechanism_options,
     options_of,
@@ -88,6 +87,18 @@ _TUNED: Options = {
         "epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
     ),
 }
+
+
+def drawable(plot: Path | None) -> None:
+    """Refuse a picture that could not be written, before the work.
+
+    Raises:
+        click.UsageError: not a .png, or not in a folder.
+    """
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
 
 
 @click.command(epilog=_MORE_ACCOUNT)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, estimate, tune
+from dpkernels.cli.analysis import account, drawable, estimate, tune
 from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
@@ -17,7 +17,6 @@ from dpkernels.cli.mechanisms.options import (
     OUTPUT,
     Numbers,
     Options,
-    drawable,
     file_options,
     json_option,
     mechanism_options,

@@ -171,7 +171,7 @@ def _exhaust(pieces: Iterator[int]) -> None:
 
 
 def _by_devices(
-    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]
+    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
 ) -> None:
     """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
     under_way: deque[tuple[int, Array]] = deque()

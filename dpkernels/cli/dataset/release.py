@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.dataset.part import Done, Job, Secret, Work, answers, check_part, perturb_part
+from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
 from dpkernels.cli.dataset.places import Place, files
 from dpkernels.cli.dataset.plan import Part, layout_of, planned
 from dpkernels.cli.files.handling import Handling
@@ -35,7 +35,7 @@ class Engine(Protocol):
     def ready(self) -> AbstractContextManager[None]:
         """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
 
-    def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """The answers, as they come."""
 
 

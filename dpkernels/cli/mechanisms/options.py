@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ class Numbers(click.ParamType):
 
 
 # Type, metavar and help by name, in the order in which help shows them.
-Options = Mapping[str, tuple[type | click.ParamType, str | None, str]]
+Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 
 OPTIONS: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
@@ -125,20 +125,8 @@ mechanism_options = options_of(OPTIONS)
 
 
 def plot_option(text: str) -> Decorator:
-    """Give a command ``--plot``, a .png to draw into; ``drawable`` checks it."""
+    """Give a command ``--plot``, a .png to draw into; ``plot.check_target`` checks it."""
     return click.option("--plot", type=OUTPUT, help=text)
-
-
-def drawable(plot: Path | None) -> None:
-    """Refuse a picture that could not be written, before the work.
-
-    Raises:
-        click.UsageError: not a .png, or not in a folder.
-    """
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
 
 
 def json_option(text: str = "Print JSON.") -> Decorator:
