@@ -16,7 +16,7 @@ import numpy as np
 
 from accountants.closed_forms.lattice import decayed
 from accountants.pairs.losses import Losses, joined
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, like
 from dpkernels.pytrees import pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far

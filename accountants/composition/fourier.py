@@ -24,7 +24,7 @@ from scipy.special import bernoulli
 from accountants.composition.characteristic import Part, Parts
 from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
 from accountants.pairs.losses import Losses
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, RealArray, like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -150,7 +150,7 @@ class Sum:
         found = []
         for j, one in enumerate(self.parts):
             part = one.part
-            if one.deposit is None:
+            if one.deposit is None or part.losses is None:
                 by_mu, by_count = part.count * part.mu * density, part.mu**2 / 2 * density
                 found.append(Part(None, scale * by_mu, scale * by_count))
                 continue

@@ -22,7 +22,7 @@ import numpy as np
 from jax.scipy.special import gammaln, xlogy
 
 from accountants.pairs.losses import Losses
-from dpkernels.numerics import gauss_legendre, like
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like
 from dpkernels.pytrees import pytree
 
 # Counts of the lightest loss that are kept, at most, how far they reach (e^-33 is beyond), and how many at once.
@@ -146,7 +146,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, 
     # Under p and under q, of which the masses are those of p times e^-l.
     two = mass[1:] * jnp.exp(np.array([[0], [1]]) * jnp.minimum(loss[1] - loss[1:], _FAR))
     t = two[:, :1] / _positive(two.sum(-1, keepdims=True))
-    turned = E <= m * t
+    turned = m * t >= E
     # b >= E, or else the other one's count >= m - E + 1 and the first one's E - 1.
     k, t = jnp.where(turned, m - E + 1, E), jnp.where(turned, 1 - t, t)
     b = jnp.where(turned, E - 1, E)
