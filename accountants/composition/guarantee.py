@@ -144,8 +144,7 @@ class Guarantee:
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         found = self._read("epsilon", delta, epsilon_of)
-        unbounded = namespace(found) is np and np.isinf(found)
-        if np.any(unbounded) and np.any(unbounded & (self._certain < delta)):
+        if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self._certain < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
         return found
 
