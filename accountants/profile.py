@@ -9,16 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs import pure
+from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, curve, profile
 from accountants.pairs.noise_sticks import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import floating, namespace, plain
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.roots import halved
 
 
-def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
+def delta(mechanism: Mechanism, epsilon: Real, sensitivity: Any = None) -> Any:
     """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
 
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
@@ -48,7 +50,7 @@ def delta(mechanism: Any, epsilon: Any, sensitivity: Any = None) -> Any:
     return plain(profile(worst_pairs(mechanism, sensitivity), epsilon))
 
 
-def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
+def epsilon(mechanism: Mechanism, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """The least eps >= 0 for which the mechanism is (eps, delta)-DP.
 
     From the safe side: the profile at what is returned, as computed, is at most delta. For delta = 0 the pure level:
@@ -81,21 +83,21 @@ def epsilon(mechanism: Any, delta: Any = 0.0, sensitivity: Any = None) -> Any:
     return plain(np.where(target > 0, found, level))
 
 
-def epsilon_of(pairs: tuple[Any, ...], delta: Any) -> Any:
+def epsilon_of(pairs: tuple[Pair, ...], delta: Real) -> Real:
     """``epsilon`` of pairs, for delta in (0, 1)."""
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))
     return plain(_safe(pairs, np.asarray(delta, np.float64)))
 
 
-def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
+def _check_numbers(mechanism: Mechanism, sensitivity: Any) -> None:
     parameters = jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else []
     for value in (sensitivity, *parameters):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
 
 
-def _pure(mechanism: Any, sensitivity: Any) -> float:
+def _pure(mechanism: Mechanism, sensitivity: Any) -> float:
     if not isinstance(mechanism, Additive):
         level = pure.epsilon(mechanism)
         take_none(sensitivity)
@@ -105,11 +107,11 @@ def _pure(mechanism: Any, sensitivity: Any) -> float:
 
 
 @jax.jit
-def _pure_level(pairs: tuple[Any, ...]) -> Any:
+def _pure_level(pairs: tuple[Pair, ...]) -> Real:
     return jnp.stack([pair.largest_loss() for pair in pairs]).max()
 
 
-def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:
+def _safe(pairs: tuple[Pair, ...], target: np.ndarray) -> np.ndarray:
     """The root, moved up by floats until the profile agrees."""
     with jax.enable_x64(True):
         eps = np.array(solved(as_float64(pairs), target))
@@ -121,7 +123,7 @@ def _safe(pairs: tuple[Any, ...], target: np.ndarray) -> np.ndarray:
 
 @jax.custom_jvp
 @jax.jit
-def solved(pairs: tuple[Any, ...], delta: Any) -> Any:
+def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
     """Bisection on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
     at, top = curve(pairs), cap(delta.dtype)
 
@@ -133,7 +135,7 @@ def solved(pairs: tuple[Any, ...], delta: Any) -> Any:
 
 
 @solved.defjvp
-def _implicit_derivative(primals: Any, tangents: Any) -> tuple[Any, Any]:
+def _implicit_derivative(primals: tuple[tuple[Pair, ...], Real], tangents: tuple[Any, Real]) -> tuple[Real, Real]:
     pairs, delta = primals
     eps = solved(pairs, delta)
     inside = (eps > 0) & jnp.isfinite(eps)

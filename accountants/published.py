@@ -16,11 +16,11 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.roots import lowest, safe_root
 
 
-def published_weight(kernel: Distribution, theta: Any, sensitivity: Any) -> Any:
+def published_weight(kernel: Distribution, theta: Real, sensitivity: Real) -> Real:
     """W = P(-theta <= N <= theta < N + D): a report within theta for one input is outside for its neighbour.
 
     Jiang 2024, eq. 7, with tl = -theta, tu = theta and F the kernel's cdf:
@@ -33,7 +33,7 @@ def published_weight(kernel: Distribution, theta: Any, sensitivity: Any) -> Any:
     return kernel.mass(xp.maximum(theta - sensitivity, -theta), theta)
 
 
-def published_profile(kernel: Distribution, theta: Any, q: Any, sensitivity: Any, epsilon: Any) -> Any:
+def published_profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsilon: Real) -> Real:
     """Jiang 2024, Theorem 1: (1 - W) delta_K(eps) + W delta_K(eps - Lq), Lq = -ln(1 - q), delta_K the kernel's.
 
     **Not the privacy of budget recycling**; the module's docstring says where it fails, ``profile`` is exact.
@@ -59,7 +59,7 @@ def published_baseline_rate(epsilon: Any, kernel_epsilon: Any) -> Any:
     return -namespace(epsilon, kernel_epsilon).expm1(kernel_epsilon - epsilon)
 
 
-def published_rate(kernel: Distribution, theta: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     """Jiang 2024, Algorithm 1: by binary search the largest q whose ``published_profile`` at eps is at most delta.
 
     **Unsound for theta above about 2.5 sigma**: with a Gaussian kernel calibrated for eps 2.7, D = 1 and theta = 5, it
@@ -129,7 +129,7 @@ _KERNELS: dict[str, Callable[[float, float, float], Distribution]] = {
 
 
 def published_composition(
-    kernel_profile: Callable[[Any], Any], weight: float, q: float, count: int, epsilon: float
+    kernel_profile: Callable[[Real], Real], weight: float, q: float, count: int, epsilon: float
 ) -> float:
     """Jiang 2024, Algorithm 3: delta(eps) of T recycled reports, sum_j C(T,j) W^j (1-W)^(T-j) delta_T(eps - j Lq).
 

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
@@ -51,7 +52,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.numerics import Real, gauss_legendre, like, namespace
 
 __all__ = [
     "PublishedChoice",
@@ -78,7 +79,7 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 # Exact
 
 
-def recycled(kernel: Distribution, theta: Any, q: Any) -> Reweighted:
+def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
     """The law of budget-recycled noise.
 
     Args:
@@ -94,13 +95,13 @@ def recycled(kernel: Distribution, theta: Any, q: Any) -> Reweighted:
     return Reweighted(kernel, -theta, theta, 1 - q)
 
 
-def profile(kernel: Distribution, theta: Any, q: Any, sensitivity: Any, epsilon: Any) -> Any:
+def profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsilon: Real) -> Real:
     """The exact delta(eps) of budget recycling, over all shifts of size up to D; of epsilon's shape."""
     checks.sensitivity(sensitivity)
     return additive_profile(recycled(kernel, theta, q), sensitivity, epsilon)
 
 
-def acceptance(noise: Distribution, theta: Any, sampling_noise: Any = 0.0) -> Any:
+def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Real:
     """P(|Z + S| <= theta) for noise Z and an independent error of sampling S ~ N(0, s^2).
 
     Without S in closed form; with it, 16-point Gauss-Legendre for the integral over x = s t of
@@ -128,7 +129,7 @@ def acceptance(noise: Distribution, theta: Any, sampling_noise: Any = 0.0) -> An
     return xp.where(sampled, _smoothed(noise, theta, s, xp), noise.mass(-theta, theta))[()]
 
 
-def _smoothed(noise: Distribution, theta: Any, s: Any, xp: Any) -> Any:
+def _smoothed(noise: Distribution, theta: Real, s: Real, xp: ModuleType) -> Real:
     bends = xp.concatenate([xp.asarray(noise.knots), noise.icdf(_SHARES), noise.isf(_SHARES[:-1])])
     places = xp.concatenate([theta - bends, -theta - bends]) / s
     ends = xp.sort(xp.concatenate([xp.clip(places, -9.0, 9.0), xp.linspace(-9.0, 9.0, 13)]))
@@ -145,31 +146,31 @@ _SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 # On a sample
 
 
-def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Any:
+def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Real:
     """s_x sqrt(n (1 - p)/p): error of a sum estimated from a sample of rate p of n values of standard deviation s_x."""
     return deviation * _root((1 - rate) * size / rate)
 
 
-def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Any:
+def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Real:
     """s_x sqrt((1 - p)/(p n)): error of an average estimated from a sample of rate p."""
     return deviation * _root((1 - rate) / (rate * size))
 
 
-def sampling_noise_count(share: Any, size: Any, rate: Any) -> Any:
+def sampling_noise_count(share: Real, size: Real, rate: Real) -> Real:
     """sqrt(n (1 - p) pc (1 - pc)/p): error of a count, pc the share of the n records that is counted."""
     return _root(size * (1 - rate) * share * (1 - share) / rate)
 
 
-def _root(value: Any) -> Any:
+def _root(value: Real) -> Real:
     return namespace(value).sqrt(value)
 
 
-def rescaled_sensitivity(sensitivity: Any, rate: Any) -> Any:
+def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
     """D/p: what is released is the sample's sum or count divided by p, or its average over |X_s| = p |X| records."""
     return sensitivity / rate
 
 
-def published_sensitivity(sensitivity: Any, rate: Any) -> Any:
+def published_sensitivity(sensitivity: Real, rate: Real) -> Real:
     """D, whatever p: as Jiang 2024 reads it in section 7. **Unsound** for estimates rescaled by 1/p, as its own are."""
     return sensitivity
 
@@ -193,13 +194,13 @@ class Subsampled(NamedTuple):
 def subsampled_recycling(
     kernel: Distribution | type,
     *,
-    theta: Any,
+    theta: Real,
     rate: Any,
-    epsilon: Any,
-    delta: Any,
-    sensitivity: Any = 1.0,
+    epsilon: Real,
+    delta: Real,
+    sensitivity: Real = 1.0,
     sampling_noise: Any = 0.0,
-    sensitivity_at: Callable[[Any, Any], Any] = rescaled_sensitivity,
+    sensitivity_at: Callable[[Real, Real], Real] = rescaled_sensitivity,
 ) -> Subsampled:
     """Budget-recycled noise on a sample of rate p that is (eps, delta)-DP for the whole data, accounted exactly.
 

@@ -19,12 +19,12 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.roots import alike, safe_root
 
 
 @singledispatch
-def rescaled(noise: Any, factor: Any) -> Any:
+def rescaled(noise: Any, factor: Real) -> Any:
     """The law of factor * Z, for Z of this law.
 
     Raises:
@@ -34,31 +34,31 @@ def rescaled(noise: Any, factor: Any) -> Any:
 
 
 @rescaled.register
-def _(noise: Gaussian, factor: Any) -> Gaussian:
+def _(noise: Gaussian, factor: Real) -> Gaussian:
     return Gaussian(noise.sigma * factor)
 
 
 @rescaled.register
-def _(noise: Laplace, factor: Any) -> Laplace:
+def _(noise: Laplace, factor: Real) -> Laplace:
     return Laplace(noise.scale * factor)
 
 
 @rescaled.register
-def _(noise: MergedLaplace, factor: Any) -> MergedLaplace:
+def _(noise: MergedLaplace, factor: Real) -> MergedLaplace:
     return MergedLaplace(tuple(r / factor for r in noise.rates), tuple(c * factor for c in noise.breaks))
 
 
 @rescaled.register
-def _(noise: Staircase, factor: Any) -> Staircase:
+def _(noise: Staircase, factor: Real) -> Staircase:
     return Staircase(noise.epsilon, noise.period * factor, noise.gamma)
 
 
 @rescaled.register
-def _(noise: Reweighted, factor: Any) -> Reweighted:
+def _(noise: Reweighted, factor: Real) -> Reweighted:
     return Reweighted(rescaled(noise.kernel, factor), noise.low * factor, noise.high * factor, noise.outside)
 
 
-def certain_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
+def certain_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """A shift s over which delta(eps) is above delta for certain: s = isf(t) - icdf(t).
 
     For A = {z < isf(t)}, P(A) - e^eps P(A - s) = 1 - t - e^eps t = (1 + delta)/2 where t = (1 - delta)/(2 (1 + e^eps)).
@@ -68,7 +68,7 @@ def certain_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
     return noise.isf(t) - noise.icdf(t)
 
 
-def largest_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
+def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """The largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
 
     Args:
@@ -84,12 +84,12 @@ def largest_shift(noise: Distribution, epsilon: Any, delta: Any) -> Any:
     return safe_root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
 
 
-def _shift_excess(shift: Any, parameters: Any) -> Any:
+def _shift_excess(shift: Real, parameters: tuple[Distribution, Real, Real]) -> Real:
     noise, eps, delta = parameters
     return additive_profile(noise, shift, eps) - delta
 
 
-def smallest_scale(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """The least c for which noise c Z is (eps, delta)-DP over shifts of D: c = D/largest_shift.
 
     The root is taken in 1/c, of the profile of the very law it is for, so that no rounding comes in between.
@@ -100,12 +100,12 @@ def smallest_scale(noise: Distribution, epsilon: Any, delta: Any, sensitivity: A
     return 1 / safe_root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
 
 
-def _scale_excess(inverse: Any, parameters: Any) -> Any:
+def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Real]) -> Real:
     noise, eps, delta, D = parameters
     return additive_profile(rescaled(noise, 1 / inverse), D, eps) - delta
 
 
-def scaled(noise: Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Noise of this law's shape, as narrow as (eps, delta) allows.
 
     Args:
@@ -125,7 +125,7 @@ def scaled(noise: Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 
     return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
 
 
-def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Gaussian noise of the least sigma s: the analytic Gaussian of Balle and Wang 2018.
 
     Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
@@ -136,7 +136,7 @@ def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
     return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
-def laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
+def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Laplace noise of the least scale, b = D/(eps - 2 ln(1 - delta)).
 
     Raises:
@@ -146,7 +146,7 @@ def laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Additive:
 
 
 def merged_laplace(
-    *, rates: tuple[float, ...], breaks: tuple[float, ...], epsilon: Any, delta: Any, sensitivity: Any = 1.0
+    *, rates: tuple[float, ...], breaks: tuple[float, ...], epsilon: Real, delta: Real, sensitivity: Real = 1.0
 ) -> Additive:
     """Merged Laplace noise (Mugunthan 2020) with rates and breaks in these proportions, as narrow as possible.
 
@@ -170,7 +170,7 @@ def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: 
     return scaled(shape, epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
-def check_target(epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> None:
+def check_target(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> None:
     """Refuse a budget or a sensitivity out of range, and arrays of them: a root is for numbers."""
     for name, value in (("epsilon", epsilon), ("delta", delta), ("sensitivity", sensitivity)):
         if np.ndim(value):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 
 def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
@@ -42,7 +42,7 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     return xp.where(moderate, near, far)[()], rate * delta
 
 
-def on_sample(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
+def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
     """The budget that a mechanism may spend on a sample of rate p: the inverse of ``amplified``.
 
     Args:
@@ -64,11 +64,11 @@ def on_sample(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
     return epsilon + xp.log1p(-xp.expm1(-epsilon) * (1 - rate) / rate), delta / rate
 
 
-def _check_rate(rate: Any) -> None:
+def _check_rate(rate: Real) -> None:
     checks.within("rate", rate, 5e-324, 1.0)
 
 
-def _check_room(delta: Any, rate: Any) -> None:
+def _check_room(delta: Real, rate: Real) -> None:
     spent, available = checks.concrete(delta), checks.concrete(rate)
     if spent is not None and available is not None and not (spent < available).all():
         raise ValueError(f"rate: {available.min():.9g} is not in ({spent.max():.9g}, 1], above delta")

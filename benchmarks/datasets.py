@@ -114,14 +114,23 @@ def row(folder: Path, kind: str, files: int, rows: int) -> list[str]:
 
 
 def lines(quick: bool) -> Iterator[list[str]]:
-    """Every line of the table."""
+    """Every line of the tables, that of the small files last."""
     with TemporaryDirectory() as folder:
         for kind, files, rows in _SMOKE if quick else _CASES:
             yield row(Path(folder), kind, files, rows)
 
 
+def task_milliseconds(tasks: int = 3000) -> float:
+    """Of the driver's processor, for a task that does nothing."""
+    nothing = ray.remote(lambda: None)
+    ray.get(nothing.remote())
+    start = time.process_time()
+    ray.get([nothing.remote() for _ in range(tasks)])
+    return 1e3 * (time.process_time() - start) / tasks
+
+
 def main() -> None:
-    """Print the table."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a smoke run")
     quick = parser.parse_args().quick
@@ -129,7 +138,11 @@ def main() -> None:
     ray.init("local", num_cpus=CORES, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     print(machine())
     both = ["local, s", "ray, s", "ray / local", "local peak, MiB", "worker peak, MiB"]
-    print(markdown(["columns", "rows", "files", *both, "in, GB/1e9", "out, GB/1e9", "core s/1e9"], lines(quick)))
+    heading = ["columns", "rows", "files", *both, "in, GB/1e9", "out, GB/1e9", "core s/1e9"]
+    *large, small = lines(quick)
+    for rows in (large, [small]):
+        print(f"\n{markdown(heading, rows)}")
+    print(f"\na task that does nothing: {task_milliseconds():.2f} ms of the driver's processor")
     ray.shutdown()
 
 

@@ -20,6 +20,7 @@ from accountants.pairs.hockey_stick import additive_profile
 from accountants.subsampling import on_sample
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.published.recycling import published_recycling
+from dpkernels.numerics import Real
 
 DELTA = 1e-5
 
@@ -172,7 +173,7 @@ def _by_algorithm_three(law: Any, theta: float, count: int, delta: float) -> flo
 
 
 # Figure 6: sigma_x = 10, eps = 0.1, delta = 1e-5, p_c = 0.1. theta and D are those of section 8.
-FIGURE_SIX: dict[str, tuple[Callable[[int, float], float], float, float]] = {
+FIGURE_SIX: dict[str, tuple[Callable[[int, float], Real], float, float]] = {
     "sum": (lambda n, p: recycling.sampling_noise_sum(10.0, n, p), 22.0, 5.0),
     "average": (lambda n, p: recycling.sampling_noise_mean(10.0, n, p), 0.0017, 1.0),
     "count": (lambda n, p: recycling.sampling_noise_count(0.1, n, p), 1.0, 3.0),

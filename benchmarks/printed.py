@@ -6,14 +6,17 @@
     python -m benchmarks.printed --cells      # every number beside its printed one
 
 The printed numbers are in ``printed.json``. Each table has one function that computes a row from its settings, and a
-sentence on what agrees, by how much not, and why where that is known.
+sentence on what agrees, by how much not, and why where that is known. Exits with 1 if a table lacks either, or a number
+its value.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -146,10 +149,23 @@ REPRODUCTIONS: dict[str, Reproduction] = {
 }
 
 
+@cache
 def computed(table: Table) -> np.ndarray:
     """The numbers of a printed table, computed; shape (rows, columns)."""
     row = REPRODUCTIONS[table.name].row
     return np.array([row(**given) for given in table.inputs], float)
+
+
+def lacking(table: Table) -> str:
+    """What a printed table lacks: its computation, what is found, or the value of a number; empty if nothing."""
+    made = REPRODUCTIONS.get(table.name)
+    if made is None or not made.finding:
+        return "no computation" if made is None else "no finding"
+    found = computed(table)
+    if found.shape != table.values.shape:
+        return f"computed numbers of shape {found.shape} for printed ones of {table.values.shape}"
+    absent = int((~np.isfinite(found)).sum())
+    return f"{absent} numbers without a value" if absent else ""
 
 
 def summary(table: Table) -> dict[str, str]:
@@ -185,23 +201,32 @@ def cells(table: Table) -> Iterator[list[str]]:
 
 def chosen(text: str, quick: bool) -> list[Table]:
     """The tables whose name has a text."""
+    slow = {name for name, made in REPRODUCTIONS.items() if not made.quick}
     named = [table for name, table in tables().items() if text.lower() in name.lower()]
-    return [table for table in named if REPRODUCTIONS[table.name].quick or not quick]
+    return [table for table in named if not (quick and table.name in slow)]
 
 
-def main() -> None:
-    """Print the summaries and findings, or every cell."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the summaries and findings, or every cell; 1 if a table lacks something, or none has the name."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", nargs="?", default="", help="part of a table's name")
     parser.add_argument("--quick", action="store_true", help="without compositions and searches")
     parser.add_argument("--cells", action="store_true", help="every number")
-    given = parser.parse_args()
-    for table in chosen(given.text, given.quick):
+    given = parser.parse_args(arguments)
+    asked, missing = chosen(given.text, given.quick), 0
+    for table in asked:
+        if fault := lacking(table):
+            missing += 1
+            print(f"{table.name}: {fault}", file=sys.stderr)
+            continue
         line = summary(table)
         print(markdown(list(line), [list(line.values())]), f"\n\n{REPRODUCTIONS[table.name].finding}\n", flush=True)
         if given.cells:
             print(markdown(["settings", "column", "printed", "computed", "difference"], cells(table)), "\n")
+    if not asked:
+        print(f"no table's name has {given.text!r}", file=sys.stderr)
+    return int(bool(missing) or not asked)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

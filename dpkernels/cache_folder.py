@@ -9,10 +9,14 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 # Programs that compile in less are not kept: reading them takes about as long.
 _LEAST_SECONDS = "0.1"
+# Bytes of kept programs, above which the longest unused go until half is left. Every command run twice keeps 10 MB.
+# JAX's own limit needs another package, takes turns by a lock, and fails on a folder that was filled without it.
+_MOST_BYTES = 1 << 28
 
 
 def folder() -> Path | None:
@@ -41,8 +45,31 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
         return
     programs = place / "programs"
     if _is_ours_alone(programs):
+        trim(programs, _MOST_BYTES)
         environment["JAX_COMPILATION_CACHE_DIR"] = str(programs)
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", _LEAST_SECONDS)
+
+
+def trim(programs: Path, most: int) -> None:
+    """Remove the files unused for longest of a folder that holds too much, until it holds half of that.
+
+    Another process may remove some at the same time, or read one: JAX compiles again what it does not find.
+
+    Args:
+        programs: the folder.
+        most: how many bytes it may hold.
+    """
+    with suppress(OSError), os.scandir(programs) as entries:
+        files = [(entry, entry.stat(follow_symlinks=False)) for entry in entries]
+        size = sum(found.st_size for _, found in files)
+        if size <= most:
+            return
+        # When it was read is written once a day at the least, on many systems.
+        for entry, found in sorted(files, key=lambda one: max(one[1].st_atime, one[1].st_mtime)):
+            if size <= most // 2:
+                return
+            Path(entry).unlink(missing_ok=True)
+            size -= found.st_size
 
 
 def _is_ours_alone(place: Path) -> bool:

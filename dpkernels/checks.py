@@ -11,13 +11,14 @@ import jax
 import numpy as np
 
 from dpkernels.decimals import shortest
+from dpkernels.numerics import Real
 
 EPSILON_RANGE = (0.01, 20.0)  # Below there is no signal left, above no privacy.
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
 
-def concrete(value: Any) -> np.ndarray | None:
+def concrete(value: Real) -> np.ndarray | None:
     """The value as a float64 array, or None where it is a tracer.
 
     Raises:
@@ -74,7 +75,7 @@ def integers(name: str, values: Any) -> np.ndarray:
     return array
 
 
-def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = False, span: str = "") -> None:
+def within(name: str, value: Any, low: Real, high: Real, *, open_ends: bool = False, span: str = "") -> None:
     """Refuse a concrete value outside [low, high], or (low, high) with ``open_ends``; NaN is outside.
 
     An error shows the range, or ``span`` for it.
@@ -97,32 +98,32 @@ def within(name: str, value: Any, low: float, high: float, *, open_ends: bool = 
         raise ValueError(f"{name}: {_shown(value)} is not in {span}")
 
 
-def positive(name: str, value: Any) -> None:
+def positive(name: str, value: Real) -> None:
     """Refuse what is not positive and finite."""
     within(name, value, 0.0, np.inf, open_ends=True)
 
 
-def width(name: str, value: Any) -> None:
+def width(name: str, value: Real) -> None:
     """Refuse the width of a law that is not positive, or whose moments floats cannot hold."""
     within(name, value, *_WIDTH_RANGE)
 
 
-def below_one(name: str, value: Any) -> None:
+def below_one(name: str, value: Real) -> None:
     """Refuse what is not in [0, 1)."""
     within(name, value, 0.0, float(np.nextafter(1.0, 0.0)), span="[0, 1)")
 
 
-def sensitivity(value: Any) -> None:
+def sensitivity(value: Real) -> None:
     """Refuse a sensitivity that is not positive, or whose noise floats cannot hold."""
     within("sensitivity", value, *_SENSITIVITY_RANGE)
 
 
-def epsilon(value: Any) -> None:
+def epsilon(value: Real) -> None:
     """Refuse a budget outside [0.01, 20]: below there is no signal left, above no privacy."""
     within("epsilon", value, *EPSILON_RANGE)
 
 
-def interval(lower: Any, upper: Any) -> None:
+def interval(lower: Real, upper: Real) -> None:
     """Refuse an input interval that is not finite or not lower < upper."""
     limit = 1e150  # Squares of the width, hence variances, stay finite.
     within("lower", lower, -limit, limit)
@@ -154,7 +155,7 @@ def one_of(name: str, value: str, allowed: Any) -> None:
         raise ValueError(f"{name}: {value!r} is not one of {', '.join(sorted(allowed))}")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Real) -> str:
     array = np.asarray(value)
     if array.dtype.kind == "f" and not array.ndim:
         return shortest(array)

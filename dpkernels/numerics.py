@@ -12,6 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+# A number or an array of them: Python's, NumPy's or JAX's, traced ones too. Formulas take and return the caller's kind;
+# what asks for a shape, a type or an element takes arrays only. NumPy's numbers count as arrays of no dimension.
+RealArray = np.ndarray | jax.Array
+Real = float | RealArray
+
 
 def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
@@ -22,7 +27,7 @@ def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
 GAUSS_LEGENDRE = gauss_legendre(16)
 
 
-def namespace(*values: Any) -> ModuleType:
+def namespace(*values: object) -> ModuleType:
     """jax.numpy if any value is a JAX array or tracer, else numpy.
 
     So a formula evaluated at NumPy arrays is NumPy in float64, whatever the caller's x64 flag: construction and
@@ -31,7 +36,7 @@ def namespace(*values: Any) -> ModuleType:
     return jnp if any(isinstance(value, jax.Array) for value in values) else np
 
 
-def floating(value: Any) -> Any:
+def floating(value: Real) -> Any:
     """The value as float32 or float64 of its own kind: NumPy stays NumPy (float64), other JAX types are float32."""
     if isinstance(value, jax.Array):
         return value if value.dtype in (jnp.float32, jnp.float64) else value.astype(jnp.float32)
@@ -39,7 +44,7 @@ def floating(value: Any) -> Any:
     return array if np.issubdtype(array.dtype, np.floating) else array.astype(np.float64)
 
 
-def as_of(value: float, *others: Any) -> Any:
+def as_of(value: float, *others: object) -> Real:
     """A plain number in the kind and type of the arrays among the others; float64 of NumPy where none is JAX's."""
     types = [other.dtype for other in others if isinstance(other, jax.Array)]
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
@@ -50,7 +55,7 @@ def like(table: np.ndarray, value: Any) -> Any:
     return namespace(value).asarray(table.astype(value.dtype, copy=False))
 
 
-def vanishing(function: Callable[[Any], Any], z: Any) -> Any:
+def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
     """``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
     xp = namespace(z)
     ordinary = xp.isfinite(z)
@@ -58,12 +63,12 @@ def vanishing(function: Callable[[Any], Any], z: Any) -> Any:
     return namespace(z, value).where(ordinary, value, 0.0)
 
 
-def ndtr(z: Any) -> Any:
+def ndtr(z: Real) -> Any:
     """The standard normal cdf, accurate in the lower tail."""
     return _special(z).ndtr(z)
 
 
-def ndtri(u: Any) -> Any:
+def ndtri(u: Any) -> Real:
     """The inverse of ``ndtr``; for float32 in JAX within 5 units in the last place, and odd about 1/2 exactly."""
     if namespace(u) is jnp and u.dtype == jnp.float32:
         return _ndtri_float32(u)
@@ -91,7 +96,7 @@ _NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
 
 
 @jax.custom_jvp
-def _ndtri_float32(u: Any) -> Any:
+def _ndtri_float32(u: Real) -> Real:
     """(u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
 
     As Giles 2010, "Approximating the erfinv function": h is smooth in w and grows like sqrt(8 w). Of u rather than
@@ -113,17 +118,17 @@ def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, A
     return z, tangents[0] * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2)
 
 
-def erfc(z: Any) -> Any:
+def erfc(z: Real) -> Real:
     """The complementary error function; in JAX a fifth of the time of ``ndtr``."""
     return _special(z).erfc(z)
 
 
-def _special(value: Any) -> Any:
+def _special(value: Real) -> ModuleType:
     # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
     return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
 
 
-def log1p_over(rate: Any, q: Any) -> Any:
+def log1p_over(rate: Real, q: Real) -> Real:
     """log(1 + rate q) / rate for rate q >= 0, and its limit q at rate 0."""
     xp = namespace(rate, q)
     bent = rate * q > 1e-4
@@ -132,7 +137,7 @@ def log1p_over(rate: Any, q: Any) -> Any:
     return xp.where(bent, xp.log1p(rate * q) / xp.where(bent, rate, 1.0), series)
 
 
-def exponential_moment(power: int, start: Any, rate: Any, width: Any) -> Any:
+def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
     """Integral of (start + s)^power exp(-rate s) over [0, width], power 0, 1 or 2; rate may be 0, or width infinite."""
     if power == 0:
         return _exponential_mass(rate, width)
@@ -140,7 +145,7 @@ def exponential_moment(power: int, start: Any, rate: Any, width: Any) -> Any:
     return start * m0 + m1 if power == 1 else start**2 * m0 + 2 * start * m1 + m2
 
 
-def _exponential_mass(rate: Any, width: Any) -> Any:
+def _exponential_mass(rate: Real, width: Real) -> Real:
     """(1 - exp(-rate width))/rate, for rate 0 the width."""
     xp = namespace(rate, width)
     endless = xp.isinf(width)
@@ -151,7 +156,7 @@ def _exponential_mass(rate: Any, width: Any) -> Any:
     return xp.where(flat, finite * (1 - y / 2), decay / xp.where(flat, 1.0, rate))
 
 
-def exponential_moments(rate: Any, width: Any) -> tuple[Any, Any, Any]:
+def exponential_moments(rate: Real, width: Real) -> tuple[Real, Real, Real]:
     """Integrals of 1, s and s^2 times exp(-rate s) over [0, width]; rate may be 0, or width infinite (not both).
 
     Where rate * width is small the closed forms cancel; there 16-point Gauss-Legendre is exact to the last digits.
@@ -191,7 +196,7 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
     return best
 
 
-def plain(value: Any) -> Any:
+def plain(value: Real) -> Real:
     """A float for a NumPy number, anything else as it is."""
     return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
@@ -203,13 +208,13 @@ def root_or_zero(value: Any) -> Any:
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
 
 
-def unless_nan(value: Any, *given: Any) -> Any:
+def unless_nan(value: Real, *given: Real) -> Real:
     """The value, and NaN where any of what is given is: comparisons with NaN are False, which reads like an answer."""
     total = sum(given)
     return namespace(value, total).where(total != total, np.nan, value)
 
 
-def log_or_never(probability: Any) -> Any:
+def log_or_never(probability: Real) -> Real:
     """The log of what is above 0, and -inf of 0, with a finite gradient there."""
     xp = namespace(probability)
     possible = probability > 0

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
 
@@ -32,7 +32,7 @@ class NotPrivateError(ValueError):
     """What was made does not meet its budget."""
 
 
-def until_private(step: Callable[[float], T], holds: Callable[[T], Any], nudges: Iterable[float] = NUDGES) -> T:
+def until_private(step: Callable[[float], T], holds: Callable[[T], object], nudges: Iterable[float] = NUDGES) -> T:
     """The first of what ``step`` makes, nudged further and further to its safe side, that holds as computed.
 
     A root is exact but for rounding; what is made of it need not meet its claim to the last bit. Here is the one place
@@ -54,11 +54,11 @@ def until_private(step: Callable[[float], T], holds: Callable[[T], Any], nudges:
     raise NotPrivateError(f"moved by up to {furthest:.3g} to the safe side, what was made is still not private")
 
 
-def halved(before: Callable[[Any], Any], low: Any, high: Any, steps: int) -> tuple[Any, Any]:
+def halved(before: Callable[[Any], Real], low: Real, high: Real, steps: int) -> tuple[Any, Any]:
     """Ends between which ``before`` turns from true to false, after so many halvings; element by element."""
     xp = namespace(low, high)
 
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+    def halve(_: int, ends: tuple[Real, Real]) -> tuple[Real, Real]:
         middle = (ends[0] + ends[1]) / 2
         left = before(middle)
         return xp.where(left, middle, ends[0]), xp.where(left, ends[1], middle)
@@ -70,7 +70,7 @@ def halved(before: Callable[[Any], Any], low: Any, high: Any, steps: int) -> tup
     return low, high
 
 
-def bisect(function: Callable[[Any], Any], target: Any, low: Any, high: Any) -> Any:
+def bisect(function: Callable[[Real], Real], target: Any, low: Any, high: Any) -> Any:
     """The point where an increasing ``function`` reaches ``target``, by halving down to the float's resolution."""
     xp = namespace(target, low, high)
     target, low, high = xp.broadcast_arrays(target, low, high)
@@ -79,7 +79,7 @@ def bisect(function: Callable[[Any], Any], target: Any, low: Any, high: Any) -> 
     return (low + high) / 2
 
 
-def safe_root(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float = 0.0) -> Any:
+def safe_root(excess: Excess, parameters: Any, safe: Real, unsafe: Real, rtol: float = 0.0) -> Any:
     """The last x, going from ``safe`` towards ``unsafe``, where the requirement still holds.
 
     Bisection down to neighbouring floats; a NaN counts as a breach. With several changes of sign in between it is
@@ -103,7 +103,7 @@ def safe_root(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: flo
 
 
 def lowest(
-    function: Excess, parameters: Any, low: Any, high: Any, *, enough: float = -np.inf, rtol: float = 1e-16
+    function: Excess, parameters: Any, low: Real, high: Real, *, enough: float = -np.inf, rtol: float = 1e-16
 ) -> Any:
     """Where a function with a single valley on [low, high] is lowest, by golden section; not differentiated.
 
@@ -118,13 +118,13 @@ def lowest(
 
 
 def _valley(
-    function: Excess, parameters: Any, low: Any, high: Any, enough: float, steps: int, while_loop: Callable[..., Any]
-) -> Any:
+    function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int, while_loop: Callable[..., Any]
+) -> Real:
     left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
     at_left, at_right = on_grid(function, parameters, namespace(low).stack([left, right]))
     state = (0, low, left, right, high, at_left, at_right)
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: tuple[Real, ...]) -> Any:
         return (state[0] < steps) & (state[-2] > enough) & (state[-1] > enough)
 
     *_, left, right, _, at_left, at_right = while_loop(unfinished, partial(_narrow, function, parameters), state)
@@ -140,14 +140,14 @@ def alike(*values: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), values)
 
 
-def on_grid(function: Excess, parameters: Any, grid: Any) -> Any:
+def on_grid(function: Excess, parameters: Any, grid: RealArray) -> RealArray:
     """The function at every point of a grid, one after the other."""
     if namespace(grid, *jax.tree.leaves(parameters)) is np:
         return np.array([function(x, parameters) for x in grid])
     return jax.lax.map(lambda x: function(x, parameters), jnp.asarray(grid))
 
 
-def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float) -> Any:
+def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float) -> Real:
     """Halve until the middle is an end."""
     xp = namespace(safe)
 
@@ -156,7 +156,7 @@ def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float
         middle = (safe + unsafe) / 2
         return (middle != safe) & (middle != unsafe) & (abs(unsafe - safe) > rtol * abs(safe))
 
-    def halve(ends: tuple[Any, Any]) -> tuple[Any, Any]:
+    def halve(ends: tuple[Real, Real]) -> tuple[Real, Real]:
         safe, unsafe = ends
         middle = (safe + unsafe) / 2
         holds = excess(middle, parameters) <= 0
@@ -167,7 +167,7 @@ def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _root(excess: Excess, rtol: float, parameters: Any, safe: Any, unsafe: Any) -> Any:
+def _root(excess: Excess, rtol: float, parameters: Any, safe: Real, unsafe: Real) -> Real:
     return _bisect(excess, parameters, safe, unsafe, rtol)
 
 
@@ -183,13 +183,13 @@ def _(excess: Excess, rtol: float, primals: Any, tangents: Any) -> tuple[Any, An
     return x, jnp.where(steep, -moved / jnp.where(steep, slope, 1.0), 0.0)
 
 
-def _host_while(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+def _host_while(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> tuple[Real, ...]:
     while unfinished(state):
         state = body(state)
     return state
 
 
-def _narrow(function: Excess, parameters: Any, state: Any) -> Any:
+def _narrow(function: Excess, parameters: Any, state: tuple[Real, ...]) -> tuple[Real, ...]:
     """One step of the golden section: the valley is left of ``right``, or right of ``left``."""
     step, low, left, right, high, at_left, at_right = state
     xp = namespace(left, at_left)
@@ -202,7 +202,9 @@ def _narrow(function: Excess, parameters: Any, state: Any) -> Any:
     return step + 1, low, left, right, high, at_left, at_right
 
 
-def first_crossing(excess: Excess, parameters: Any, low: Any, high: Any, *, count: int = 160, rtol: float = 0.0) -> Any:
+def first_crossing(
+    excess: Excess, parameters: Any, low: Real, high: Real, *, count: int = 160, rtol: float = 0.0
+) -> Real:
     """The first x from ``low`` up where the requirement holds, for an excess that need not be monotone.
 
     It is looked for on ``count`` points spaced evenly in the logarithm and, where none of them meets it, in the
@@ -226,7 +228,7 @@ def first_crossing(excess: Excess, parameters: Any, low: Any, high: Any, *, coun
     return xp.where(found, safe_root(excess, parameters, safe, unsafe, rtol), xp.nan)[()]
 
 
-def _first_bracket(excess: Excess, parameters: Any, low: Any, high: Any, count: int) -> tuple[Any, Any, Any]:
+def _first_bracket(excess: Excess, parameters: Any, low: Real, high: Real, count: int) -> tuple[Real, Real, Real]:
     xp = namespace(low)
     grid = xp.geomspace(low, high, count)
     values = on_grid(excess, parameters, grid)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dpkernels.cache_folder import keep_programs
+from dpkernels import cache_folder
+from dpkernels.cache_folder import keep_programs, trim
 
 PLACE = "JAX_COMPILATION_CACHE_DIR"
 
@@ -91,3 +92,29 @@ def test_a_second_run_reads_what_the_first_compiled(place: Path) -> None:
     assert first == second
     assert kept_then
     assert kept_now == kept_then
+
+
+def filled(place: Path) -> list[str]:
+    """Eight programs of 10 bytes, the last written first, the first read last."""
+    place.mkdir(parents=True, mode=0o700)
+    for age in range(8):
+        (place / f"{age}-cache").write_bytes(b"x" * 10)
+        os.utime(place / f"{age}-cache", (1e9 if age == 0 else 1e6 - age, 1e6 - age))
+    return sorted(path.name for path in place.iterdir())
+
+
+@pytest.mark.parametrize(("most", "left"), [(80, 8), (79, 3), (40, 2), (0, 0)])
+def test_what_was_unused_for_longest_goes_when_there_is_too_much(place: Path, most: int, left: int) -> None:
+    names = filled(place)
+    trim(place, most)
+    assert sorted(path.name for path in place.iterdir()) == names[:left]
+    trim(place / "none", 0)
+
+
+def test_the_commands_folder_is_trimmed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filled(place)
+    kept()
+    assert len(list(place.iterdir())) == 8
+    monkeypatch.setattr(cache_folder, "_MOST_BYTES", 40)
+    kept()
+    assert len(list(place.iterdir())) == 2

@@ -49,10 +49,8 @@ def test_every_number_of_the_file_is_in_a_table():
 
 def differences(name):
     table = tables()[name]
-    found = printed.computed(table)
-    assert found.shape == table.values.shape
-    assert np.isfinite(found).all()
-    return abs(found / table.values - 1).max()
+    assert printed.lacking(table) == ""
+    return abs(printed.computed(table) / table.values - 1).max()
 
 
 @pytest.mark.parametrize("name", QUICK)
@@ -80,15 +78,39 @@ def test_corrected_two_breaks_cost_more_than_plain_laplace_noise():
         assert second > row[3]
 
 
-def test_agreement_to_the_digit_is_counted_by_the_printed_digits():
+def test_agreement_to_the_digit_is_counted_by_the_printed_digits(monkeypatch):
     """A planted table: 0.33 agrees with 1/3, 0.34 does not, 2e-6 does with 1.6e-6."""
     table = Table("planted", ("x",), ("y",), ((1 / 3, 0.33), (1 / 3, 0.34), (1.6e-6, 2e-6)))
-    printed.REPRODUCTIONS["planted"] = printed.Reproduction(lambda x: [x], "")
-    try:
-        assert printed.summary(table)["to the digit"] == "2"
-        assert [cell[2] for cell in printed.cells(table)] == ["0.33", "0.34", "2e-06"]
-    finally:
-        del printed.REPRODUCTIONS["planted"]
+    monkeypatch.setitem(printed.REPRODUCTIONS, "planted", printed.Reproduction(lambda x: [x], "as planted"))
+    assert printed.summary(table)["to the digit"] == "2"
+    assert [cell[2] for cell in printed.cells(table)] == ["0.33", "0.34", "2e-06"]
+    assert printed.lacking(table) == ""
+
+
+@pytest.mark.parametrize(
+    ("made", "fault"),
+    [
+        (None, "no computation"),
+        (printed.Reproduction(lambda x: [x], ""), "no finding"),
+        (printed.Reproduction(lambda x: [x, x], "as planted"), "shape (2, 2) for printed ones of (2, 1)"),
+        (printed.Reproduction(lambda x: [np.nan if x > 1 else x], "as planted"), "1 numbers without a value"),
+    ],
+)
+def test_what_a_table_lacks_is_a_failure_of_the_command(made, fault, monkeypatch, capsys):
+    """The command's exit status, over all tables of the file and one that is planted."""
+    planted = Table(f"planted: {fault}", ("x",), ("y",), ((1, 1), (2, 2)))
+    monkeypatch.setattr(printed, "tables", lambda: {**tables(), planted.name: planted})
+    if made is not None:
+        monkeypatch.setitem(printed.REPRODUCTIONS, planted.name, made)
+    assert printed.main(["planted"]) == 1
+    assert f"{planted.name}: " in (error := capsys.readouterr().err)
+    assert fault in error
+
+
+def test_the_command_succeeds_where_nothing_is_lacking(capsys):
+    assert printed.main(["Theorem 7", "--cells"]) == 0
+    assert "1.0986" in capsys.readouterr().out
+    assert printed.main(["no such table"]) == 1
 
 
 def test_a_row_of_the_wrong_length_is_refused():

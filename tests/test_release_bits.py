@@ -138,8 +138,9 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
 
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
     """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
-    form = dpk.certify(MADE["piecewise"]())
-    assert "outer_dimension_partitions" not in host_engine._compiled(form, 1 << 18, np.dtype(np.float64)).as_text()
+    form = dpk.certify(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
+    program = host_engine._compiled(form, host_engine.CHUNK, np.dtype(np.float64))
+    assert "outer_dimension_partitions" not in program.as_text()
     for value in (None, "7"):
         monkeypatch.delenv("PJRT_NPROC", raising=False)
         if value:

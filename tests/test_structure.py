@@ -24,6 +24,7 @@ def listed(*patterns):
 
 
 SOURCES = listed("dpkernels/*.py", "accountants/*.py")
+TYPED = [*SOURCES, *listed("benchmarks/*.py")]
 pytestmark = pytest.mark.skipif(not SOURCES, reason="not a git checkout")
 every_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 
@@ -152,6 +153,26 @@ def test_imports_are_at_the_top(path):
     body = [node for node in tree.body if not isinstance(node, ast.Try)]
     first = next((i for i, node in enumerate(body[1:], 1) if not isinstance(node, ast.Import | ast.ImportFrom)), 0)
     assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in body[first:] if first)
+
+
+def annotations(tree):
+    """Of parameters, returns and attributes."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            yield node.annotation
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.returns is not None:
+            yield node.returns
+
+
+def says_any(annotation):
+    return any(isinstance(node, ast.Name) and node.id == "Any" for node in ast.walk(annotation))
+
+
+def test_few_annotations_say_nothing():
+    """Formulas take and return ``numerics.Real`` or ``RealArray``; ``Any`` is for what has no other type."""
+    found = [says_any(one) for path in TYPED for one in annotations(ast.parse(path.read_text()))]
+    assert sum(found) < 0.20 * len(found), f"{sum(found)} of {len(found)}"
+    assert [says_any(ast.parse(text).body[0].annotation) for text in ("x: Real", "x: dict[str, Any]")] == [False, True]
 
 
 LOWER = ("dpkernels.mechanisms", "dpkernels.distributions", "dpkernels.random", "dpkernels.checks")

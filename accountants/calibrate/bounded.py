@@ -8,10 +8,12 @@ from typing import Any
 from accountants.profile import delta as realised
 from accountants.scale import check_target
 from dpkernels import checks
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real
 from dpkernels.roots import safe_root
 
 
-def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **arguments: Any) -> Any:
+def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **arguments: Any) -> Mechanism:
     """A bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
 
     A mechanism that is eps0-DP, and no more, is (eps, delta)-DP for smaller eps: there is more to spend than eps.
@@ -31,7 +33,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **
     checks.epsilon(epsilon)
     check_target(epsilon, delta)
 
-    def excess(budget: Any, _: Any) -> Any:
+    def excess(budget: Real, _: Any) -> Any:
         return realised(constructor(epsilon=float(budget), **arguments), epsilon) - delta
 
     largest = checks.EPSILON_RANGE[1]

@@ -21,20 +21,21 @@ from accountants.scale import check_target, rescaled
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, namespace
 from dpkernels.roots import alike
 
 
 def composed_scale(
     noise: Distribution,
     *,
-    epsilon: Any,
-    delta: Any,
-    sensitivity: Any = 1.0,
+    epsilon: Real,
+    delta: Real,
+    sensitivity: Real = 1.0,
     count: int,
     rate: Any = None,
     adjacency: str = "add_remove",
-) -> Any:
+) -> Real:
     """The least c such that ``count`` reports with noise c Z are (eps, delta)-DP together.
 
     Args:
@@ -65,9 +66,9 @@ def composed_scale(
 def composed(
     noise: Distribution,
     *,
-    epsilon: Any,
-    delta: Any,
-    sensitivity: Any = 1.0,
+    epsilon: Real,
+    delta: Real,
+    sensitivity: Real = 1.0,
     count: int,
     rate: Any = None,
     adjacency: str = "add_remove",
@@ -103,7 +104,7 @@ def composed(
     return made if namespace(delta, *jax.tree.leaves(made)) is jnp else with_own_claim(made, delta / count)
 
 
-def with_own_claim(made: Additive, delta: float) -> Additive:
+def with_own_claim(made: Additive, delta: Real) -> Additive:
     """The mechanism with the claim of one report, its own eps at delta, where that is up to 20; else without one."""
     least, most = checks.EPSILON_RANGE
     own = realised_epsilon(made, delta)
@@ -121,7 +122,7 @@ def composed_budget(
     rate: float | None = None,
     adjacency: str = "add_remove",
     **arguments: Any,
-) -> Any:
+) -> Mechanism:
     """The mechanism with the largest budget eps0 of its own such that ``count`` reports are (eps, delta)-DP together.
 
     Args:
@@ -158,7 +159,7 @@ def composed_budget(
     return mechanism(least_private(reports, epsilon, delta, goal))
 
 
-def _check_reports(epsilon: Any, count: int, rate: Any) -> None:
+def _check_reports(epsilon: Real, count: int, rate: Any) -> None:
     checks.positive("epsilon", epsilon)
     if not isinstance(count, jax.Array):
         checks.whole("count", count, 1, 1 << 40)
@@ -175,12 +176,12 @@ def _check_feasible(made: Guarantee, epsilon: float, delta: float) -> None:
         )
 
 
-def _reports(mechanism: Any, count: int, rate: Any, adjacency: str) -> Guarantee:
+def _reports(mechanism: Mechanism, count: int, rate: Any, adjacency: str) -> Guarantee:
     one = guarantee(mechanism)
     return (one if rate is None else one.subsample(rate, adjacency)).repeat(count)
 
 
-def _start(noise: Distribution, epsilon: Any, delta: Any, sensitivity: Any, count: int, rate: Any) -> Any:
+def _start(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real, count: int, rate: Any) -> Real:
     """About c: that of Gaussian noise of the same variance, by the central limit; has no derivative."""
     xp = namespace(epsilon, delta, sensitivity, rate, count, *jax.tree.leaves(noise))
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))

@@ -19,13 +19,13 @@ from scipy.optimize import brentq
 from accountants.composition.bracket import Bracket
 from accountants.composition.characteristic import ConvergenceError
 from accountants.composition.guarantee import Guarantee
-from dpkernels.numerics import namespace, ndtri
+from dpkernels.numerics import Real, namespace, ndtri
 
 _STEPS = 40
 FARTHEST = 40.0
 
 
-def log_mu(delta: Any, epsilon: Any) -> Any:
+def log_mu(delta: Any, epsilon: Real) -> Real:
     """log of mu, increasing in delta; see the module."""
     xp = namespace(delta, epsilon)
     kind = xp.finfo(delta.dtype)

@@ -15,11 +15,11 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.roots import alike, first_crossing, lowest, on_grid, safe_root
 
 
-def recycling_rate(kernel: Distribution, theta: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """The largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
 
     delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
@@ -44,7 +44,7 @@ def recycling_rate(kernel: Distribution, theta: Any, epsilon: Any, delta: Any, s
     return _rate(alike(kernel, theta, epsilon, delta, sensitivity))
 
 
-def _rate(parameters: Any, rtol: float = 0.0) -> Any:
+def _rate(parameters: tuple[Distribution, Real, Real, Real, Real], rtol: float = 0.0) -> Real:
     valley = lowest(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
     xp = namespace(valley)
     plain, best = on_grid(_recycled_excess, parameters, xp.stack([xp.asarray(0.0), valley]))
@@ -52,14 +52,14 @@ def _rate(parameters: Any, rtol: float = 0.0) -> Any:
     return xp.where(xp.minimum(plain, best) <= 0, root, xp.nan)[()]
 
 
-def _recycled_excess(q: Any, parameters: Any) -> Any:
+def _recycled_excess(q: Real, parameters: tuple[Distribution, Real, Real, Real, Real]) -> Real:
     """Z (delta(eps) - delta), convex in q."""
     kernel, theta, eps, delta, D = parameters
     law = Reweighted(kernel, -theta, theta, 1 - q)
     return law.total * (additive_profile(law, D, eps) - delta)
 
 
-def recycled_scale(kernel: Distribution, theta: Any, q: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """The first c from below at which the kernel c times as wide, recycled beyond theta with q, is (eps, delta)-DP.
 
     For q < 1 there is one: the share within theta of a wide kernel is small, recycled or not.
@@ -87,13 +87,13 @@ def recycled_scale(kernel: Distribution, theta: Any, q: Any, epsilon: Any, delta
     return first_crossing(_recycled_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
 
 
-def _recycled_scale_excess(scale: Any, parameters: Any) -> Any:
+def _recycled_scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
     kernel, theta, q, eps, delta, D = parameters
     return additive_profile(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), D, eps) - delta
 
 
 def budget_recycled(
-    kernel: Distribution | type, *, theta: Any, epsilon: Any, delta: Any, sensitivity: Any = 1.0, q: Any = None
+    kernel: Distribution | type, *, theta: Any, epsilon: Real, delta: Real, sensitivity: Any = 1.0, q: Any = None
 ) -> Additive:
     """Budget-recycled noise (Jiang 2024), accounted exactly.
 
@@ -127,7 +127,7 @@ def budget_recycled(
     return named.budget_recycled(kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
-def _kernel_and_rate(unit: Distribution, theta: Any, q: Any, *target: Any) -> tuple[Distribution, Any]:
+def _kernel_and_rate(unit: Distribution, theta: Any, q: Real | None, *target: Any) -> tuple[Distribution, Real]:
     if q is not None:
         return rescaled(unit, recycled_scale(unit, theta, q, *target)), q
     kernel = rescaled(unit, best_recycled_scale(unit, theta, *target))
@@ -142,7 +142,7 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
     target = epsilon, delta, sensitivity
     alone = smallest_scale(kernel, *target)
 
-    def refusal(log_scale: Any, _: Any) -> Any:
+    def refusal(log_scale: Real, _: Any) -> Real:
         wider = rescaled(kernel, math.exp(log_scale))
         q = _rate((wider, theta, *target), rtol=1e-7)
         # Infeasible scales are below the kernel's alone: the way to the feasible ones is up.
@@ -152,7 +152,7 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
     return math.exp(best_on(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4))
 
 
-def _check_feasible(q: Any, kernel: Any, theta: Any, epsilon: Any, delta: Any, sensitivity: Any) -> None:
+def _check_feasible(q: Real, kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> None:
     if checks.concrete(q) is None or not math.isnan(q):
         return
     wider = smallest_scale(kernel, epsilon, delta, sensitivity)

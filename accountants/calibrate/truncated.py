@@ -15,13 +15,14 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.roots import NUDGES, first_crossing, lowest, safe_root, until_private
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
 _NUDGES = (*NUDGES, *np.geomspace(1e-10, 1e-5, 11))
 
 
-def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, upper: Any = None) -> Additive:
+def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
     """Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020); closed form.
 
     Args:
@@ -47,7 +48,7 @@ def _outward(mechanism: Additive) -> Additive:
         low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
         return Additive(Reweighted(noise.kernel, low, high, noise.outside), *claim)
 
-    def holds(made: Additive) -> Any:
+    def holds(made: Additive) -> Real:
         law: Any = made.noise
         over = checks.concrete(additive_profile(law, D, eps) - delta)
         return over is None or over <= 0
@@ -55,7 +56,7 @@ def _outward(mechanism: Additive) -> Additive:
     return until_private(wider, holds, _NUDGES)
 
 
-def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Any = None) -> Additive:
+def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
     """Gaussian noise on [-T, T] (Cesar and Rogers 2021) of the least sigma.
 
     As sigma grows delta(eps) falls, and rises again to the D/(2T) of uniform noise: a short interval has a least
@@ -82,13 +83,13 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
 
-def _truncated_sigma(T: Any, epsilon: Any, delta: Any, sensitivity: Any, **search: Any) -> Any:
+def _truncated_sigma(T: Real, epsilon: Real, delta: Real, sensitivity: Real, **search: Any) -> Real:
     """The least sigma for T, NaN where there is none; sigma = 100 T is all but uniform."""
     low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
     return first_crossing(_truncated_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
 
 
-def _truncated_excess(sigma: Any, parameters: Any) -> Any:
+def _truncated_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
     T, eps, delta, D = parameters
     return additive_profile(Reweighted(Gaussian(sigma), -T, T, 0.0), D, eps) - delta
 
@@ -97,10 +98,10 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
     """The least T at which some truncated Gaussian on [-T, T] is (eps, delta)-DP; to 1e-7 relative, from above."""
     eps, D = float(epsilon), float(sensitivity)
 
-    def best_excess(T: Any, delta: Any) -> Any:
+    def best_excess(T: Real, delta: Real) -> Real:
         low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
 
-        def at(log_sigma: Any, _: Any) -> Any:
+        def at(log_sigma: Real, _: Any) -> Any:
             return _truncated_excess(math.exp(log_sigma), (T, eps, delta, D))
 
         return at(lowest(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())

@@ -17,14 +17,14 @@ from accountants.pairs.base import Mixed
 from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.roots import alike
 
 # Newton's steps of log c: how many, the longest, and the last.
 _STEPS, _LONGEST, _FOUND = 60, 2.0, 1e-8
 
 
-def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
+def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     """The least factor c such that, with all noise c times as wide, all reports together are (eps, delta)-DP.
 
     Neighbouring is that of the guarantee. Plain numbers: by the bracket's upper end, in the time of about eight
@@ -51,7 +51,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Any:
     return jnp.exp(_newton(made, epsilon, delta))
 
 
-def _check_needed(made: Guarantee, delta: Any) -> None:
+def _check_needed(made: Guarantee, delta: Real) -> None:
     """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
     parts = [(1.0 if term.rate is None else term.rate, term.count) for term in made.terms]
     if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
@@ -63,7 +63,7 @@ def _check_needed(made: Guarantee, delta: Any) -> None:
 
 
 @singledispatch
-def wider(pair: Any, factor: Any) -> Any:
+def wider(pair: Any, factor: Real) -> Any:
     """The pair with its noise ``factor`` times as wide: noise c Z seen over D is Z seen over D/c.
 
     Raises:
@@ -73,16 +73,16 @@ def wider(pair: Any, factor: Any) -> Any:
 
 
 @wider.register
-def _(pair: Shifted, factor: Any) -> Shifted:
+def _(pair: Shifted, factor: Real) -> Shifted:
     return shifted(pair.noise, pair.shift / factor)
 
 
 @wider.register
-def _(pair: Mixed, factor: Any) -> Mixed:
+def _(pair: Mixed, factor: Real) -> Mixed:
     return Mixed(pair.weight, wider(pair.first, factor), wider(pair.second, factor))
 
 
-def _all_wider(made: Guarantee, factor: Any) -> Guarantee:
+def _all_wider(made: Guarantee, factor: Real) -> Guarantee:
     def one(term: Any) -> Any:
         return dataclasses.replace(term, pairs=tuple(wider(pair, factor) for pair in term.pairs))
 
@@ -114,6 +114,6 @@ def _newton(made: Guarantee, epsilon: Any, delta: Any) -> Any:
     return jnp.where(jnp.abs(step) <= _FOUND, t - moved, jnp.nan)
 
 
-def _excess(t: Any, made: Guarantee, epsilon: Any, goal: Any) -> Any:
+def _excess(t: Real, made: Guarantee, epsilon: Any, goal: Any) -> Any:
     """log mu with noise e^t times as wide, less the goal."""
     return log_mu(_all_wider(made, jnp.exp(t)).delta(epsilon), epsilon) - goal

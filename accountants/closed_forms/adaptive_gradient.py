@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dpkernels.numerics import floating
+from dpkernels.numerics import Real, RealArray, floating
 
 
 @partial(jax.jit, static_argnames=("order", "cells"))
@@ -30,28 +30,28 @@ def upper_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: int)
     return _read(eps0, eps, table, cells, count)
 
 
-def _known(eps0: Any, cells: int, count: int) -> Any:
+def _known(eps0: Real, cells: int, count: int) -> Any:
     """[1 - e^x]_+ at the nodes of a table of so many mechanisms."""
     size = (count + 1) * cells
     x = jnp.arange(-size, size + 1) * (eps0 / cells)
     return -jnp.expm1(jnp.where(x < 0, x, 0.0))
 
 
-def _between(known: Any, values: Any, cells: int) -> Any:
+def _between(known: Any, values: RealArray, cells: int) -> RealArray:
     return jnp.concatenate([known[:cells], values, known[-cells:]])
 
 
-def _response(eps0: Any, values: Any, cells: int) -> Any:
+def _response(eps0: Real, values: RealArray, cells: int) -> Real:
     a = 1 / (1 + jnp.exp(-eps0))
     return a * values[: -2 * cells] + (1 - a) * values[2 * cells :]
 
 
-def _bounded_range(eps0: Any, values: Any, cells: int) -> Any:
+def _bounded_range(eps0: Real, values: RealArray, cells: int) -> Real:
     """The supremum over all t, cell by cell: the best cell of every node first, then its value."""
     inside = len(values) - 2 * cells
     still = jax.lax.stop_gradient((eps0, values))
 
-    def better(j: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
+    def better(j: Real, best: tuple[Any, Any]) -> tuple[Real, Real]:
         value = _in_cell(*still, jnp.arange(inside), j, cells)
         return jnp.maximum(best[0], value), jnp.where(value > best[0], j, best[1])
 
@@ -77,7 +77,7 @@ def _in_cell(eps0: Any, values: Any, node: Any, j: Any, cells: int) -> Any:
     return (A - E * A1 - K * (S - S1) - v * fall - rise / v) / -jnp.expm1(-eps0)
 
 
-def _read(eps0: Any, eps: Any, table: Any, cells: int, count: int) -> Any:
+def _read(eps0: Real, eps: Real, table: Any, cells: int, count: int) -> Real:
     """On the chord between two nodes; 0 beyond all losses."""
     h, size = eps0 / cells, (count + 1) * cells
     i = jnp.clip(jnp.floor(jax.lax.stop_gradient(eps / h)).astype(int), 0, size - 2)

@@ -30,13 +30,13 @@ from accountants.closed_forms.lattice import (
 )
 from accountants.closed_forms.pure import MOST, checked_delta, pure_losses
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 # On [0, 1]: 16 nodes keep ``_mean_slope`` to 1e-15.
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2
 
 
-def mixed_delta(epsilon0: Any, bounded_range: int, pure: int, epsilon: Any) -> Any:
+def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) -> Real:
     """The optimal delta at eps of m eps0-BR and n eps0-DP mechanisms, non-adaptive.
 
     Cesar & Rogers 2021, Theorem 3. With l >= 0 whole, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0),
@@ -63,7 +63,7 @@ def mixed_delta(epsilon0: Any, bounded_range: int, pure: int, epsilon: Any) -> A
     return _each(_mixed_delta, m, n, *numbers(_positive(epsilon0), epsilon))
 
 
-def mixed_epsilon(epsilon0: Any, bounded_range: int, pure: int, delta: Any) -> Any:
+def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) -> Real:
     """The least eps >= 0 at delta of m eps0-BR and n eps0-DP mechanisms, non-adaptive: inverse of ``mixed_delta``.
 
     From the safe side, as ``pure_epsilon``. eps(delta) is the largest of eps_t(delta) over t; from a t below it,
@@ -83,7 +83,7 @@ def mixed_epsilon(epsilon0: Any, bounded_range: int, pure: int, delta: Any) -> A
     return _each(_mixed_epsilon, m, n, *numbers(_positive(epsilon0), checked_delta(delta)))
 
 
-def bounded_range_renyi(epsilon0: Any, order: Any) -> Any:
+def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
     """The largest Renyi divergence of order alpha of an eps0-BR mechanism; tight.
 
     With t = eps0 + ln [(alpha - 1)(1 - E^alpha)/(alpha (1 - E^(alpha - 1)))] it is attained by the losses t, t - eps0:
@@ -111,7 +111,7 @@ def bounded_range_renyi(epsilon0: Any, order: Any) -> Any:
     return xp.where(finite, eps0 * slopes, eps0)[()]
 
 
-def _mean_slope(z: Any, width: Any) -> Any:
+def _mean_slope(z: Real, width: Real) -> Real:
     """(g(z + width) - g(z))/width: over short widths by Gauss-Legendre, whose error at 6 is below 1e-15."""
     xp = namespace(z, width)
     short = width < 6
@@ -121,7 +121,7 @@ def _mean_slope(z: Any, width: Any) -> Any:
     return xp.where(short, near, far)
 
 
-def _slope(z: Any) -> Any:
+def _slope(z: Real) -> Real:
     """g'(z) = coth(z/2)/2 - 1/z; where it would cancel by Lambert's continued fraction."""
     xp = namespace(z)
     near = z < 2
@@ -133,7 +133,7 @@ def _slope(z: Any) -> Any:
     return xp.where(near, x / fraction / 2, 0.5 / xp.tanh(far / 2) - 1 / far)
 
 
-def _mix_losses(m: int, n: int, eps0: Any, t: Any) -> tuple[Any, Any, Any]:
+def _mix_losses(m: int, n: int, eps0: Real, t: Real) -> tuple[Real, Real, Real]:
     """top, step and mass of the loss of the mix, the BR mechanisms' at t."""
     xp = namespace(eps0, t)
     mass = xp.convolve(xp.exp(_log_binomial(m, eps0, t)), _doubled(pure_losses(eps0, n)[2]))
@@ -149,13 +149,13 @@ def _log_binomial(m: int, eps0: Any, t: Any) -> Any:
     return xp.asarray(log_ways(m), t.dtype) + i * log_rest + (m - i) * log_q
 
 
-def _doubled(mass: Any) -> Any:
+def _doubled(mass: Real) -> Real:
     """The law of 2 J from that of J."""
     xp = namespace(mass)
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Any, eps: Any) -> Any:
+def _best_t(m: int, n: int, eps0: Any, eps: Real) -> Any:
     """t_l of Theorem 3's best l; numbers in, a number out, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], the bracket of 2 J alone.
@@ -173,13 +173,13 @@ def _best_t(m: int, n: int, eps0: Any, eps: Any) -> Any:
     return t[xp.argmax(xp.where(inside, -xp.expm1(t - eps0) * B + C, -1.0))]
 
 
-def _mixed_delta(m: int, n: int, eps0: Any, eps: Any) -> Any:
+def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     if m == 0:
         return lattice_delta(*pure_losses(eps0, n), eps)
     return lattice_delta(*_mix_losses(m, n, eps0, _best_t(m, n, *_frozen(eps0, eps))), eps)
 
 
-def _mixed_epsilon(m: int, n: int, eps0: Any, delta: Any) -> Any:
+def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
     xp = namespace(eps0, delta)
     t = _worst_t(m, n, *_frozen(eps0, delta)) if m else eps0 / 2
     eps = lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
@@ -192,10 +192,10 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
     xp = namespace(eps0, delta)
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
 
-    def eps_at(t: Any) -> Any:
+    def eps_at(t: Real) -> Real:
         return lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: Any) -> Real:
         *_, low, high, gain = state
         return (gain > tolerance * low) & (high - low > tolerance * low)
 
@@ -228,11 +228,11 @@ def _each(function: Callable[..., Any], m: int, n: int, first: Any, second: Any)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _mapped(function: Callable[..., Any], m: int, n: int, first: Any, second: Any) -> Any:
+def _mapped(function: Callable[..., Any], m: int, n: int, first: Real, second: Real) -> Any:
     return jax.lax.map(lambda both: function(m, n, *both), (first, second))
 
 
-def _positive(epsilon0: Any) -> Any:
+def _positive(epsilon0: Real) -> Real:
     checks.positive("epsilon0", epsilon0)
     return epsilon0
 

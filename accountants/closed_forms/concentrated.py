@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.numerics import Real
 from dpkernels.roots import halved
 
 
-def gaussian_rho(sigma: Any, sensitivity: Any = 1.0) -> Any:
+def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
     """rho = D^2 / (2 s^2) of Gaussian noise on values, or vectors, that neighbours move by at most D in l2.
 
     Discrete Gaussian noise on integers has the same (Canonne, Kamath & Steinke 2020).
@@ -31,7 +32,7 @@ def gaussian_rho(sigma: Any, sensitivity: Any = 1.0) -> Any:
     return (np.asarray(sensitivity, float) / sigma) ** 2 / 2
 
 
-def bounded_range_rho(epsilon: Any) -> Any:
+def bounded_range_rho(epsilon: Real) -> Real:
     """rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential mechanism.
 
     Raises:
@@ -40,7 +41,7 @@ def bounded_range_rho(epsilon: Any) -> Any:
     return _budget(epsilon) ** 2 / 8
 
 
-def pure_rho(epsilon: Any) -> Any:
+def pure_rho(epsilon: Real) -> Real:
     """rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
 
     The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over
@@ -53,7 +54,7 @@ def pure_rho(epsilon: Any) -> Any:
     return eps * np.tanh(eps / 2)
 
 
-def simple_epsilon(rho: Any, delta: Any) -> Any:
+def simple_epsilon(rho: Real, delta: Real) -> Real:
     """eps = rho + 2 sqrt(rho ln(1/delta)) (Bun & Steinke 2016, Proposition 1.3); ``best_epsilon`` is never larger.
 
     Raises:
@@ -63,7 +64,7 @@ def simple_epsilon(rho: Any, delta: Any) -> Any:
     return rho + 2 * np.sqrt(rho * np.log(1 / delta))
 
 
-def best_epsilon(rho: Any, delta: Any) -> Any:
+def best_epsilon(rho: Real, delta: Real) -> Real:
     """eps at delta of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Corollary 13).
 
         eps = min over alpha > 1 of  alpha rho + ln(1 - 1/alpha) - ln(alpha delta)/(alpha - 1)
@@ -80,7 +81,7 @@ def best_epsilon(rho: Any, delta: Any) -> Any:
     rho, delta = np.broadcast_arrays(*_checked(rho, delta))
     some = np.where(rho > 0, rho, 1.0)
 
-    def slope(x: Any) -> Any:
+    def slope(x: Real) -> Real:
         return some * x**2 + np.log1p(x) + np.log(delta)
 
     # x = alpha - 1. The slope is positive at the upper end, where some x^2 = -ln(delta).
@@ -89,7 +90,7 @@ def best_epsilon(rho: Any, delta: Any) -> Any:
     return np.where(rho > 0, np.maximum(best, 0.0), 0.0)
 
 
-def best_delta(rho: Any, epsilon: Any) -> Any:
+def best_delta(rho: Real, epsilon: Real) -> Real:
     """delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
 
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
@@ -104,7 +105,7 @@ def best_delta(rho: Any, epsilon: Any) -> Any:
     rho, eps = np.broadcast_arrays(_budget(rho, "rho"), _budget(epsilon))
     some = np.where(rho > 0, rho, 1.0)
 
-    def slope(x: Any) -> Any:
+    def slope(x: Real) -> Real:
         return (2 * x + 1) * some - eps - np.log1p(1 / x)
 
     x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * some)))
@@ -112,18 +113,18 @@ def best_delta(rho: Any, epsilon: Any) -> Any:
     return np.where(rho > 0, np.exp(np.minimum(exponent, 0.0)), 0.0)
 
 
-def _root(increasing: Callable[[Any], Any], low: Any, high: Any) -> Any:
+def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:
     """Where a function turns positive between positive ends, by halving of the logarithm."""
     low, high = np.broadcast_arrays(np.log(low), np.log(high))
     return np.exp(halved(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
 
 
-def _budget(value: Any, name: str = "epsilon") -> Any:
+def _budget(value: Real, name: str = "epsilon") -> Real:
     checks.within(name, value, 0.0, np.finfo(float).max)
     return np.asarray(value, float)
 
 
-def _checked(rho: Any, delta: Any) -> tuple[Any, Any]:
+def _checked(rho: Real, delta: Real) -> tuple[Real, Real]:
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     return _budget(rho, "rho"), np.asarray(delta, float)
 
@@ -151,32 +152,32 @@ class Concentrated:
         """Both, the second perhaps chosen after the first: rho adds up, and so do leaks, less the chance of both."""
         return Concentrated(self.rho + other.rho, self.leak + (1 - self.leak) * other.leak)
 
-    def repeat(self, times: Any) -> Concentrated:
+    def repeat(self, times: Real) -> Concentrated:
         """Itself several times: (times rho, 1 - (1 - leak)^times)."""
         return Concentrated(times * np.asarray(self.rho), -np.expm1(times * np.log1p(-np.asarray(self.leak))))
 
-    def rest(self, delta: Any) -> Any:
+    def rest(self, delta: Real) -> Real:
         """(delta - leak)/(1 - leak): what of a total delta the leak leaves, for events that rho covers."""
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return (np.asarray(delta, float) - self.leak) / (1 - np.asarray(self.leak))
 
-    def epsilon(self, delta: Any) -> Any:
+    def epsilon(self, delta: Real) -> Real:
         """eps at a total delta; infinite where the leak takes all of it."""
         rest = self.rest(delta)
         return np.where(rest > 0, best_epsilon(self.rho, np.where(rest > 0, rest, 0.5)), np.inf)
 
-    def delta(self, epsilon: Any) -> Any:
+    def delta(self, epsilon: Real) -> Real:
         """Total delta at eps: leak + (1 - leak) delta of rho."""
         return self.leak + (1 - np.asarray(self.leak)) * best_delta(self.rho, epsilon)
 
 
 def setwise_epsilon(
-    delta: Any,
+    delta: Real,
     *,
     pure: Iterable[Any] = (),
     bounded_range: Iterable[Any] = (),
     concentrated: Iterable[tuple[Any, Any]] = (),
-) -> Any:
+) -> Real:
     """eps at delta of mechanisms whose parameters are fixed beforehand, used adaptively in any order.
 
     Cesar & Rogers 2021, eq. 3, with E = e^-eps:
@@ -200,18 +201,18 @@ def setwise_epsilon(
     return tail_bound(sum(mean for mean, _ in terms), sum(square for _, square in terms), delta)
 
 
-def gaussian_concentration(sigma: Any, sensitivity: Any = 1.0) -> tuple[Any, Any]:
+def gaussian_concentration(sigma: Real, sensitivity: Real = 1.0) -> tuple[Real, Real]:
     """(mu, tau) = (rho, sqrt(2 rho)) of Gaussian noise: its loss is normal with these."""
     rho = gaussian_rho(sigma, sensitivity)
     return rho, np.sqrt(2 * rho)
 
 
-def pure_terms(epsilon: Any) -> tuple[Any, Any]:
+def pure_terms(epsilon: Real) -> tuple[Real, Real]:
     """An eps-DP mechanism's terms in eq. 3: the mean eps (e^eps - 1)/(e^eps + 1) of its loss, and eps^2."""
     return pure_rho(epsilon), _budget(epsilon) ** 2
 
 
-def bounded_range_terms(epsilon: Any) -> tuple[Any, Any]:
+def bounded_range_terms(epsilon: Real) -> tuple[Real, Real]:
     """An eps-bounded-range mechanism's terms in eq. 3: y - ln(1 + y) with y = eps/(1 - E) - 1, and eps^2/4."""
     eps = _budget(epsilon)
     some = np.where(eps > 0, eps, 1.0)
@@ -219,7 +220,7 @@ def bounded_range_terms(epsilon: Any) -> tuple[Any, Any]:
     return y - np.log1p(y), eps**2 / 4
 
 
-def tail_bound(mean: Any, square: Any, delta: Any) -> Any:
+def tail_bound(mean: Real, square: Real, delta: Real) -> Real:
     """mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta.
 
     Raises:

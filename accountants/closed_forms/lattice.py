@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.roots import alike
 
 
@@ -53,7 +53,7 @@ def lattice_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
     return xp.where(some & (eps > 0), eps, 0.0)
 
 
-def lattice_sums(mass: Any, step: Any) -> tuple[Any, Any]:
+def lattice_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
     """B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
 
     B by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
@@ -63,12 +63,12 @@ def lattice_sums(mass: Any, step: Any) -> tuple[Any, Any]:
     return B, _delayed(-xp.expm1(-xp.expand_dims(step, -1)) * xp.cumsum(B, -1), 1)
 
 
-def decayed(mass: Any, step: Any) -> Any:
+def decayed(mass: Any, step: Any) -> RealArray:
     """Sum over j <= s of mass(j) e^-((s - j) step), by doubling."""
     xp, size = namespace(mass, step), mass.shape[-1]
     step, place = xp.expand_dims(step, -1), np.arange(size)
 
-    def double(k: Any, B: Any) -> Any:
+    def double(k: Real, B: Real) -> Real:
         shift = 2**k
         return B + xp.where(place >= shift, xp.exp(-shift * step) * xp.roll(B, shift, -1), 0.0)
 
@@ -80,7 +80,7 @@ def decayed(mass: Any, step: Any) -> Any:
     return mass
 
 
-def _delayed(values: Any, shift: int) -> Any:
+def _delayed(values: RealArray, shift: int) -> RealArray:
     xp = namespace(values)
     return xp.concatenate([xp.zeros_like(values[..., :shift]), values[..., :-shift]], -1)
 
@@ -104,7 +104,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
     if xp is jnp:
         parameters, start, delta, scale = jax.lax.stop_gradient((parameters, epsilon, delta, scale))
 
-    def high(state: Any) -> Any:
+    def high(state: Any) -> Real:
         return xp.any(state[2])
 
     def move(state: Any) -> Any:
@@ -117,7 +117,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
     return epsilon + (moved - start) if xp is jnp else moved
 
 
-def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+def while_loop(unfinished: Callable[[Real], Real], body: Callable[[Any], Any], state: Any) -> Any:
     """jax.lax.while_loop where the state holds a JAX array; else the same on the host."""
     if namespace(*jax.tree.leaves(state)) is jnp:
         return jax.lax.while_loop(unfinished, body, state)

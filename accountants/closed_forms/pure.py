@@ -17,14 +17,14 @@ import numpy as np
 
 from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log_ways, numbers, raised
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 
 # The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
 
 
-def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
+def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
     """The optimal delta at eps of k eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
@@ -44,7 +44,7 @@ def pure_delta(epsilon0: Any, k: Any, epsilon: Any) -> Any:
     return lattice_delta(*pure_losses(eps0, k), eps)[()]
 
 
-def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
+def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     """The least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
 
     From the safe side: ``pure_delta`` at what is returned is at most delta. At delta = 0 it is k eps0.
@@ -65,11 +65,11 @@ def pure_epsilon(epsilon0: Any, k: Any, delta: Any) -> Any:
     return namespace(found).where(delta > 0, found, top)[()]
 
 
-def _delta_at(eps: Any, law: tuple[Any, Any, Any]) -> Any:
+def _delta_at(eps: Real, law: tuple[Any, Any, Any]) -> Real:
     return lattice_delta(*law, eps)
 
 
-def pure_mix_delta(epsilons: Any, epsilon: Any, *, points: int = 1 << 16) -> Any:
+def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Real:
     """delta at eps of mechanisms that are eps_i-DP each, non-adaptive or adaptive, from above.
 
     The worst losses are +-eps_i independently (Murtagh & Vadhan 2016). Exact where all eps_i are equal, and where
@@ -103,7 +103,7 @@ def pure_mix_delta(epsilons: Any, epsilon: Any, *, points: int = 1 << 16) -> Any
     return _on_grid(each, times, 2 * float(each @ times) / points, eps)
 
 
-def _vector(name: str, values: Any) -> np.ndarray:
+def _vector(name: str, values: RealArray) -> np.ndarray:
     checks.positive(name, values)
     vector = np.asarray(values, float)
     if vector.ndim != 1 or not vector.size:
@@ -111,7 +111,7 @@ def _vector(name: str, values: Any) -> np.ndarray:
     return vector
 
 
-def _by_enumeration(each: np.ndarray, times: np.ndarray, eps: np.ndarray) -> Any:
+def _by_enumeration(each: np.ndarray, times: np.ndarray, eps: np.ndarray) -> Real:
     losses, masses = np.zeros(1), np.ones(1)
     for eps0, k in zip(each, times.tolist(), strict=True):
         top, step, mass = pure_losses(np.asarray(eps0), k)
@@ -133,7 +133,7 @@ def _on_grid(each: np.ndarray, times: np.ndarray, h: float, eps: np.ndarray) -> 
     return lattice_delta(np.asarray((lowest + len(masses) - 1) * h), np.asarray(h), masses[::-1], eps)[()]
 
 
-def _dotted(eps0: Any, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _dotted(eps0: Real, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each loss x of k mechanisms: a = floor(x/h), and its masses at a h and (a + 1) h; sum mass e^-loss stays."""
     top, step, mass = pure_losses(np.asarray(eps0), k)
     x = top - step * np.arange(k + 1)
@@ -154,13 +154,13 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
     return k * eps0, 2 * eps0, mass
 
 
-def checked_delta(delta: Any) -> Any:
+def checked_delta(delta: Real) -> Real:
     """The delta, refused outside [0, 1)."""
     checks.below_one("delta", delta)
     return delta
 
 
-def _counts(k: Any) -> tuple[np.ndarray, np.ndarray]:
+def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
     """k, and ln C(k, j) on a last axis, -inf from j = k + 1."""
     k = np.asarray(k)
     each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]

@@ -18,9 +18,12 @@ from accountants.composition.loss_bounds import above, below, highest
 from accountants.composition.loss_cells import Cells, best_offset, cells_on_grid, heavy_atoms
 from accountants.composition.loss_distribution import Sum, compose
 from accountants.composition.replacement import replaced_spectrum
+from accountants.composition.terms import Term
+from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.runs import Spectrum
 from dpkernels import checks
+from dpkernels.numerics import Real
 from dpkernels.roots import until_private
 
 # The relative width aimed at, how often the grid is refined for it, and how much in all.
@@ -179,7 +182,7 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 
 
 @jax.jit
-def _saddle(made: Any, epsilon: Any) -> tuple[Any, ...]:
+def _saddle(made: Any, epsilon: Real) -> tuple[Real, ...]:
     """(tilts, estimates of log delta)."""
     found = []
     for parts in made.directions():
@@ -189,18 +192,18 @@ def _saddle(made: Any, epsilon: Any) -> tuple[Any, ...]:
 
 
 @jax.jit
-def _guess(made: Any, delta: Any) -> tuple[Any, ...]:
+def _guess(made: Any, delta: Real) -> tuple[Real, ...]:
     """(tilts, estimates of eps)."""
     found = [characteristic.guess_at(parts, delta)[::-1] for parts in made.directions()]
     return tuple(jnp.stack(column) for column in zip(*found, strict=True))
 
 
-def _turned(pairs: tuple[Any, ...], turn: int) -> tuple[Any, ...]:
+def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:
     first = turn % len(pairs)
     return pairs[first:] + pairs[:first]
 
 
-def _spectrum(pair: Any, term: Any, added: bool) -> Spectrum:
+def _spectrum(pair: Pair, term: Term, added: bool) -> Spectrum:
     if term.rate is not None and term.adjacency == "replace":
         whole = replaced_spectrum(pair, float(term.rate))
     elif term.rate is not None and float(term.rate) != 1.0:

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.losses import Losses
+from dpkernels.numerics import Real, RealArray
 from dpkernels.pytrees import pytree
 
 # Trapezoid nodes and the largest t: the first that converges is taken, under tracing the middle one.
@@ -45,13 +46,13 @@ class Part:
     count: Any
 
     @property
-    def infinite(self) -> Any:
+    def infinite(self) -> Real:
         """Mass of infinite loss."""
         if self.losses is None:
             return 0.0 * self.mu
         return jnp.where(self.losses.loss == jnp.inf, self.losses.p, 0.0).sum()
 
-    def moments(self, c: Any) -> tuple[Any, Any, Any]:
+    def moments(self, c: Any) -> tuple[Real, Real, Real]:
         """K, K' and K'' of one report at a real c: log of the mass tilted by e^(c l), mean and variance of l there."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
@@ -63,7 +64,7 @@ class Part:
         mean = (tilted * loss).sum() / mass
         return top + jnp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
 
-    def log_moment(self, z: Any) -> Any:
+    def log_moment(self, z: Real) -> Real:
         """log E_p exp(z l), finite losses only; z of any shape, real or complex."""
         if self.losses is None:
             return z * (z + 1) * self.mu**2 / 2
@@ -79,7 +80,7 @@ class Part:
             total = terms.sum(-1)
         return top[..., 0] + jnp.log(total)
 
-    def revival(self, c: Any, u: Any) -> Any:
+    def revival(self, c: Real, u: Real) -> Real:
         """log of an estimate of the largest |E_p exp((c + i v) l)| over v > u.
 
         Atoms may come back in phase, at worst all of them; what is spread out does not, and is taken at its value at u.
@@ -99,20 +100,20 @@ class Part:
 Parts = tuple[Part, ...]
 
 
-def cumulant(parts: Parts, z: Any) -> Any:
+def cumulant(parts: Parts, z: Real) -> Real:
     """K(z)."""
     return sum(part.count * part.log_moment(z) for part in parts)
 
 
-def certain(parts: Parts) -> Any:
+def certain(parts: Parts) -> RealArray:
     """1 - prod (1 - m)^n, the probability that some loss is infinite."""
     return -jnp.expm1(sum(part.count * jnp.log1p(-part.infinite) for part in parts))
 
 
-def _bisect(rising: Any, low: Any, high: Any, steps: int) -> Any:
+def _bisect(rising: Any, low: Real, high: Real, steps: int) -> Real:
     """Where an increasing function of log c changes sign."""
 
-    def halve(_: int, ends: tuple[Any, Any]) -> tuple[Any, Any]:
+    def halve(_: int, ends: tuple[Real, Real]) -> tuple[Real, Real]:
         middle = (ends[0] + ends[1]) / 2
         below = rising(middle) < 0
         return jnp.where(below, middle, ends[0]), jnp.where(below, ends[1], middle)
@@ -125,7 +126,7 @@ def _bisect(rising: Any, low: Any, high: Any, steps: int) -> Any:
 _LOWEST, _HIGHEST = np.log(1e-4), np.log(1e5)
 
 
-def slopes(parts: Parts, c: Any) -> tuple[Any, Any, Any]:
+def slopes(parts: Parts, c: Real) -> tuple[RealArray, RealArray, RealArray]:
     """K, K' and K'' at a real c."""
     moments = [part.moments(c) for part in parts]
     value, slope, bend = (
@@ -135,10 +136,10 @@ def slopes(parts: Parts, c: Any) -> tuple[Any, Any, Any]:
     return value, slope, bend
 
 
-def saddle(parts: Parts, epsilon: Any, steps: int = _BISECTIONS) -> Any:
+def saddle(parts: Parts, epsilon: Real, steps: int = _BISECTIONS) -> Real:
     """c for one eps."""
 
-    def rising(log_c: Any) -> Any:
+    def rising(log_c: Real) -> Any:
         c = jnp.exp(log_c)
         return slopes(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
 
@@ -146,7 +147,7 @@ def saddle(parts: Parts, epsilon: Any, steps: int = _BISECTIONS) -> Any:
     return jnp.exp(_bisect(rising, *ends, steps))
 
 
-def approximation(parts: Parts, c: Any) -> tuple[Any, Any]:
+def approximation(parts: Parts, c: Real) -> tuple[Any, Any]:
     """(log delta, eps) of the saddle-point approximation at the eps whose saddle is c."""
     value, slope, bend = slopes(parts, c)
     eps = slope - 1 / c - 1 / (1 + c)
@@ -154,7 +155,7 @@ def approximation(parts: Parts, c: Any) -> tuple[Any, Any]:
     return value - c * eps - jnp.log(c * (1 + c)) - jnp.log(2 * jnp.pi * bend) / 2, eps
 
 
-def saddle_of_delta(parts: Parts, log_delta: Any, steps: int = _BISECTIONS) -> tuple[Any, Any]:
+def saddle_of_delta(parts: Parts, log_delta: Real, steps: int = _BISECTIONS) -> tuple[jax.Array, jax.Array]:
     """(c, eps) at which the saddle-point approximation of log delta(eps) has this value."""
     ends = jnp.full_like(log_delta, _LOWEST), jnp.full_like(log_delta, _HIGHEST)
     log_c = _bisect(lambda log_c: log_delta - approximation(parts, jnp.exp(log_c))[0], *ends, steps)
@@ -178,19 +179,19 @@ class Contour:
     weight: Any
     log_rest: Any
 
-    def delta(self, epsilon: Any) -> tuple[Any, Any]:
+    def delta(self, epsilon: Real) -> tuple[Any, Any]:
         """(delta, estimated absolute error) of finite losses at one eps."""
         terms = self.weight * jnp.real(jnp.exp(self.log_kernel - self.z * epsilon))
         fine, coarse = terms.sum(), 2 * terms[::2].sum()
         rest = jnp.exp(self.log_rest - jnp.real(self.z[0]) * epsilon)
         return fine, jnp.abs(fine - coarse) + jnp.abs(terms[-8:]).sum() + rest
 
-    def slope(self, epsilon: Any) -> Any:
+    def slope(self, epsilon: Real) -> Any:
         """Derivative of delta in eps."""
         return -(self.weight * jnp.real(self.z * jnp.exp(self.log_kernel - self.z * epsilon))).sum()
 
 
-def contour(parts: Parts, c: Any, size: tuple[int, float]) -> Contour:
+def contour(parts: Parts, c: Real, size: tuple[int, float]) -> Contour:
     """The contour through c."""
     count, end = size
     bend = slopes(parts, c)[2] + 1 / c**2 + 1 / (1 + c) ** 2
@@ -204,12 +205,12 @@ def contour(parts: Parts, c: Any, size: tuple[int, float]) -> Contour:
     return Contour(z, kernel, step * width * jnp.cosh(t) / jnp.pi, rest)
 
 
-def _accepted(value: Any) -> float:
+def _accepted(value: RealArray) -> float:
     """Relative error allowed in this precision."""
     return max(ACCEPTED, 1e3 * float(jnp.finfo(value.dtype).eps))
 
 
-def delta_at(parts: Parts, epsilon: Any, size: tuple[int, float]) -> tuple[Any, Any]:
+def delta_at(parts: Parts, epsilon: Real, size: tuple[int, float]) -> tuple[Real, Real]:
     """(delta, whether it has converged) at one eps."""
     c = jax.lax.stop_gradient(saddle(parts, epsilon))
     value, error = contour(parts, c, size).delta(epsilon)
@@ -218,7 +219,7 @@ def delta_at(parts: Parts, epsilon: Any, size: tuple[int, float]) -> tuple[Any, 
     return total, error <= _accepted(total) * total + jnp.finfo(total.dtype).tiny
 
 
-def epsilon_at(parts: Parts, delta: Any, size: tuple[int, float]) -> tuple[Any, Any]:
+def epsilon_at(parts: Parts, delta: Any, size: tuple[int, float]) -> tuple[RealArray, RealArray]:
     """(eps, whether it has converged) at one delta; derivatives are implicit, from the last Newton step.
 
     The saddle of the saddle-point approximation is near enough to the right one: any contour is right.
@@ -229,7 +230,7 @@ def epsilon_at(parts: Parts, delta: Any, size: tuple[int, float]) -> tuple[Any, 
     path = contour(parts, c, size)
     still, goal = jax.lax.stop_gradient((path, target))
 
-    def newton(_: int, eps: Any) -> Any:
+    def newton(_: int, eps: RealArray) -> Any:
         value, slope = still.delta(eps)[0], still.slope(eps)
         good = (value > 0) & (slope < 0)
         return eps - jnp.where(
@@ -245,7 +246,7 @@ def epsilon_at(parts: Parts, delta: Any, size: tuple[int, float]) -> tuple[Any, 
     return jnp.where(sure >= delta, jnp.inf, jnp.where(enough | (found < 0), 0.0, found)), good
 
 
-def guess_at(parts: Parts, delta: Any) -> tuple[Any, Any]:
+def guess_at(parts: Parts, delta: Real) -> tuple[Real, Real]:
     """(eps, c) of the saddle-point approximation at one delta."""
     target = jnp.maximum(delta - certain(parts), delta / 2)
     c, eps = saddle_of_delta(parts, jnp.log(target))

@@ -7,6 +7,7 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ import numpy as np
 
 from accountants.closed_forms.lattice import decayed
 from accountants.pairs.losses import Losses, joined
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, like
+from dpkernels.pytrees import pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far
 # the outcome is above that.
@@ -27,28 +29,63 @@ COEFFICIENTS = np.array(
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
 
-def tilted(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any]:
+def tilted(nodes: Losses, c: Real, log_scale: Real) -> tuple[jax.Array, jax.Array]:
     """Masses under p times e^(c l - log_scale), and losses; both 0 where the loss is infinite."""
     log_p, loss = nodes.finite
     return jnp.exp(log_p + c * loss - log_scale), loss
 
 
-def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> tuple[Any, Any]:
-    """(tilted masses, those of atoms on the grid) at offset + k step, entry k modulo ``size``."""
+@pytree
+@dataclass(frozen=True)
+class Deposit:
+    """Outcomes and the grid points around them.
+
+    Attributes:
+        mass: tilted masses.
+        on_grid: whether it is an atom on the grid.
+        index: entries of the grid, of shape (n, 6).
+        above: how far above the third of these, in steps.
+    """
+
+    mass: Any
+    on_grid: Any
+    index: Any
+    above: Any
+
+    def masses(self, size: int) -> Any:
+        """(all tilted masses, those of atoms on the grid), of shape (2, size)."""
+        both = jnp.stack([self.mass, jnp.where(self.on_grid, self.mass, 0.0)], -1)
+        both = both[:, None, :] * _shares(self.above)[:, :, None]
+        return jnp.zeros((size, 2), self.mass.dtype).at[self.index].add(both).T
+
+    def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
+        """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
+        around = grid[self.index]
+        shares, moved = jax.jvp(_shares, (self.above,), (jnp.ones_like(self.above),))
+        more = jnp.where(self.on_grid, at_atoms[self.index[:, 2]], 0.0)
+        return (shares * around).sum(-1) + more, (moved * around).sum(-1)
+
+
+def _shares(above: Any) -> Any:
+    """Lagrange's weights, of shape (n, 6)."""
+    share: Any = 0.0
+    for row in like(COEFFICIENTS, above)[::-1]:
+        share = share * above[:, None] + row
+    return share
+
+
+def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> Deposit:
+    """Tilted masses at offset + k step, entry k modulo ``size``."""
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
     nearest = jnp.round(place)
     on_grid = (nodes.width == 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
-    place = place + jnp.where(on_grid, jax.lax.stop_gradient(nearest - place), 0.0)
-    below = jax.lax.stop_gradient(jnp.where(on_grid, nearest, jnp.floor(place)))
+    below = jnp.where(on_grid, nearest, jnp.floor(place))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
-    powers = jnp.stack([(place - below) ** power for power in range(len(POINTS))], -1)
-    nothing = jnp.zeros(size, mass.dtype)
-    atoms = nothing.at[index[:, 2]].add(jnp.where(on_grid, mass, 0.0))
-    return nothing.at[index].add(mass[:, None] * (powers @ like(COEFFICIENTS, powers))), atoms
+    return Deposit(mass, on_grid, index, jnp.where(on_grid, 0.0, place - below))
 
 
-def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(the loss of the heaviest atom, the distance of the next one, the mass of that), as tilted."""
     mass, loss = tilted(nodes, c, log_scale)
     mass = jnp.where(nodes.width == 0, mass, 0.0)
@@ -59,7 +96,7 @@ def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
     return heaviest, apart[second], mass[second]
 
 
-def on_atoms(least: Any, gap: Any) -> Any:
+def on_atoms(least: Real, gap: Real) -> jax.Array:
     """A step from ``least`` up of which the gap of two atoms is a whole multiple, an even one if it can be.
 
     A third one half-way, of no loss between two opposite ones, is on the grid then. Of a gap below that, the least.
@@ -70,7 +107,7 @@ def on_atoms(least: Any, gap: Any) -> Any:
     return jnp.where(many >= 1, gap / whole, least)
 
 
-def profiles(masses: Any, c: Any, step: Any) -> tuple[Any, Any]:
+def profiles(masses: Real, c: Any, step: Any) -> tuple[Any, Any]:
     """(T, B) of masses w tilted by e^(c l), from the largest loss down: sums of positive terms.
 
     T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the profile at grid point k, as tilted, and
@@ -80,7 +117,7 @@ def profiles(masses: Any, c: Any, step: Any) -> tuple[Any, Any]:
     return decayed(-jnp.exp(-c * step) * jnp.expm1(-step) * _next(B), c * step), B
 
 
-def _next(values: Any) -> Any:
+def _next(values: Any) -> Real:
     return jnp.concatenate([jnp.zeros_like(values[:1]), values[:-1]])
 
 
@@ -109,7 +146,7 @@ def highest(several: list[Losses]) -> Losses:
     return joined([finite, Losses(infinite, 0 * infinite, infinite + jnp.inf, 0 * infinite)])
 
 
-def _dots(nodes: Losses, offset: Any, step: Any) -> Any:
+def _dots(nodes: Losses, offset: Real, step: Any) -> Any:
     """Masses on a grid, every outcome's on the two points around it."""
     mass, loss = tilted(nodes, 0.0, 0.0)
     place = (loss - offset) / step

@@ -23,14 +23,34 @@ from scipy.special import bernoulli
 
 from accountants.composition.characteristic import Part, Parts
 from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
-from dpkernels.numerics import like
+from accountants.pairs.losses import Losses
+from dpkernels.numerics import Real, RealArray, like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
 # -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
+_NOTHING = 1e-100  # A transform that has no logarithm.
+# The relative error of eps at which floats no longer tell it.
+_TOLD = 1e-5
 # The step is at least so many times as wide as the outcomes deposited.
 _OUTCOMES = 1.0
+
+
+class _One(NamedTuple):
+    """A part on the grid: what it is, what it deposits (Gaussian noise nothing), K of one report and its grid point."""
+
+    part: Part
+    deposit: Any
+    spectrum: Any
+    log_scale: Any
+    offset: Any
+
+    def power(self, count: Any) -> Any:
+        """The transform of so many reports, and of their atoms on the grid alone."""
+        if self.deposit is None:
+            return jnp.stack([jnp.exp(count * self.spectrum), 0.0 * self.spectrum])
+        return _power(self.spectrum, count)
 
 
 @pytree
@@ -45,6 +65,8 @@ class Sum:
         rest: those of them that are no sums of atoms on the grid.
         tilt: c.
         log_scale: K(c).
+        first: the number of the first grid point.
+        parts: what it is the sum of.
     """
 
     start: Any
@@ -53,35 +75,99 @@ class Sum:
     rest: Any
     tilt: Any
     log_scale: Any
+    first: Any
+    parts: tuple[_One, ...]
 
-    def log_delta(self, epsilon: Any) -> Any:
-        """log delta of finite losses."""
+    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
+        """log delta of finite losses, and about its derivative in eps."""
+        gain, further = self._weights(epsilon)
+        below, s = self._place(epsilon)
+        around = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),))
+        # Of a sum that jumps at eps, where its terms are those of the rest, the first term of the correction.
+        jump = (0.5 - s) * (_shares(s) * around).sum()
+        value = (self.g * gain).sum() + (self._kinks(s) * around).sum()
+        possible = value > 0
+        value = jnp.where(possible, value, 1.0)
+        log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
+        return log_delta, jnp.where(possible, -((self.g * further).sum() + jump) / value, 0.0)
+
+    def _weights(self, epsilon: Any) -> tuple[Any, Any]:
+        """e^(-c x) (1 - e^-x) and e^(-(c+1) x) of the grid points above eps."""
         x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = jnp.where(above, x, 1.0)
-        value = jnp.where(above, -self.g * jnp.exp(-self.tilt * x) * jnp.expm1(-x), 0.0).sum()
-        value = value + self._correction(epsilon)
-        possible = value > 0
-        return (
-            self.log_scale
-            - self.tilt * epsilon
-            + jnp.where(possible, jnp.log(jnp.where(possible, value, 1.0)), -jnp.inf)
-        )
+        falling = jnp.where(above, jnp.exp(-self.tilt * x), 0.0)
+        return falling * -jnp.expm1(-x), falling * jnp.exp(-x)
 
-    def _correction(self, epsilon: Any) -> Any:
-        """Sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = rest(y) phi(h y) in steps y from eps, phi the weight.
-
-        t is how far the next grid point is above eps; the rest is interpolated through the points around.
-        """
+    def _place(self, epsilon: Any) -> tuple[Any, Any]:
+        """The grid point below eps, and by how many steps eps is above it."""
         place = (epsilon - self.start) / self.step
-        below = jax.lax.stop_gradient(jnp.clip(jnp.floor(place), 2, SIZE - 4))
-        around = jax.lax.dynamic_slice(self.rest, (below.astype(int) - 2,), (len(POINTS),))
-        s = place - below  # eps is at s steps above the point below, t = 1 - s.
+        below = jnp.clip(jnp.floor(place), 2, SIZE - 4)
+        return below.astype(int), jnp.clip(place - below, 0.0, 1.0)
+
+    def _kinks(self, s: Any) -> Any:
+        """What the rest at the points around eps counts for: the sum of B_j(t)/j! F^(j-1)(0) over j from 2.
+
+        F(y) = rest(y) phi(h y) in steps y from eps, phi the weight; t = 1 - s is how far the next grid point is above
+        eps; the rest is interpolated.
+        """
         decay = self.tilt * self.step
         fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * _SIGNS
+        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, _POWERS)).sum(-1) / (_ORDERS[1:] + 1)
         # The derivatives of the product at eps over j!, from those of either.
-        F = (jnp.take(fall, _ALONG) * _PRESENT) @ _taylor(around, s)
-        return ((like(_BERNOULLI, self.g) @ jnp.power(1 - s, _POWERS))[2:] / (_ORDERS[1:] + 1) * F[1:]).sum()
+        by_taylor = (kink[:, None] * (jnp.take(fall, _ALONG) * _PRESENT)[1:]).sum(0)
+        return ((by_taylor[:, None] * _moved(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
+
+    def tells(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+        """Whether floats tell which eps it is, at log delta and its slope there.
+
+        Errors of the tilted masses are the noise; delta and its slope are of them.
+        """
+        tilted_slope = -slope * jnp.exp(value - self.log_scale + self.tilt * epsilon)
+        return noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(epsilon), self.step)
+
+    def slopes(self, epsilon: Any) -> tuple[Parts, Any]:
+        """Derivatives of delta in all of the parts, and in eps: it is a homogeneous polynomial of the masses.
+
+        With one report less at eps - l that is n delta in the mass of the loss l, and n p times minus its slope in l.
+        All of these are one correlation, by transform; between grid points they are interpolated.
+        """
+        gain, further = self._weights(epsilon)
+        below, s = self._place(epsilon)
+        kinks, moved = jax.jvp(self._kinks, (s,), (1 / self.step,))
+        pair = jnp.stack([gain, further])
+        near = jnp.stack([kinks, self.tilt * kinks - moved])
+        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(pair), near, (0 * below, below - 2))
+        value, slope = ((self.g * pair) + (self.rest * spread)).sum(-1)
+        scale = jnp.exp(self.log_scale - self.tilt * epsilon)
+        # Of all masses and, less what is of the rest only, of atoms on the grid.
+        weights = jnp.stack([pair + spread, -spread], 1)
+        order = jnp.mod(jnp.arange(SIZE) - self.first.astype(int), SIZE)
+        weights = weights[:, :, order]
+        around = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),))
+        density = (_shares(s) * around).sum() / self.step
+        transformed = jnp.fft.rfft(weights)
+        found = []
+        for j, one in enumerate(self.parts):
+            part = one.part
+            if one.deposit is None or part.losses is None:
+                by_mu, by_count = part.count * part.mu * density, part.mu**2 / 2 * density
+                found.append(Part(None, scale * by_mu, scale * by_count))
+                continue
+            others = [other.power(other.part.count) for i, other in enumerate(self.parts) if i != j]
+            without = math.prod(others, start=one.power(part.count - 1))
+            grids = jnp.fft.irfft(jnp.conj(without) * transformed, SIZE)
+            inner, by_step = one.deposit.read(*grids[0])
+            at_atoms = grids[1].sum(0)[one.deposit.index[:, 2]]
+            by_loss = jnp.where(one.deposit.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
+            several = part.count * scale * one.deposit.mass
+            logs = jnp.fft.irfft(without * one.spectrum * _log(one.spectrum), SIZE)
+            by_count = one.log_scale * value + one.offset * slope + (logs * weights[0]).sum()
+            some = one.deposit.mass > 0
+            p = jnp.where(some, part.losses.p, 1.0)
+            losses = Losses(several / p * inner, 0 * p, several * by_loss, 0 * p)
+            found.append(Part(losses, 0.0 * part.mu, scale * by_count))
+        return tuple(found), -scale * slope
 
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
@@ -101,44 +187,47 @@ _BERNOULLI = np.array(
 )
 
 
-def _taylor(values: Any, s: Any) -> Any:
-    """Coefficients of the interpolation of values at ``POINTS``, developed at s."""
+def _moved(s: Any) -> Any:
+    """The coefficients of a polynomial developed at s, from those at 0."""
     many = len(POINTS)
     power = np.arange(many) - np.arange(many)[:, None]
-    moved = jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
-    return moved @ (like(COEFFICIENTS, values) @ values)
+    return jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
+
+
+def _shares(s: Any) -> Any:
+    """What values at ``POINTS`` count for at s."""
+    return (_moved(s)[0][:, None] * like(COEFFICIENTS, s)).sum(0)
 
 
 def composed(parts: Parts, c: Any) -> Sum:
-    """The sum of all parts' losses; the tilt c changes what is precise, and has no derivative."""
-    c = jax.lax.stop_gradient(c)
+    """The sum of all parts' losses; the tilt c changes what is precise."""
     moments = [part.moments(c) for part in parts]
     grid = _grid(parts, c, moments)
     frequency = 2 * jnp.pi * jnp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
-    whole: Any = 1.0
-    of_atoms: Any = 1.0
+    found = []
     start = log_scale = 0.0 * c
     for part, offset, moment in zip(parts, grid.offsets, moments, strict=True):
         start, log_scale = start + part.count * offset, log_scale + part.count * moment[0]
         if part.losses is None:
-            whole = whole * jnp.exp(-part.count * (frequency * part.mu / grid.step) ** 2 / 2)
-            of_atoms = 0.0 * whole
-            continue
-        masses = deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
-        whole, of_atoms = (
-            product * _power(jnp.fft.rfft(each), part.count)
-            for product, each in zip((whole, of_atoms), masses, strict=True)
-        )
+            deposit, spectrum = None, -((frequency * part.mu / grid.step) ** 2) / 2
+        else:
+            deposit = deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
+            spectrum = jnp.fft.rfft(deposit.masses(SIZE))
+        found.append(_One(part, deposit, spectrum, moment[0], offset))
     first = jnp.floor((grid.low - start) / grid.step)
-    order = jnp.mod(jax.lax.stop_gradient(first) + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
-    g, atoms = (jnp.fft.irfft(each + 0j, SIZE)[order] for each in (whole, of_atoms))
-    return Sum(start + jax.lax.stop_gradient(first) * grid.step, grid.step, g, g - atoms, c, log_scale)
+    order = jnp.mod(first + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
+    both = math.prod((one.power(one.part.count) for one in found), start=jnp.ones((), complex))
+    g, atoms = jnp.fft.irfft(both, SIZE)[:, order]
+    return Sum(start + first * grid.step, grid.step, g, g - atoms, c, log_scale, first, tuple(found))
 
 
-def _power(values: Any, count: Any) -> Any:
+def _power(values: Real, count: Real) -> Real:
     """The n-th power of complex numbers, n real; of next to 0 none."""
-    some = jnp.abs(values) > 1e-100
-    return jnp.where(some, jnp.exp(count * jnp.log(jnp.where(some, values, 1.0))), 0.0)
+    return jnp.where(jnp.abs(values) > _NOTHING, jnp.exp(count * _log(values)), 0.0)
+
+
+def _log(values: Any) -> Any:
+    return jnp.log(jnp.where(jnp.abs(values) > _NOTHING, values, 1.0))
 
 
 class _Grid(NamedTuple):
@@ -149,10 +238,10 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
+def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
-    down, up = (jax.lax.stop_gradient(_reach(parts, c, moments, sign)) for sign in (-1, 1))
+    down, up = jax.lax.stop_gradient(_reach(parts, c, moments))
     atoms = [_atoms(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]
     least = jnp.stack([finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
     light = jnp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
@@ -165,26 +254,27 @@ def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     return _Grid(step, offsets, jax.lax.stop_gradient(mean - down - (SIZE * step - down - up) / 2))
 
 
-def _reach(parts: Parts, c: Any, moments: list[Any], sign: int) -> Any:
-    """How far above (1) or below (-1) its mean the tilted sum is at most, but for a negligible probability."""
+def _reach(parts: Parts, c: Any, moments: list[Any]) -> Any:
+    """How far below and above its mean the tilted sum is at most, but for a negligible probability."""
     variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
     deviation = jnp.sqrt(jnp.maximum(variance, jnp.finfo(c.dtype).tiny ** 0.5))
     slopes = jnp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
+    both = jnp.stack([-slopes, slopes])
     bounds = most = 0.0
     for part, (value, mean, _) in zip(parts, moments, strict=True):
-        bounds = bounds + part.count * (part.log_moment(c + sign * slopes) - value - sign * slopes * mean)
-        most = most + part.count * (largest(part, sign) - sign * mean)
-    return jnp.minimum(((bounds + _BEYOND) / slopes).min(), most)
+        bounds = bounds + part.count * (part.log_moment(c + both) - value - both * mean)
+        most = most + part.count * jnp.stack([largest(part, -1) + mean, largest(part, 1) - mean])
+    return jnp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
 
 
 def largest(part: Part, sign: int) -> Any:
     """The supremum of sign times the loss, finite ones only."""
     if part.losses is None:
-        return jnp.inf
+        return jnp.asarray(jnp.inf, part.mu.dtype)
     return (sign * part.losses.finite[1]).max()
 
 
-def finest(part: Part, c: Any, log_scale: Any) -> Any:
+def finest(part: Part, c: Real, log_scale: Real) -> Real:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
@@ -193,5 +283,5 @@ def finest(part: Part, c: Any, log_scale: Any) -> Any:
     return _OUTCOMES * jnp.where(total > 0, (mass * part.losses.width).sum() / jnp.where(total > 0, total, 1.0), 0.0)
 
 
-def _atoms(part: Part, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def _atoms(part: Part, c: Any, log_scale: RealArray) -> tuple[Real, Real, Real]:
     return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)

@@ -42,7 +42,8 @@ from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.pairs.worst import take_none, worst_pairs
 from accountants.profile import epsilon_of
 from dpkernels import checks
-from dpkernels.numerics import floating, namespace, plain
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.pytrees import pytree
 
 
@@ -57,7 +58,7 @@ class Guarantee:
 
     terms: tuple[Term, ...]
 
-    def repeat(self, count: Any) -> Guarantee:
+    def repeat(self, count: Real) -> Guarantee:
         """The same reports ``count`` times.
 
         Args:
@@ -81,7 +82,7 @@ class Guarantee:
         """
         return Guarantee(one_adjacency(sum((other.terms for other in others), self.terms)))
 
-    def subsample(self, rate: Any, adjacency: str = "add_remove") -> Guarantee:
+    def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Every report on a Poisson sample of its own, of this rate.
 
         Neighbouring is by records of the datasets, and the sensitivity of noise is the most that one record, if it is
@@ -111,7 +112,7 @@ class Guarantee:
         """Which inputs are neighbours, in words."""
         return neighbouring(self.terms)
 
-    def delta(self, epsilon: Any) -> Any:
+    def delta(self, epsilon: Real) -> Any:
         """The least delta at eps.
 
         By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
@@ -132,7 +133,7 @@ class Guarantee:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return self._read("delta", epsilon, profile)
 
-    def epsilon(self, delta: Any) -> Any:
+    def epsilon(self, delta: Real) -> Any:
         """The least eps >= 0 at delta; as ``delta``; inf where no eps will do.
 
         Derivatives are implicit. JAX values are inf too where floats do not tell which eps.
@@ -143,8 +144,7 @@ class Guarantee:
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         found = self._read("epsilon", delta, epsilon_of)
-        unbounded = namespace(found) is np and np.isinf(found)
-        if np.any(unbounded) and np.any(unbounded & (self._certain < delta)):
+        if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self._certain < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
         return found
 
@@ -156,7 +156,7 @@ class Guarantee:
             return values_of_one_or_more(self, floating(jnp.asarray(at)), what)
         return self._composed(what, at)
 
-    def _composed(self, what: str, at: Any) -> Any:
+    def _composed(self, what: str, at: Real) -> Any:
         if namespace(at, *jax.tree.leaves(self)) is jnp:
             return values_of(self, floating(jnp.asarray(at)), what)
         with jax.enable_x64(True):
@@ -262,7 +262,7 @@ class Guarantee:
 _KINDS = {kind.__name__: kind for kind in (Guarantee, Term, *serial.PARTS)}
 
 
-def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
+def guarantee(mechanism: Mechanism, sensitivity: Any = None) -> Guarantee:
     """What one report of a mechanism, or of its exact form, reveals.
 
     Args:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, refined
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Real, RealArray, gauss_legendre
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 # Panels of a run, beside those that the grid makes; an atom this near to the grid, in steps, is on it; how far from
@@ -97,14 +96,14 @@ def _up_to(run: Run, levels: np.ndarray) -> np.ndarray:
     return np.abs(np.cumsum([(width * _WEIGHTS * density(x)).sum(1) for density in (run.p, run.q)], 1)) + 1e-300
 
 
-def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[Any, Any, Any]:
+def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[RealArray, RealArray, RealArray]:
     """(number of the half cell, mass, gain)."""
     level, near = loss / step, np.round(loss / step)
     level = np.where(np.abs(level - near) < _ON_GRID, near, level)
     return np.floor(2 * level).astype(np.int64), p, -p * np.expm1((np.floor(level) - level) * step)
 
 
-def _of_run(run: Run, step: float, offset: float) -> tuple[Any, Any, Any]:
+def _of_run(run: Run, step: float, offset: float) -> tuple[Real, Real, Real]:
     """The same between points of a run: where its loss is on the grid or half-way, and evenly where it hardly moves."""
     ends = (_ends(run) - offset) / (step / 2)
     if not np.ptp(ends) <= _MOST:

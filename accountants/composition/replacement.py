@@ -33,7 +33,7 @@ from accountants.pairs.shifted import Shifted, unseen
 from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, floating, namespace
 
 # Panels of a piece: of exponentials, and of a Gaussian, where the loss bends within sigma^2/D.
 _PANELS, _GAUSSIAN_PANELS = 8, 96
@@ -121,13 +121,13 @@ class _Laws:
     def of(cls, pair: Shifted, rate: Any) -> _Laws:
         return cls(pair.noise, namespace(pair.shift).abs(pair.shift), rate)
 
-    def log_p(self, y: Any) -> Any:
+    def log_p(self, y: Real) -> Any:
         return self._mixed(y, self.D)
 
-    def log_q(self, y: Any) -> Any:
+    def log_q(self, y: Real) -> Any:
         return self._mixed(y, -self.D)
 
-    def _mixed(self, y: Any, shift: Any) -> Any:
+    def _mixed(self, y: Real, shift: Any) -> Any:
         """log of (1 - r) f + r f(. - shift)."""
         logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
         xp = namespace(*logs, self.rate)
@@ -136,7 +136,7 @@ class _Laws:
         total = (1 - self.rate) * xp.exp(logs[0] - top) + self.rate * xp.exp(logs[1] - top)
         return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -jnp.inf)
 
-    def loss(self, y: Any) -> Any:
+    def loss(self, y: Real) -> Any:
         """log p/q, 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
@@ -147,7 +147,7 @@ class _Laws:
         bend = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
         return bent(np.max(scores, axis=0), bend, right - left)
 
-    def beyond(self, y: Any) -> tuple[Any, Any]:
+    def beyond(self, y: Real) -> tuple[Any, Any]:
         """Masses of P and Q beyond y + D."""
         middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
         return (1 - self.rate) * middle + self.rate * near, (1 - self.rate) * middle + self.rate * far
@@ -180,7 +180,7 @@ def _of_exponentials(pair: Shifted, laws: _Laws, panels: int) -> Losses:
     )
 
 
-def _outer(laws: _Laws, last: Any) -> Losses:
+def _outer(laws: _Laws, last: Real) -> Losses:
     p, q = (mass[None] for mass in laws.beyond(last))
     some = q > 0
     loss = jnp.where(some, jnp.log(jnp.where(some, p, 1.0)) - jnp.log(jnp.where(some, q, 1.0)), 0.0)

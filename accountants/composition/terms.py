@@ -105,7 +105,7 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
     return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
 
 
-def both_ways(pairs: tuple[Any, ...]) -> tuple[Any, ...]:
+def both_ways(pairs: tuple[Any, ...]) -> tuple[Pair, ...]:
     """The pairs, and the mirrors of those that may have another profile."""
     return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 

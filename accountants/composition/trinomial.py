@@ -1,9 +1,13 @@
 """Reports of three losses, summed up outcome by outcome: no grid, so that samples, whose losses fit none, are exact.
 
-Of n reports a, b and n - a - b have the losses l_1, l_2 and l_3. With their masses tilted by e^(c l) the counts
-are those of independent Poisson laws, given their sum; where few enough of them matter, all these are added up,
+Of n reports a have the lightest loss, b the larger and m - b the smaller of the two others, m = n - a. For every a all
+b from E on are above eps: with P(a, b) the probability of such counts, x their loss less eps, and t = p_b/(p_b + p_c),
 
-    delta(eps) = e^(n K(c) - c eps) sum over a, b of W(a, b) e^(-c x) (1 - e^-x)_+,    x = S(a, b) - eps.
+    delta(eps) = sum over a of P_n(a) T_p - e^eps Q_n(a) T_q,    T = P(b >= E | a) = I_t(E, m - E + 1),
+    P_n(a) T = P(a, E) E int_0^inf e^-phi(v) dv,    phi(v) = E v - (m - E) log((1 - t e^-v)/(1 - t)),
+
+where E >= m t, so that phi is convex and rises; where it is less, the same of b < E. Derivatives are those of a
+homogeneous polynomial: n delta_(n-1)(eps - l_j) in the mass of the loss l_j.
 """
 
 from __future__ import annotations
@@ -15,18 +19,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import gammaln, xlogy
 
 from accountants.pairs.losses import Losses
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like
 from dpkernels.pytrees import pytree
 
-# Counts of the lightest and of the next loss that are kept, at most, and how far they reach: e^-33 is beyond.
-ROWS, COLUMNS = 384, 768
+# Counts of the lightest loss that are kept, at most, how far they reach (e^-33 is beyond), and how many at once.
+ROWS, _BLOCK = 2048, 64
 _DEVIATIONS, _FURTHER = 8.2, 16.0
 # Pairs of more outcomes than this are not looked at for equal losses; losses that are equal.
 MOST_OUTCOMES, _SAME = 16, 1e-12
-_STEPS, _PRECISE = 40, 1e-14
-_LEAST = 1e-290  # Of what is divided by.
+# phi is followed up to here, and Newton's steps to where that is.
+_DEEP, _STEPS = 35.0, 3
+_FAR = 600.0  # Of e^x, below overflow.
+_NODES, _WEIGHTS = gauss_legendre(36)
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
 _STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
 
@@ -40,28 +47,47 @@ class Three:
         mass: probabilities, of shape (3,); 0 where there are fewer than three losses.
         loss: the losses.
         count: n.
+        tilt: c, which says what counts matter, and changes no value.
     """
 
     mass: Any
     loss: Any
     count: Any
+    tilt: Any
 
-    def tilted(self, c: Any) -> tuple[Any, Any]:
-        """(masses times e^(c l), of sum 1; the log of what they are divided by)."""
-        size = jnp.log(_positive(self.mass)) + c * self.loss
-        log_scale = jax.nn.logsumexp(size)
-        return jnp.exp(size - log_scale), log_scale
+    def tilted(self) -> Any:
+        """Masses times e^(c l), made to sum to 1."""
+        return jax.nn.softmax(jnp.log(_positive(self.mass)) + self.tilt * self.loss)
 
-    def log_scale(self, epsilon: Any, c: Any) -> Any:
-        """n K(c) - c eps."""
-        return self.count * self.tilted(c)[1] - c * epsilon
+    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
+        """log delta of finite losses, and its derivative in eps."""
+        value, further = delta(self, epsilon)
+        known = ~(value <= 0)  # NaN stays.
+        value = jnp.where(known, value, 1.0)
+        return jnp.where(known, jnp.log(value), -jnp.inf), jnp.where(known, -further / value, 0.0)
+
+    def tells(self, epsilon: Any, *_: Any) -> Any:
+        """Whether floats tell which eps it is."""
+        return epsilon > -jnp.inf
+
+    def slopes(self, epsilon: Any) -> tuple[Three, Any]:
+        """Derivatives of delta in all of this, and in eps.
+
+        That in the count is half the difference that one report more and one less make.
+        """
+        n, mass, loss = self.count, self.mass, self.loss
+        counts = jnp.stack([n - 1, n - 1, n - 1, n - 1, n, n + 1])
+        moves = jnp.concatenate([loss, 0.0 * loss])
+        each = jax.vmap(lambda n, move: delta(Three(mass, loss, n, self.tilt), epsilon - move))
+        gain, further = each(counts, moves)
+        return Three(n * gain[:3], n * mass * further[:3], (gain[5] - gain[3]) / 2, 0.0 * self.tilt), -further[4]
 
 
-def _positive(mass: Any) -> Any:
+def _positive(mass: RealArray) -> Real:
     return jnp.maximum(mass, jnp.finfo(mass.dtype).tiny)
 
 
-def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
+def three(nodes: Losses, count: Any, tilt: Any) -> tuple[Three, Any]:
     """(the largest, the least and the heaviest other finite loss with what they have; whether there are no others)."""
     log_p, loss = nodes.finite
     p, real = jnp.exp(log_p), ~jnp.isneginf(log_p)
@@ -71,171 +97,101 @@ def three(nodes: Losses, count: Any) -> tuple[Three, Any]:
     second = real & ~first & (still <= jnp.where(real, still, jnp.inf).min() + near)
     rest = real & ~first & ~second
     third = rest & (jnp.abs(still - still[jnp.where(rest, p, 0.0).argmax()]) <= near)
-    found = [jnp.where(each, p, 0.0) for each in (first, second, third)]
-    mass = jnp.stack([each.sum() for each in found])
-    mean = jnp.stack([(each * loss).sum() for each in found]) / jnp.where(mass > 0, mass, 1.0)
-    return Three(mass, mean, jnp.asarray(count, mass.dtype)), ~(rest & ~third).any()
+    found = jnp.where(jnp.stack([first, second, third]), p, 0.0)
+    mass = found.sum(-1)
+    mean = (found * loss).sum(-1) / jnp.where(mass > 0, mass, 1.0)
+    return Three(mass, mean, jnp.asarray(count, mass.dtype), jax.lax.stop_gradient(tilt)), ~(rest & ~third).any()
 
 
-def fits(reports: Three, c: Any) -> Any:
+def _rows(reports: Three) -> tuple[Any, Any]:
+    """The first and the last count of the lightest loss that matter."""
+    mean = reports.count * reports.tilted().min()
+    reach = _DEVIATIONS * jnp.sqrt(mean) + _FURTHER
+    return jnp.maximum(jnp.ceil(mean - reach), 0.0), jnp.minimum(reports.count, mean + reach)
+
+
+def fits(reports: Three) -> Any:
     """Whether all the counts that matter are kept."""
-    few, some, _ = jnp.sort(reports.count * reports.tilted(c)[0])
-    return (2 * _reach(few) < ROWS) & (2 * _reach(some) < COLUMNS)
+    first, last = _rows(reports)
+    return last - first < ROWS
 
 
-def _reach(mean: Any) -> Any:
-    return _DEVIATIONS * jnp.sqrt(mean) + _FURTHER
+def delta(reports: Three, epsilon: Any) -> tuple[Any, Any]:
+    """(delta of finite losses, e^eps times the probability under q of a loss above eps); no derivatives."""
+    order = jnp.argsort(reports.tilted())
+    loss, mass = reports.loss[order], reports.mass[order]
+    # The larger of the two others first.
+    order = jnp.where(loss[2] > loss[1], np.array([0, 2, 1]), np.array([0, 1, 2]))
+    loss, mass = loss[order], mass[order]
+    first, last = _rows(reports)
+
+    def block(state: Any) -> Any:
+        start, total = state
+        a = start + jnp.arange(_BLOCK, dtype=mass.dtype)
+        p, q = _row_sums(reports.count, mass, loss, epsilon, a)
+        kept = a <= last
+        return start + _BLOCK, total + jnp.stack([jnp.where(kept, p - q, 0.0).sum(), jnp.where(kept, q, 0.0).sum()])
+
+    _, total = jax.lax.while_loop(lambda state: state[0] <= last, block, (first, jnp.zeros(2, mass.dtype)))
+    return total[0], total[1]
 
 
-@pytree
-@dataclass(frozen=True)
-class _Outcomes:
-    """All counts (a, b, n - a - b) that matter, a of the lightest loss and b of the next.
-
-    Attributes:
-        first: Poisson's weights of a, one a row.
-        second: those of b, one a column.
-        third: those of n - a - b, by row plus column.
-        rows: how many rows there are.
-        total: S in the first row and column.
-        moves: by how much S is larger in the next row, and in the next column.
-        least: a and b in the first row and column.
-        order: the losses' places, from the lightest.
-    """
-
-    first: Any
-    second: Any
-    third: Any
-    rows: Any
-    total: Any
-    moves: tuple[Any, Any]
-    least: tuple[Any, Any]
-    order: Any
-
-
-def _outcomes(reports: Three, c: Any) -> _Outcomes:
-    g, _ = reports.tilted(c)
-    order = jnp.argsort(g)
-    mean, (l1, l2, l3), n = reports.count * g[order], reports.loss[order], reports.count
-    a, b = jnp.maximum(jnp.ceil(mean[:2] - _reach(mean[:2])), 0.0)
-    row, column, either = (jnp.arange(size, dtype=g.dtype) for size in (ROWS, COLUMNS, ROWS + COLUMNS))
-    counts = a + row, b + column, n - a - b - either
-    first, second, third = (_poisson(m, k) for m, k in zip(mean, counts, strict=True))
-    rows = jnp.minimum(jnp.minimum(n, mean[0] + _reach(mean[0])) - a + 1, ROWS)
-    total = n * l3 + a * (l1 - l3) + b * (l2 - l3)
-    return _Outcomes(first, second, third, rows.astype(int), total, (l1 - l3, l2 - l3), (a, b), order)
+def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, Any]:
+    """P_n(a) T_p and e^eps Q_n(a) T_q of each a."""
+    m = jnp.maximum(n - a, 0.0)
+    gap = jnp.maximum(loss[1] - loss[2], jnp.finfo(loss.dtype).tiny)
+    edge = jnp.floor((epsilon - a * loss[0] - m * loss[2]) / gap) + 1
+    some, all_of_it = (edge >= 1) & (edge <= m), edge < 1
+    E = jnp.clip(edge, 1.0, jnp.maximum(m, 1.0))
+    # Under p and under q, of which the masses are those of p times e^-l.
+    two = mass[1:] * jnp.exp(np.array([[0], [1]]) * jnp.minimum(loss[1] - loss[1:], _FAR))
+    t = two[:, :1] / _positive(two.sum(-1, keepdims=True))
+    turned = m * t >= E
+    # b >= E, or else the other one's count >= m - E + 1 and the first one's E - 1.
+    k, t = jnp.where(turned, m - E + 1, E), jnp.where(turned, 1 - t, t)
+    b = jnp.where(turned, E - 1, E)
+    below = jnp.where(a <= n, jnp.exp(_log_weight(n, mass, (a, b, m - b))), 0.0)
+    beyond = below * _integrals(k, m, t)
+    whole = jnp.exp(_log_weight(n, jnp.stack([mass[0], mass[1] + mass[2]]), (a, m)))
+    whole = jnp.where(a <= n, whole, 0.0)
+    # Masses under q times e^eps: the outcome's own, e^(eps - S), and of all b.
+    by_loss = jnp.exp(epsilon - a * loss[0] - b * loss[1] - (m - b) * loss[2])
+    shares = mass[1:] / _positive(mass[1:].sum())
+    by_all = jnp.exp(epsilon - a * loss[0] - m * loss[1] + m * jnp.log((shares * jnp.exp(loss[1] - loss[1:])).sum()))
+    whole, beyond = whole * jnp.stack([0 * a + 1, by_all]), beyond * jnp.stack([0 * a + 1, by_loss[1]])
+    p, q = jnp.where(all_of_it, whole, jnp.where(some, jnp.where(turned, whole - beyond, beyond), 0.0))
+    return p, q
 
 
-def _poisson(mean: Any, count: Any) -> Any:
-    """Poisson's probabilities (Loader 2000): their errors are roundings of the deviation, not of k log k."""
-    k, mean = jnp.maximum(count, 1.0), jnp.maximum(mean, _LEAST)
-    e = (k - mean) / mean
-    deviance = mean * ((1 + e) * jnp.log1p(e) - e)
-    few, square = jnp.minimum(k, _STIRLING_FROM), 1 / k**2
-    exact = gammaln(few + 1) - (few + 0.5) * jnp.log(few) + few - _HALF_LOG
+def _integrals(k: Any, m: Any, t: Any) -> Any:
+    """k times the integral of e^-phi over v > 0, 1 <= k <= m and k >= m t, by Gauss-Legendre up to phi = 35."""
+    tiny = jnp.finfo(k.dtype).tiny
+    odds, rest = t / jnp.maximum(1 - t, tiny), jnp.maximum(m - k, 0.0)
+    rise, bend = jnp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)
+    end = 2 * _DEEP / (rise + jnp.sqrt(rise**2 + 2 * _DEEP * bend))
+    for _ in range(_STEPS):
+        share = -jnp.expm1(-end)
+        size = 1 + odds * share
+        slope = k - rest * odds * (1 - share) / size
+        end = end - (k * end - rest * jnp.log(size) - _DEEP) / jnp.maximum(slope, tiny)
+    v = end[..., None] * like(_NODES, end)
+    value = jnp.exp(rest[..., None] * jnp.log1p(-odds[..., None] * jnp.expm1(-v)) - k[..., None] * v)
+    return k * end * (value * like(_WEIGHTS, end)).sum(-1)
+
+
+def _log_weight(n: Any, mass: Any, counts: tuple[Any, ...]) -> Any:
+    """log of n!/prod k_j! prod p_j^k_j, by Poisson's probabilities."""
+    whole = mass.sum()
+    parts = sum(_log_poisson(k, n * p / whole) for k, p in zip(counts, mass, strict=True))
+    return parts - _log_poisson(n, n) + n * jnp.log(whole)
+
+
+def _log_poisson(k: Any, mean: Any) -> Any:
+    """log of Poisson's probability (Loader 2000): errors are roundings of the deviation, not of k log k."""
+    few = jnp.minimum(k, _STIRLING_FROM)
+    exact = xlogy(few, mean) - mean - gammaln(few + 1)
+    k, mean = jnp.maximum(k, _STIRLING_FROM), jnp.maximum(mean, jnp.finfo(k.dtype).tiny ** 0.9)
+    e, square = (k - mean) / mean, 1 / k**2
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))) / k
-    log_p = -deviance - jnp.where(k < _STIRLING_FROM, exact, series) - jnp.log(k) / 2 - _HALF_LOG
-    return jnp.where(count >= 1, jnp.exp(log_p), jnp.where(count >= 0, jnp.exp(-mean), 0.0))
-
-
-def _sums(reports: Three, c: Any, epsilon: Any, *, weighted: bool = False) -> tuple[Any, Any]:
-    """Means of e^(-c x) (1 - e^-x) and of e^(-(c+1) x) at x > 0; if ``weighted``, these times 1, each count and psi.
-
-    psi is digamma(1 + the third's count). In a row x > 0 is from an edge on, x0 there and x0 + t s at t columns
-    further: the mean is e^(-c x0) ((1 - e^-x0) A + e^-x0 B) of A = sum w e^(-c t s), B = that with 1 - e^(-t s).
-    """
-    it, n = _outcomes(reports, c), reports.count
-    column, either = (jnp.arange(size, dtype=c.dtype) for size in (COLUMNS, ROWS + COLUMNS))
-    forwards, s = it.moves[1] > 0, jnp.maximum(jnp.abs(it.moves[1]), _LEAST)
-    t = jnp.arange(-COLUMNS, COLUMNS, dtype=c.dtype) * s
-    A = jnp.where(t >= 0, jnp.exp(-c * jnp.maximum(t, 0.0)), 0.0)
-    tables = jnp.stack([A, -A * jnp.expm1(-jnp.maximum(t, 0.0))])
-    psi = digamma(jnp.maximum(n - sum(it.least) - either, 0.0) + 1)
-
-    def row(k: Any, state: tuple[Any, Any]) -> tuple[Any, Any]:
-        weight = it.first[k] * it.second * jax.lax.dynamic_slice(it.third, (k,), (COLUMNS,))
-        x = it.total + k * it.moves[0] - epsilon
-        lowest = jnp.where(forwards, x, x - (COLUMNS - 1) * s)
-        edge = jnp.clip(jnp.floor(-lowest / s) + 1, 0, COLUMNS)
-        x0 = jnp.maximum(lowest + edge * s, 0.0)
-        falls = jax.lax.dynamic_slice(tables, (0, COLUMNS - edge.astype(int)), (2, COLUMNS))
-        falls = jnp.where(forwards, falls, falls[:, ::-1])
-        at_edge = jnp.exp(-c * x0) * jnp.stack([jnp.stack([-jnp.expm1(-x0), jnp.exp(-x0)]), jnp.exp(-x0) * _DIFFERENCE])
-        some = [weight]
-        if weighted:
-            some += [weight * (it.least[0] + k), weight * (it.least[1] + column)]
-            some += [weight * jax.lax.dynamic_slice(psi, (k,), (COLUMNS,))]
-        return state[0] + at_edge @ (falls @ jnp.stack(some).T), state[1] + weight.sum()
-
-    start = jnp.zeros((2, 4 if weighted else 1), c.dtype), jnp.zeros((), c.dtype)
-    found, whole = jax.lax.fori_loop(0, it.rows, row, start)
-    return found / whole, it.order
-
-
-_DIFFERENCE = np.array([1.0, -1.0])
-
-
-@jax.custom_jvp
-def log_delta(reports: Three, epsilon: Any, c: Any) -> Any:
-    """log delta; c changes only what is precise, and has no derivative.
-
-    That in n is of the factorials: it says how delta moves from count to count.
-    """
-    return _value_and_slope(reports, epsilon, c)[0]
-
-
-def _value_and_slope(reports: Three, epsilon: Any, c: Any) -> tuple[Any, Any]:
-    (value, further), _ = _sums(reports, c, epsilon)
-    value, further = value[0], further[0]
-    known = ~(value <= 0)  # NaN stays.
-    value = jnp.where(known, value, 1.0)
-    log_value = jnp.where(known, jnp.log(value), -jnp.inf) + reports.log_scale(epsilon, c)
-    return log_value, jnp.where(known, -further / value, 0.0)
-
-
-@log_delta.defjvp
-def _log_delta_jvp(primals: Any, tangents: Any) -> tuple[Any, Any]:
-    (reports, epsilon, c), (moved, by_epsilon, _) = primals, tangents
-    (gain, further), order = _sums(reports, c, epsilon, weighted=True)
-    n, heaviest, known = reports.count, order[2], ~(gain[0] <= 0)  # NaN stays.
-
-    def by_loss(parts: Any) -> Any:
-        """Of the counts of each loss."""
-        a, b = parts[1], parts[2]
-        return jnp.zeros(3, parts.dtype).at[order].set(jnp.stack([a, b, n * parts[0] - a - b]))
-
-    # One more loss of no mass yet is as likely as any one report is to have it.
-    counts = jnp.where(reports.mass > 0, by_loss(gain) / _positive(reports.mass), 0.0)
-    by_count = gain[0] * (digamma(n + 1.0) + jnp.log(reports.mass[heaviest])) - gain[3]
-    by_count = by_count + further[0] * reports.loss[heaviest]
-    rise = (counts * moved.mass).sum() + (by_loss(further) * moved.loss).sum() + by_count * moved.count
-    value = jnp.where(known, gain[0], 1.0)
-    log_value = jnp.where(known, jnp.log(value), -jnp.inf) + reports.log_scale(epsilon, c)
-    return log_value, jnp.where(known, (rise - further[0] * by_epsilon) / value, 0.0)
-
-
-def epsilon_at(reports: Three, log_target: Any, c: Any, guess: Any) -> Any:
-    """eps at which log delta is this one, 0 where it is below at 0; derivatives are implicit."""
-    still, goal = jax.lax.stop_gradient((reports, log_target))
-    possible = jnp.where(still.mass > 0, still.loss, jnp.nan)
-    least, most = still.count * jnp.nanmin(possible), still.count * jnp.nanmax(possible)
-
-    def unfinished(state: Any) -> Any:
-        k, eps, step, *_ = state
-        return (k < _STEPS) & (jnp.abs(step) > _PRECISE * jnp.abs(eps))
-
-    def newton(state: Any) -> Any:
-        """To the next trial from what is known of this one; of the first one nothing is."""
-        k, eps, _, value, slope, low, high = state
-        new = eps - (value - goal) / jnp.where(slope < 0, slope, -1.0)
-        new = jnp.where((new >= low) & (new <= high) & (slope < 0), new, (low + high) / 2)
-        value, slope = _value_and_slope(still, new, c)
-        low, high = jnp.where(value > goal, new, low), jnp.where(value > goal, high, new)
-        return k + 1, new, jnp.where(k > 0, new - eps, jnp.inf), value, slope, low, high
-
-    falling = jnp.full_like(goal, -1.0)
-    state = 0, jnp.clip(guess, least, most), falling, goal, falling, least, most
-    _, eps, _, _, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
-    value = log_delta(reports, eps, c)
-    moved = (value - jax.lax.stop_gradient(value)) - (log_target - goal)
-    return jnp.where(eps <= 0, 0.0, eps - moved / jnp.where(slope < 0, slope, -1.0))
+    deviance = mean * ((1 + e) * jnp.log1p(e) - e)
+    return jnp.where(few < _STIRLING_FROM, exact, -deviance - series - jnp.log(k) / 2 - _HALF_LOG)

@@ -2,6 +2,9 @@
 
 The contour is for Gaussian noise alone, where it is exact but for rounding; ``trinomial`` for reports of three losses
 of which few enough counts matter; ``fourier`` for all others.
+
+Derivatives are implicit, in one rule: those of delta at the root, of the direction that has it, which cost about what
+two evaluations do.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,29 +20,28 @@ import numpy as np
 
 from accountants.composition import characteristic, fourier, trinomial
 from accountants.composition.characteristic import Parts, certain
-from accountants.composition.deposits import profiles
 from accountants.composition.terms import both_ways
 from accountants.pairs.hockey_stick import profile
 from accountants.profile import epsilon_of
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, RealArray, like
 
 # Panels of quadrature that a report's varying losses are deposited from.
 PANELS = 256
 # c times the step is at most so large.
 _STEEPEST = 0.25
-_BISECTIONS, _NEWTON_STEPS = 24, 3
+_BISECTIONS, _STEPS = 24, 60
+# How near the goal log delta is before the last of Newton's steps, in units of rounding.
+_PRECISE = 4096
 _TILTS = np.geomspace(1e-3, 1e5, 28)
-# The relative error of eps at which floats no longer tell it.
-_TOLD = 1e-5
 
 
-def _not_steep(parts: Parts, c: Any) -> Any:
+def _not_steep(parts: Parts, c: Real) -> RealArray:
     """A tilt that is not steep on the grid."""
     least = jnp.stack([fourier.finest(part, c, part.moments(c)[0]) for part in parts]).max()
     return jnp.where(least > 0, jnp.minimum(c, _STEEPEST / jnp.where(least > 0, least, 1.0)), c)
 
 
-def _capped(parts: Parts, epsilon: Any) -> Parts:
+def _capped(parts: Parts, epsilon: Real) -> Parts:
     """The parts without losses that are large next to eps, which on samples may be far out: no grid could hold both.
 
     All others together are the sum of the least ones at least.
@@ -51,146 +53,209 @@ def _capped(parts: Parts, epsilon: Any) -> Parts:
     )
 
 
-def _at_most(parts: Parts, log_delta: Any) -> Any:
+def _at_most(parts: Parts, log_delta: Real) -> RealArray:
     """A bound of eps from above: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
     c = like(_TILTS, log_delta)
     moment = sum(part.count * part.log_moment(c) for part in parts)
     return jnp.maximum(((moment + c * jnp.log(c) - (c + 1) * jnp.log1p(c) - log_delta) / c).min(), 0.0)
 
 
-def delta_at(parts: Parts, epsilon: Any) -> Any:
-    """delta at one eps, by this transform; of three losses by ``trinomial``, of Gaussian noise alone by the contour."""
-    if all(part.losses is None for part in parts):
-        return characteristic.delta_at(parts, epsilon, characteristic.MIDDLE)[0]
+class _Reading(NamedTuple):
+    """What is known of one direction: eps or delta, and derivatives of delta in its parts and in eps, or None."""
 
-    def by_transform(parts: Parts) -> Any:
-        capped = _capped(parts, epsilon)
-        still = jax.lax.stop_gradient((capped, epsilon))
-        whole = fourier.composed(capped, _not_steep(still[0], characteristic.saddle(*still, _BISECTIONS)))
-        return certain(capped) + jnp.exp(whole.log_delta(epsilon))
+    found: Any
+    by_parts: Any
+    by_epsilon: Any
+
+
+def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Reading:
+    """delta at one eps, or the least eps >= ``floor`` at one delta: inf if there is none or floats do not tell it."""
+    bound = at if what == "delta" else _at_most(parts, _log_finite(parts, at))
+    capped = _capped(parts, bound)
+    if what == "delta":
+        c, goal, guess = characteristic.saddle(capped, at, _BISECTIONS), None, at
+    else:
+        goal = _log_finite(capped, at)
+        c, guess = characteristic.saddle_of_delta(capped, goal, _BISECTIONS)
+
+    def read(curve: Any, sure: Any, back: Any) -> _Reading:
+        """From log delta of finite losses as a curve, with the certain rest, and the way from either to the parts."""
+        if goal is None:
+            eps, found = at, jnp.clip(sure + jnp.exp(curve.value_and_slope(at)[0]), 0.0, 1.0)
+        else:
+            eps, value, slope = _crossing(curve.value_and_slope, goal, jnp.maximum(guess, floor), floor, _noise(parts))
+            told = curve.tells(eps, value, slope, _noise(parts)) | (eps <= floor)
+            found = jnp.where(told & (at > sure), eps, jnp.inf)
+        if not sloped:
+            return _Reading(found, None, None)
+        by_curve, by_epsilon = curve.slopes(jnp.where(jnp.isfinite(eps), eps, 1.0))
+        return _Reading(found, back((by_curve, jnp.ones_like(sure)))[0], by_epsilon)
+
+    def by_transform() -> _Reading:
+        (capped, sure), back = jax.vjp(lambda parts: _finite(_capped(parts, bound)), parts)
+        return read(fourier.composed(capped, _not_steep(capped, c)), sure, back)
 
     if not _may_be_three(parts):
-        found = by_transform(parts)
-    else:
-        c = characteristic.saddle(*jax.lax.stop_gradient((parts, epsilon)), _BISECTIONS)
-        sure = certain(parts)
-        found = _either(
-            parts, c, lambda reports: sure + jnp.exp(trinomial.log_delta(reports, epsilon, c)), by_transform
-        )
-    return jnp.clip(found, 0.0, 1.0)
+        return by_transform()
+    (reports, sure), back, alone = jax.vjp(lambda parts: _counted(_capped(parts, bound), c), parts, has_aux=True)
+    few = alone & trinomial.fits(reports)
+    nothing = jnp.full_like(c, jnp.inf if what == "epsilon" else jnp.nan)
+    none = _Reading(nothing, *(jax.tree.map(jnp.zeros_like, (parts, c)) if sloped else (None, None)))
+    return _where(few, lambda: read(reports, sure, back), _where(~few, by_transform, none))
+
+
+def _log_finite(parts: Parts, delta: Any) -> Any:
+    """log of what delta leaves for finite losses."""
+    return jnp.log(jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny))
+
+
+def _finite(parts: Parts) -> tuple[Parts, Any]:
+    """What the transform is of, and what it leaves out."""
+    return parts, certain(parts)
+
+
+def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
+    (part,) = parts
+    nodes: Any = part.losses
+    reports, alone = trinomial.three(nodes, part.count, c)
+    return (reports, certain(parts)), alone
 
 
 def _may_be_three(parts: Parts) -> bool:
     return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
 
 
-def _either(parts: Parts, c: Any, by_outcomes: Any, by_transform: Any) -> Any:
-    """Outcome by outcome where it is reports of three losses, of which few enough matter."""
-    (part,) = parts
-    nodes: Any = part.losses
-    reports, alone = trinomial.three(nodes, part.count)
-    few = alone & trinomial.fits(*jax.lax.stop_gradient((reports, c)))
-    return jax.lax.cond(
-        few, lambda _, reports: by_outcomes(reports), lambda parts, _: by_transform(parts), parts, reports
-    )
+def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """What is computed where it is needed. Under vmap lax.cond computes both sides for all; a loop has no turn then."""
+    state = needed, otherwise
+    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
 
 
-def epsilon_at(parts: Parts, delta: Any) -> Any:
-    """eps at one delta; derivatives are implicit. inf where no eps will do, or floats do not tell which."""
-    if all(part.losses is None for part in parts):
-        return characteristic.epsilon_at(parts, delta, characteristic.MIDDLE)[0]
-    sure = certain(parts)
-    if not _may_be_three(parts):
-        return jnp.where(delta > sure, _by_transform(parts, delta), jnp.inf)
-    target = jnp.log(jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny))
-    c, guess = characteristic.saddle_of_delta(*jax.lax.stop_gradient((parts, target)), _BISECTIONS)
-    found = _either(
-        parts,
-        c,
-        lambda reports: trinomial.epsilon_at(reports, target, c, guess),
-        lambda parts: _by_transform(parts, delta),
-    )
-    return jnp.where(delta > sure, found, jnp.inf)
+def _noise(parts: Parts) -> Any:
+    """About the relative error of delta."""
+    return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
-def _by_transform(parts: Parts, delta: Any) -> Any:
-    """``epsilon_at``; inf where floats do not tell."""
-    possible = jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny)
-    parts = _capped(parts, _at_most(*jax.lax.stop_gradient((parts, jnp.log(possible)))))
-    sure = certain(parts)
-    target = jnp.log(jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny))
-    still = jax.lax.stop_gradient((parts, target))
-    c = _not_steep(still[0], characteristic.saddle_of_delta(*still, _BISECTIONS)[0])
-    whole = fourier.composed(parts, c)
-    fixed, goal = jax.lax.stop_gradient((whole, target))
-    near = _located(fixed, goal)
-    enough = near <= 0
-    # Where there is nothing to look for the middle of the window has a slope.
-    eps = jnp.where(enough | (delta <= sure), fixed.start + fixed.step * fourier.SIZE / 2, near)
+def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any]:
+    """Where a falling function is the goal, or the floor if it is less there; its value and slope next to that.
 
-    def newton(_: int, state: Any) -> Any:
-        eps, value, slope = state
-        eps = eps - jnp.clip((value - goal) / slope, -fixed.step, fixed.step)
-        return eps, *_log_slope(fixed, eps)
+    Newton's steps; one that leaves what is known to hold the root goes half-way, or twice as far.
+    """
+    unit = jnp.finfo(goal.dtype).eps
+    near = _PRECISE * unit + noise
 
-    eps, value, slope = jax.lax.fori_loop(0, _NEWTON_STEPS + 1, newton, (eps, goal, -jnp.ones_like(eps)))
-    # The tilted masses' errors are about n units; delta and its slope are of them.
-    noise = sum(part.count for part in parts) * jnp.finfo(eps.dtype).eps
-    tilted_slope = -slope * jnp.exp(value - fixed.log_scale + fixed.tilt * eps)
-    told = noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(eps), fixed.step)
-    eps = eps - (whole.log_delta(eps) - target) / slope
-    return jnp.where((delta > sure) & (told | enough), jnp.where(enough, 0.0, jnp.maximum(eps, 0.0)), jnp.inf)
+    def unfinished(state: Any) -> Any:
+        k, eps, value, _, low, high = state
+        done = (jnp.abs(value - goal) <= near) | ((eps <= floor) & (value <= goal))
+        return (k < _STEPS) & ~done & ((high == jnp.inf) | (high - low > unit * high))
 
+    def newton(state: Any) -> Any:
+        """To the next trial from what is known of this one; of the first one nothing is."""
+        k, eps, value, slope, low, high = state
+        low, high = jnp.where(value > goal, eps, low), jnp.where(value > goal, high, eps)
+        low, high = jnp.where(k > 0, low, floor - 1), jnp.where(k > 0, high, jnp.inf)
+        new = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
+        middle = jnp.where(low < floor, floor, jnp.where(high == jnp.inf, 2 * low + 1e-3, (low + high) / 2))
+        new = jnp.where((new > low) & (new < high) & (slope < 0), new, middle)
+        new = jnp.where(k > 0, new, start)
+        return k + 1, new, *value_and_slope(new), low, high
 
-def _log_slope(whole: fourier.Sum, eps: Any) -> tuple[Any, Any]:
-    return jax.jvp(whole.log_delta, (eps,), (jnp.ones_like(eps),))
+    none = jnp.full_like(goal, jnp.inf)
+    state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none
+    _, eps, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
+    last = eps - (value - goal) / jnp.where(slope < 0, slope, -1.0)
+    return jnp.where(jnp.abs(value - goal) <= near, jnp.maximum(last, floor), eps), value, slope
 
 
-def _located(whole: fourier.Sum, goal: Any) -> Any:
-    """The eps at which delta without its correction is the goal: from the first grid point, from the top, above it."""
-    T, B = profiles(whole.g[::-1], whole.tilt, whole.step)
-    loss = whole.start + whole.step * jnp.arange(fourier.SIZE, dtype=T.dtype)[::-1]
-    wanted = goal - whole.log_scale + whole.tilt * loss
-    above = jnp.exp(jnp.minimum(wanted, 600.0)) < T
-    top = jnp.maximum(above.argmax() - 1, 0)
-    share = (T[top] + B[top] - jnp.exp(wanted[top])) / B[top]
-    found = loss[top] + jnp.clip(jnp.log(jnp.maximum(share, 1e-300)), -whole.step, 0.0)
-    return jnp.where(above.any(), found, loss[-1])
+def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, _Reading]:
+    """(which direction has the largest value, what is known of it): eps is looked for above that of the one before."""
+
+    def next_one(best: Any, way: Any) -> tuple[Any, None]:
+        number, parts = way
+        there = best[1].found
+        one = _read(what, sloped, parts, at, jnp.where((there > 0) & (there < jnp.inf), there, 0.0))
+        return jax.tree.map(partial(jnp.where, ~(one.found <= there)), (number, one), best), None
+
+    numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
+    slopes = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), directions), 0.0 * at
+    none = _Reading(0.0 * at - 1, *(slopes if sloped else (None, None)))
+    return jax.lax.scan(next_one, (0 * numbers[0], none), (numbers, directions))[0]
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value(what: str, directions: Parts, at: Any) -> Any:
+    """The largest delta at eps, or eps at delta, over the directions."""
+    return _largest(what, False, directions, at)[1].found
+
+
+@_value.defjvp
+def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Of what moves along delta(eps) of the direction that has it."""
+    number, (found, by_parts, by_epsilon) = _largest(what, True, *primals)
+    if what == "epsilon":
+        possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
+        factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -jnp.ones_like(found)
+    else:
+        possible = ~((found <= 0) | (found >= 1))
+        factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
+    # A NaN among the parameters, which no comparison sees, stays.
+    unknown = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(primals)]).any()
+    factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
+    along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
+    return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
+
+
+def _composed(what: str, directions: Parts, at: Any) -> Any:
+    """Gaussian noise alone has one direction, and its contour."""
+    if any(part.losses is not None for part in directions):
+        return _value(what, directions, at)
+    read = {"delta": characteristic.delta_at, "epsilon": characteristic.epsilon_at}[what]
+    return read(jax.tree.map(lambda leaf: leaf[0], directions), at, characteristic.MIDDLE)[0]
+
+
+def _renyi(directions: Parts, order: Any) -> Any:
+    return jax.lax.map(lambda parts: characteristic.renyi(parts, order), directions).max(0)
 
 
 # How each is read, and the panels that its nodes are on.
 _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
-    "delta": (delta_at, PANELS),
-    "epsilon": (epsilon_at, PANELS),
-    "renyi": (characteristic.renyi, 0),
+    "delta": (partial(_composed, "delta"), PANELS),
+    "epsilon": (partial(_composed, "epsilon"), PANELS),
+    "renyi": (_renyi, 0),
 }
 
 
 @partial(jax.jit, static_argnames=("what",))
-def values_of(made: Any, at: Any, what: str) -> Any:
+def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
-    directions = jax.tree.map(lambda *ways: jnp.stack(jnp.broadcast_arrays(*ways)), *made.directions(panels))
+    directions = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
 
     def one(point: Any) -> Any:
-        return jax.lax.map(lambda parts: read(parts, point), directions).max(0)
+        return read(directions, point)
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
 
 @jax.jit
-def certain_of(made: Any) -> Any:
+def certain_of(made: Any) -> jax.Array:
     """The probability that some loss is infinite, in the direction in which it is larger."""
     return jnp.stack([jnp.asarray(certain(parts)) for parts in made.directions()]).max()
 
 
+def _stacked(kind: Any, *ways: Any) -> Any:
+    """Floats: a whole count has no derivative of its own."""
+    whole = jnp.stack(jnp.broadcast_arrays(*ways))
+    return whole if jnp.issubdtype(whole.dtype, jnp.floating) else whole.astype(kind)
+
+
 @partial(jax.jit, static_argnames=("what",))
-def values_of_one_or_more(made: Any, at: Any, what: str) -> Any:
+def values_of_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
     """``values_of``; the exact profile of one report."""
     (term,) = made.terms
     exact = {"delta": profile, "epsilon": epsilon_of}[what]
 
-    def single(made: Any) -> Any:
+    def single(made: Any) -> Real:
         return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what), made)

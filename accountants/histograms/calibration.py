@@ -13,6 +13,7 @@ from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.roots import safe_root
 
 # The eps of a pick is searched between these; a budget that the first exceeds is refused.
@@ -79,7 +80,7 @@ def known_domain(
     name, more = _ARGUMENTS[noise]
     ratio = 2 * math.sqrt(share / (1 - share))
 
-    def excess(pick: Any, scale: Any) -> Any:
+    def excess(pick: Any, scale: Real) -> Any:
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, **more).epsilon) - epsilon
 
     if discovery_epsilon is None:

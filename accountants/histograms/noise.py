@@ -96,7 +96,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
 
     # From b = Dinf D0/eps on, all budgets added are within eps.
     b = safe_root(excess, (), 1 + 1e-12, 1e-6, rtol=1e-13)
-    return HistogramNoise(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf), b * Dinf / share)
+    return HistogramNoise(float(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf)), b * Dinf / share)
 
 
 def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int | None:

@@ -24,7 +24,7 @@ from accountants.closed_forms.concentrated import (
 from accountants.histograms.noise import MOST_COUNTS, gaussian_epsilon, gaussian_histogram_rho, inverse
 from dpkernels import checks
 from dpkernels.mechanisms.named_additive import truncation_bound
-from dpkernels.numerics import ndtr
+from dpkernels.numerics import Real, ndtr
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _gaussian_count(sigma: Any) -> _Count:
     return _Count(f"Gaussian noise, sigma {sigma}", rho, rho, 2 * rho, np.inf)
 
 
-def _laplace_count(scale: Any) -> _Count:
+def _laplace_count(scale: Real) -> _Count:
     eps0 = inverse("scale", scale)
     return _Count(f"Laplace noise, scale {scale}", pure_rho(eps0), *pure_terms(eps0), eps0)
 

@@ -13,7 +13,7 @@ from accountants.pairs import losses, runs
 from accountants.pairs.losses import Losses
 from accountants.pairs.runs import Spectrum
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -38,7 +38,7 @@ class Pair(abc.ABC):
         """
 
     @abc.abstractmethod
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         """The supremum of log p/q: the pair's pure level; inf where the loss is unbounded."""
 
     @abc.abstractmethod
@@ -90,7 +90,7 @@ class Mixed(Pair):
         w, first, second = self.weight, self.first.hockey_stick(), self.second.hockey_stick()
         return lambda eps: w * first(eps) + (1 - w) * second(eps)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         return jnp.maximum(self.first.largest_loss(), self.second.largest_loss())
 
     def losses(self, panels: int = 0) -> Losses:

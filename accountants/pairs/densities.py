@@ -26,7 +26,7 @@ from accountants.pairs.panels import (
     turned,
 )
 from accountants.pairs.runs import Spectrum, between_knots, flat, joined
-from dpkernels.numerics import floating, like
+from dpkernels.numerics import Real, floating, like
 from dpkernels.pytrees import pytree
 from dpkernels.roots import halved
 
@@ -61,7 +61,7 @@ class Densities(Pair):
     def hockey_stick(self) -> Curve:
         return _hockey_stick(self)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         raise TypeError("pair: Densities has no known largest loss")
 
     def losses(self, panels: int = 0) -> Losses:

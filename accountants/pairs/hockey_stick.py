@@ -13,10 +13,10 @@ from accountants.pairs.noise_sticks import cap
 from accountants.pairs.shifted import shifted
 from accountants.pairs.worst import noise_pairs
 from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 
 
-def profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
+def profile(pairs: tuple[Pair, ...], epsilon: Real) -> Any:
     """Pointwise maximum of the pairs' hockey sticks.
 
     Args:
@@ -51,13 +51,13 @@ def shift_profile(noise: Distribution, shift: Any, epsilon: Any) -> Any:
     return profile((shifted(noise, shift),), epsilon)
 
 
-def additive_profile(noise: Distribution, sensitivity: Any, epsilon: Any) -> Any:
+def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
     """delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``worst.noise_pairs``."""
     return profile(noise_pairs(noise, sensitivity), epsilon)
 
 
 @jax.jit
-def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
+def _profile(pairs: tuple[Any, ...], epsilon: RealArray) -> Real:
     numbers = [leaf for leaf in jax.tree.leaves(pairs, is_leaf=is_whole) if not is_whole(leaf)]
     shape = jnp.broadcast_shapes(epsilon.shape, *(jnp.shape(leaf) for leaf in numbers))
     if all(jnp.ndim(leaf) == 0 for leaf in numbers):
@@ -75,17 +75,17 @@ def is_whole(item: Any) -> bool:
     return isinstance(item, Pair) and item.joint
 
 
-def curve(pairs: tuple[Any, ...]) -> Curve:
+def curve(pairs: tuple[Pair, ...]) -> Curve:
     """The pointwise maximum of the pairs' hockey sticks, as a function of eps."""
     sticks = [pair.hockey_stick() for pair in pairs]
 
-    def at(epsilon: Any) -> Any:
+    def at(epsilon: Real) -> Any:
         values = [stick(_in_range(epsilon)) for stick in sticks]
         return jnp.clip(jnp.stack(values).max(0), 0.0, 1.0)
 
     return at
 
 
-def _in_range(epsilon: Any) -> Any:
+def _in_range(epsilon: Any) -> Real:
     """Delta falls with eps, so a budget beyond the cap is read as the cap: an upper bound."""
     return jnp.minimum(epsilon, cap(epsilon.dtype))

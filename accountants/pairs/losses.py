@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -51,7 +51,7 @@ class Losses:
         """The same outcomes, ``weight`` times as likely."""
         return Losses(weight * self.p, weight * self.q, self.loss, self.width)
 
-    def capped(self, cap: Any) -> Losses:
+    def capped(self, cap: Real) -> Losses:
         """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
 
         Composed it is the same as long as all other losses together are eps - cap at least.
@@ -64,7 +64,7 @@ class Losses:
         finite = Losses(kept, self.q, jnp.where(above, cap, self.loss), jnp.where(above, 0.0, self.width))
         return joined([finite, Losses(lost, 0 * lost, lost + jnp.inf, 0 * lost)])
 
-    def sampled(self, rate: Any) -> Losses:
+    def sampled(self, rate: Real) -> Losses:
         """The pair (r p + (1 - r) q, q): whoever tells the two apart is in a Poisson sample with probability r."""
         loss = self._finite
         large = loss > _LARGE
@@ -88,13 +88,13 @@ class Losses:
         return joined([there, there.mirrored(), nothing])
 
     @property
-    def finite(self) -> tuple[Any, Any]:
+    def finite(self) -> tuple[jax.Array, jax.Array]:
         """(log p, loss) with no mass and no loss where the loss is infinite."""
         real = ~(jnp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
         return jnp.where(real, jnp.log(jnp.where(real, self.p, 1.0)), -jnp.inf), jnp.where(real, self.loss, 0.0)
 
     @property
-    def _finite(self) -> Any:
+    def _finite(self) -> Real:
         return jnp.where(jnp.isfinite(self.loss), self.loss, 0.0)
 
 
@@ -111,12 +111,12 @@ def joined(parts: Sequence[Losses]) -> Losses:
     return jax.tree.map(lambda *leaves: jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), *parts)
 
 
-def range_of(loss: Any) -> Any:
+def range_of(loss: Real) -> RealArray:
     """About how wide the range is that each node stands for; nodes are along the last axis."""
     return jnp.abs(jnp.asarray(jnp.gradient(jax.lax.stop_gradient(loss), axis=-1)))
 
 
-def panel_rule(panels: int, value: Any, *, dense: bool = False) -> tuple[Any, Any]:
+def panel_rule(panels: int, value: Real, *, dense: bool = False) -> tuple[Real, Real]:
     """Nodes and weights on [0, 1] of so many panels, in the type of a value.
 
     Dense ones come quadratically near to both ends, by t = s^2 (3 - 2 s): sums of few reports may be as near to where

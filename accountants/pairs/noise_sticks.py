@@ -17,7 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import floating, gauss_legendre, like
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -76,7 +77,7 @@ def split(pair: Any) -> Pieces:
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
-def _ends(pair: Any) -> tuple[Any, Any]:
+def _ends(pair: Any) -> tuple[Real, Real]:
     """Neighbouring knots of f and of its shift."""
     knots = knots_of(pair)
     ends = jnp.sort(jnp.concatenate([knots, knots + pair.shift]))
@@ -86,7 +87,7 @@ def _ends(pair: Any) -> tuple[Any, Any]:
     return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity])
 
 
-def knots_of(pair: Any) -> Any:
+def knots_of(pair: Any) -> jax.Array:
     """Knots of f; of a staircase as many periods of steps as the pair keeps."""
     noise: Any = pair.noise
     law = noise.law
@@ -94,21 +95,21 @@ def knots_of(pair: Any) -> Any:
     return jnp.concatenate([jnp.atleast_1d(k) for k in points])
 
 
-def width_between(left: Any, right: Any, D: Any) -> Any:
+def width_between(left: Any, right: Any, D: Any) -> RealArray:
     """Knots may meet but for rounding: no piece lies between them, and its loss would be wrong."""
     rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
     sliver = jnp.isfinite(rounding) & (right - left <= rounding)
     return jnp.where(sliver, 0.0, right - left)
 
 
-def _inside(left: Any, right: Any, D: Any) -> Any:
+def _inside(left: Real, right: Real, D: Real) -> RealArray:
     """A point inside each piece."""
     near = jnp.where(jnp.isfinite(left), left, jnp.where(jnp.isfinite(right), right - 2 * jnp.abs(D), 0.0))
     far = jnp.where(jnp.isfinite(right), right, jnp.where(jnp.isfinite(left), left + 2 * jnp.abs(D), 0.0))
     return (near + far) / 2
 
 
-def _log(weight: Any) -> Any:
+def _log(weight: Real) -> Real:
     """log, and 0 where the weight is 0."""
     return jnp.log(jnp.where(weight > 0, weight, 1.0))
 
@@ -123,7 +124,7 @@ def of_noise(pair: Any) -> Curve:
     return (_steps, _exponentials, _gaussians)[pair.noise.law.degree](pair)
 
 
-def largest_loss_of_noise(pair: Any) -> Any:
+def largest_loss_of_noise(pair: Any) -> Real:
     """The supremum of the loss."""
     if pair.noise.law.degree == 2:
         return jnp.inf + 0 * pair.shift
@@ -132,10 +133,10 @@ def largest_loss_of_noise(pair: Any) -> Any:
     return jnp.where(pieces.width > 0, top, -jnp.inf).max()
 
 
-def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
+def total(term: Callable[[Any], Curve], items: Any, epsilon: RealArray) -> Any:
     """Sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each is one pass over eps."""
 
-    def add(total: Any, item: Any) -> tuple[Any, None]:
+    def add(total: RealArray, item: Any) -> tuple[Any, None]:
         value = term(item)(epsilon)
         # Not their maximum, which halves the derivative of what is 0 only while nothing is there. NaN stays NaN.
         return total + jnp.where(value < 0, 0.0, value), None
@@ -144,7 +145,7 @@ def total(term: Callable[[Any], Curve], items: Any, epsilon: Any) -> Any:
     return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
 
 
-def _top(pieces: Pieces) -> tuple[Any, Any, Any]:
+def _top(pieces: Pieces) -> tuple[Real, Real, Real]:
     """The end of each piece with the larger loss (the finite one if it is flat), -1 if it is the left one, its offset.
 
     The offset is |top - at|, and the loss at the top loss + |slope| offset.
@@ -172,7 +173,7 @@ def _exponentials(pair: Any) -> Curve:
     def term(item: Any) -> Curve:
         (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width = item
 
-        def at(eps: Any) -> Any:
+        def at(eps: Real) -> Any:
             T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
             T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
             return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
@@ -182,7 +183,7 @@ def _exponentials(pair: Any) -> Curve:
     return lambda eps: total(term, (p, q, loss, fall, pieces.width), eps)
 
 
-def _growth(log_start: Any, r: Any, T: Any) -> Any:
+def _growth(log_start: Real, r: Real, T: Real) -> Real:
     """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0."""
     endless = jnp.isinf(T)
     y = r * jnp.where(endless, 1.0, T)
@@ -206,7 +207,7 @@ def _gaussians(pair: Any) -> Curve:
         up: Any = piece.slope >= 0
         side, (top, far) = jnp.where(up, 1, -1), (jnp.where(up, right, left) for right, left in ends)
 
-        def at(eps: Any) -> Any:
+        def at(eps: RealArray) -> Any:
             sloped = jnp.isfinite(piece.loss)
             reach = (eps - jnp.where(sloped, piece.loss, 0.0)) / jnp.where(piece.slope != 0, piece.slope, 1.0)
             cut = jnp.clip(piece.at + reach, piece.left, piece.right)
@@ -224,7 +225,7 @@ def _gaussians(pair: Any) -> Curve:
     return lambda eps: total(term, pieces, eps)
 
 
-def _is_short(piece: Pieces, sigma: Any, cut: Any, top: Any) -> Any:
+def _is_short(piece: Pieces, sigma: Real, cut: Real, top: Real) -> Real:
     """Whether neither the density nor the loss changes much from the cut to the top."""
     finite = jnp.isfinite(top) & jnp.isfinite(cut)
     cut, top = jnp.where(finite, cut, 0.0), jnp.where(finite, top, 0.0)
@@ -233,7 +234,7 @@ def _is_short(piece: Pieces, sigma: Any, cut: Any, top: Any) -> Any:
     return finite & (z > 0) & (steep <= 0.5) & (jnp.abs(piece.slope) * sigma * z <= 1)
 
 
-def _short_mass(piece: Pieces, law: Any, eps: Any, cut: Any, top: Any) -> Any:
+def _short_mass(piece: Pieces, law: Gaussian, eps: RealArray, cut: RealArray, top: RealArray) -> Real:
     """Integral of p (1 - e^(eps - l)) from the cut to the top."""
     nodes, weights = like(_NODES, eps), like(_WEIGHTS, eps)
     x = cut[..., None] + (top - cut)[..., None] * nodes
@@ -264,7 +265,7 @@ def _steps(pair: Any) -> Curve:
     delta = jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
     slope = above * jnp.exp(level)
 
-    def at(eps: Any) -> Any:
+    def at(eps: Real) -> Any:
         count = len(level) - jnp.searchsorted(level[::-1], eps, side="right")
         i = jnp.maximum(count - 1, 0)
         some = delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
@@ -273,7 +274,7 @@ def _steps(pair: Any) -> Curve:
     return at
 
 
-def step_copies(pair: Any, at: Any) -> Any:
+def step_copies(pair: Any, at: Real) -> Real:
     """How often a piece counts: beyond all edges a staircase repeats, e^-eps as high each period.
 
     The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.

@@ -17,7 +17,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 # Densities that differ less, relatively, are equal.
@@ -42,7 +42,7 @@ class Placed(Pair):
     def hockey_stick(self) -> Curve:
         return placed_sticks.of_placed(self)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         return placed_sticks.largest_loss_of_placed(self)
 
     def losses(self, panels: int = 0) -> Losses:

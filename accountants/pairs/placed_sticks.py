@@ -18,11 +18,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.pairs.base import Pair
 from accountants.pairs.noise_sticks import Curve, total
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Triangle, Uniform
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
-from dpkernels.numerics import floating, gauss_legendre, like
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like
 from dpkernels.roots import halved
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
@@ -71,7 +72,7 @@ def _is_linear(pair: Any) -> bool:
     return isinstance(pair.mechanism.window, _LINEAR) and isinstance(pair.mechanism.base, _LINEAR)
 
 
-def of_placed(pair: Any) -> Curve:
+def of_placed(pair: Pair) -> Curve:
     """eps -> delta(eps)."""
     return _linear(_densities(pair)) if _is_linear(pair) else _smooth(pair)
 
@@ -89,7 +90,7 @@ def largest_loss_of_placed(pair: Any) -> Any:
 # Piecewise linear densities
 
 
-def _line(density: Callable[[Any], Any], left: Any, right: Any) -> tuple[Any, Any]:
+def _line(density: Callable[[Any], Any], left: RealArray, right: RealArray) -> tuple[jax.Array, jax.Array]:
     """Values at both ends of pieces from two points inside: at the ends themselves it may jump."""
     near, far = (density(left + share * (right - left)) for share in (0.25, 0.75))
     return near + (near - far) / 2, far + (far - near) / 2
@@ -103,7 +104,7 @@ def _linear(pieces: _Densities) -> Curve:
     def term(item: Any) -> Curve:
         p0, p1, q0, q1, width = item
 
-        def at(eps: Any) -> Any:
+        def at(eps: Real) -> Any:
             ends = p0 - jnp.exp(eps) * q0, p1 - jnp.exp(eps) * q1
             high, low = jnp.maximum(*ends), jnp.minimum(*ends)
             crossing = (high > 0) & (low < 0)
@@ -126,11 +127,11 @@ class _Runs(NamedTuple):
     loss: Any
 
 
-def _loss(pieces: _Densities, v: Any) -> Any:
+def _loss(pieces: _Densities, v: Real) -> RealArray:
     return jnp.log(pieces.p(v)) - jnp.log(pieces.q(v))
 
 
-def _rate(pieces: _Densities, v: Any) -> Any:
+def _rate(pieces: _Densities, v: Real) -> RealArray:
     """The derivative of the loss."""
     return jax.jvp(lambda at: _loss(pieces, at), (v,), (jnp.ones_like(v),))[1]
 
@@ -146,13 +147,13 @@ def _runs(pieces: _Densities, cells: int, most: int) -> _Runs:
     return _Runs(top, jnp.where(falling, width, -width), loss)
 
 
-def _inside(left: Any, right: Any) -> tuple[Any, Any]:
+def _inside(left: RealArray, right: RealArray) -> tuple[RealArray, RealArray]:
     """Both ends of an interval, from its inside: at a knot a density may jump."""
     inset = _INSET * (right - left) + 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right))
     return left + inset, right - inset
 
 
-def _turns(pieces: _Densities, cells: int, most: int) -> Any:
+def _turns(pieces: _Densities, cells: int, most: int) -> Real:
     """Where the loss turns in each piece, increasing; shape (most, pieces), filled up with the piece's right end.
 
     A turn is bracketed by a change of sign of the loss's derivative between cells. NaN if there are more.
@@ -194,20 +195,20 @@ def _pair_runs(pair: Any, pieces: _Densities) -> _Runs:
     return _runs(pieces, *((1, 1) if tabulated else (_CELLS, _TURNS)))
 
 
-def _drops(pieces: _Densities, runs: _Runs) -> Any:
+def _drops(pieces: _Densities, runs: _Runs) -> Real:
     """sqrt(loss at the top - loss) at the shares of a run; shape (runs, shares). About linear near a smooth top."""
     v = runs.top[:, None] + runs.extent[:, None] * _shares(runs.top)
     drop = jnp.where(runs.extent[:, None] != 0, runs.loss[:, None] - _loss(pieces, v), 0.0)
     return jax.lax.stop_gradient(jax.lax.cummax(jnp.sqrt(jnp.maximum(drop, 0.0)), axis=1))
 
 
-def _shares(value: Any) -> Any:
+def _shares(value: RealArray) -> jax.Array:
     """The tabled shares, none of them at a knot."""
     inset = max(_INSET, 8 * float(jnp.finfo(value.dtype).eps))
     return jnp.clip(like(_SHARES, value), inset, 1 - inset)
 
 
-def _share(pieces: _Densities, run: _Runs, drops: Any, eps: Any) -> Any:
+def _share(pieces: _Densities, run: _Runs, drops: Any, eps: Any) -> RealArray:
     """The share of a run, from its top, where the loss is above eps: bracketed by the table, then Newton's method.
 
     The last step of it is differentiable; the others are not, and need not be: there the integrand is 0.
@@ -226,10 +227,10 @@ def _share(pieces: _Densities, run: _Runs, drops: Any, eps: Any) -> Any:
     return jnp.where(drop <= 0, 0.0, jnp.where(partial, jnp.clip(newton, low, high), 1.0))
 
 
-def _excess(pieces: _Densities, run: _Runs, share: Any, eps: Any) -> Any:
+def _excess(pieces: _Densities, run: _Runs, share: Real, eps: Real) -> Real:
     """p - e^eps q over its derivative in the share: not the loss, which may bend by e^eps where the window ends."""
 
-    def gap(share: Any) -> Any:
+    def gap(share: Real) -> RealArray:
         v = run.top + run.extent * share
         return pieces.p(v) - jnp.exp(eps) * pieces.q(v)
 

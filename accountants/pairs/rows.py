@@ -24,7 +24,7 @@ from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 
 # Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.
 _DOTS, _LARGE = 256, 1 << 22
@@ -84,7 +84,7 @@ def central_pair(mechanism: CentralPiecewise) -> Atoms:
     ends = xp.sort(xp.clip(knots, lowest, highest))
     middles, widths = (ends[1:] + ends[:-1]) / 2, xp.diff(ends)
 
-    def masses(at: Any) -> Any:
+    def masses(at: Real) -> RealArray:
         inside = xp.abs(middles[:, None] - at) < r
         return widths * ((inside * (windows / (2 * r))).sum(-1) + base / (2 * far))
 
@@ -103,7 +103,7 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
     return of_dots(t[kept], f[kept])
 
 
-def of_dots(t: Any, f: Any) -> Atoms:
+def of_dots(t: RealArray, f: Real) -> Atoms:
     """The pair, its own mirror, whose profile is f at e^eps = t, and straight between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)

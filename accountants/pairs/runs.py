@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Real, gauss_legendre
 from dpkernels.roots import halved
 
 Function = Callable[[np.ndarray], np.ndarray]
@@ -169,7 +169,7 @@ def affine(
     )
 
 
-def bent(score: Any, bend: float, width: Any) -> Any:
+def bent(score: Real, bend: float, width: Real) -> Any:
     """The steepness of e^g on panels of a width, g of degree 2: |g'| in their middles is given, -g'' is the bend."""
     return score + bend * width / 2 + _BENT * math.sqrt(bend)
 

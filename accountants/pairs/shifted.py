@@ -19,6 +19,7 @@ from accountants.pairs.runs import Spectrum
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
 
 _AFFINE = ("at", "log_p", "rise", "loss", "slope")
@@ -44,7 +45,7 @@ class Shifted(Pair):
     def hockey_stick(self) -> Curve:
         return noise_sticks.of_noise(self)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         return noise_sticks.largest_loss_of_noise(self)
 
     def losses(self, panels: int = 0) -> Losses:
@@ -90,7 +91,7 @@ def is_even(noise: Distribution) -> bool:
     return known and bool(np.all(noise.low == -noise.high)) and is_even(noise.kernel)
 
 
-def shifted(noise: Distribution, shift: Any) -> Shifted:
+def shifted(noise: Distribution, shift: Real) -> Shifted:
     """The pair of additive noise and its shift, with as many periods of a staircase as it needs.
 
     Raises:
@@ -111,7 +112,7 @@ def shifted(noise: Distribution, shift: Any) -> Shifted:
     return Shifted(noise, shift, 1 << max(4, needed - 1).bit_length())
 
 
-def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Any]:
+def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Real]:
     """Pieces of constant loss as outcomes, all pieces, and minus the second derivative of the log density."""
     pieces, law, D = split(pair), pair.noise.law, pair.shift
     bend = -law.score(jnp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]

@@ -14,7 +14,7 @@ from accountants.pairs.base import Curve, Pair
 from accountants.pairs.losses import Losses
 from accountants.pairs.runs import Spectrum
 from dpkernels import checks
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
 
 _NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
@@ -44,7 +44,7 @@ class Atoms(Pair):
     def hockey_stick(self) -> Curve:
         return lambda eps: jnp.maximum(self.p - jnp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
 
-    def largest_loss(self) -> Any:
+    def largest_loss(self) -> Real:
         possible = self.p > 0
         both = possible & (self.q > 0)
         loss = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
@@ -150,7 +150,7 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     return Atoms(p, p[::-1])
 
 
-def two_points(high: Any, low: Any) -> Atoms:
+def two_points(high: Real, low: Real) -> Atoms:
     """The pair of (high, low), low = 1 - high, and its reverse, which no pure mechanism of its level exceeds."""
     p = namespace(high, low).stack([high, low])
     return Atoms(p, p[::-1])

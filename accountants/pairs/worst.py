@@ -32,13 +32,14 @@ from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
 from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 
 @singledispatch
@@ -79,7 +80,7 @@ def _(mechanism: Additive, sensitivity: Any = None) -> tuple[Any, ...]:
     return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
 
 
-def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Any:
+def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
     """The given D, else that of the mechanism's claim.
 
     Raises:
@@ -105,13 +106,13 @@ def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
 
 
 @noise_pairs.register
-def _(noise: Distribution, sensitivity: Any) -> tuple[Any, ...]:
+def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
     shifts = (sensitivity,) if is_even(noise) else (sensitivity, -sensitivity)
     return tuple(shifted(noise, shift) for shift in shifts)
 
 
 @noise_pairs.register
-def _(noise: Lattice, sensitivity: Any) -> tuple[Any, ...]:
+def _(noise: Lattice, sensitivity: Real) -> tuple[Any, ...]:
     """Probabilities and the same n points further on, n = ceil(D/step); inputs are on the lattice."""
     D, step = (checks.concrete(value) for value in (sensitivity, noise.step))
     if D is None or step is None:
@@ -197,7 +198,7 @@ def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
     return _mixed(float(form.certificate.weight), form)
 
 
-def _mixed(weight: Any, mixture: Any) -> tuple[Mixed]:
+def _mixed(weight: Real, mixture: Any) -> tuple[Mixed]:
     (first,), (second,) = worst_pairs(mixture.first), worst_pairs(mixture.second)
     return (Mixed(weight, first, second),)
 
@@ -219,7 +220,7 @@ _ROWS: dict[type, Callable[[Any], Any]] = {
 @worst_pairs.register(CentralPiecewise)
 @worst_pairs.register(ExactRows)
 @worst_pairs.register(ExactWindow)
-def _(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+def _(mechanism: Mechanism, sensitivity: Any = None) -> tuple[Any, ...]:
     """One pair of which the profile is the table's, or barely above it; neighbours are those of the mechanism."""
     take_none(sensitivity)
     return (_ROWS[type(mechanism)](mechanism),)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.shuffle.crowds import Crowd
-from dpkernels.numerics import like
+from dpkernels.numerics import Real, like
 
 # Nodes, and the largest v: the integrand at 11 and at 200 widths.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
@@ -41,14 +41,14 @@ def padded(crowd: Crowd) -> Crowd:
     return Crowd(mass, p, q, np.float64(crowd.gamma))
 
 
-def _moments(crowd: Crowd, L: Any, c: Any) -> tuple[Any, Any, Any]:
+def _moments(crowd: Crowd, L: Any, c: Real) -> tuple[Any, Any, Any]:
     """gamma E(e^(c L) - 1), and gamma E L e^(c L), gamma E L^2 e^(c L)."""
     x = jnp.minimum(c * L, _LARGEST)
     grown = crowd.gamma * crowd.mass * jnp.exp(x) * L
     return crowd.gamma * (crowd.mass * jnp.expm1(x)).sum(), grown.sum(), (grown * L).sum()
 
 
-def _saddle(crowd: Crowd, L: Any, n: Any) -> Any:
+def _saddle(crowd: Crowd, L: Any, n: Real) -> Any:
     """c, with K'(c) = 2/c."""
     highest = jnp.log(_LARGEST / jnp.maximum(L.max(), 1e-300))
 
@@ -63,11 +63,11 @@ def _saddle(crowd: Crowd, L: Any, n: Any) -> Any:
     return jnp.exp((low + high) / 2)
 
 
-def _log1p(re: Any, im: Any) -> tuple[Any, Any]:
+def _log1p(re: Any, im: Any) -> tuple[Real, Real]:
     return jnp.log1p(re * (2 + re) + im * im) / 2, jnp.arctan2(im, 1 + re)
 
 
-def log_delta(crowd: Crowd, n: Any, epsilon: Any, size: tuple[int, float] = NEAR) -> tuple[Any, Any]:
+def log_delta(crowd: Crowd, n: Real, epsilon: Real, size: tuple[int, float] = NEAR) -> tuple[Real, Real]:
     """(log delta, an estimate of its error) at one eps >= 0; -inf where no loss is positive. JAX, 64 bits."""
     L = crowd.losses(epsilon)
     known = ~jnp.isnan(L.sum() + crowd.mass.sum() + crowd.gamma + n)
@@ -87,7 +87,7 @@ def log_delta(crowd: Crowd, n: Any, epsilon: Any, size: tuple[int, float] = NEAR
     return found, jnp.where(positive, error / jnp.where(positive, value, 1.0), 0.0)
 
 
-def _integral(crowd: Crowd, L: Any, n: Any, c: Any, width: Any, size: tuple[int, float]) -> tuple[Any, Any]:
+def _integral(crowd: Crowd, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
     """(integral of exp(K(s) - K(c))/s^2, an estimate of its error)."""
     count, end = size
     v, step = like(np.linspace(0.0, end, count + 1), c), end / count
@@ -110,11 +110,11 @@ def _integral(crowd: Crowd, L: Any, n: Any, c: Any, width: Any, size: tuple[int,
     return terms.sum(), jnp.abs(terms.sum() - 2 * terms[::2].sum()) + jnp.abs(terms[-8:]).sum()
 
 
-def epsilon(crowd: Crowd, n: Any, delta: Any, level: Any) -> tuple[Any, Any]:
+def epsilon(crowd: Crowd, n: Real, delta: Any, level: Any) -> tuple[Any, Any]:
     """(the least eps >= 0 at one delta, d log delta/d eps there), by Newton in log eps; derivatives are implicit."""
     still, goal, top = jax.lax.stop_gradient(((crowd, n), jnp.log(delta), jnp.log(level)))
 
-    def value_and_slope(x: Any) -> tuple[Any, Any]:
+    def value_and_slope(x: Real) -> tuple[Real, Real]:
         return jax.jvp(lambda x: log_delta(*still, jnp.exp(x))[0] - goal, (x,), (jnp.ones_like(x),))
 
     def step(state: Any) -> Any:
@@ -126,7 +126,7 @@ def epsilon(crowd: Crowd, n: Any, delta: Any, level: Any) -> tuple[Any, Any]:
         done = (jnp.abs(value) < _FOUND) | (jnp.abs(new - x) < _FOUND)
         return count + 1, jnp.where(done, x, new), low, high, done, slope
 
-    def unfinished(state: Any) -> Any:
+    def unfinished(state: Any) -> Real:
         return (state[0] < _NEWTON_STEPS) & ~state[-2]
 
     spread = (still[0].mass * (still[0].p - still[0].q) ** 2).sum() / (still[0].gamma * still[1])
@@ -140,7 +140,7 @@ def epsilon(crowd: Crowd, n: Any, delta: Any, level: Any) -> tuple[Any, Any]:
 
 
 @partial(jax.jit, static_argnames=("size",))
-def _log_delta(crowd: Crowd, n: Any, epsilon: Any, size: tuple[int, float]) -> tuple[Any, Any]:
+def _log_delta(crowd: Crowd, n: Real, epsilon: Real, size: tuple[int, float]) -> tuple[Real, Real]:
     return log_delta(crowd, n, epsilon, size)
 
 

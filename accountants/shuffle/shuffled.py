@@ -27,7 +27,7 @@ from accountants.shuffle.blanket import blanket
 from accountants.shuffle.crowds import Blanket, Crowd
 from accountants.shuffle.estimate import Estimate
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
@@ -177,7 +177,7 @@ class Shuffled:
     def _rigorous_pair(self) -> tuple[Atoms]:
         return self._dotted(partial(_each, partial(bracket.upper_delta, self.blanket, self._certain_n)), 1.0)
 
-    def _dotted(self, profile: Callable[[Any], Any], margin: float) -> tuple[Atoms]:
+    def _dotted(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """The pair, its own mirror, whose profile is straight in e^eps between dots: delta is convex there."""
         level = float(self.blanket.level) * (1 + 1e-12)
         last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
@@ -230,7 +230,7 @@ class Shuffled:
         return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
 
 
-def shuffled(mechanism: Any, n: Any) -> Shuffled:
+def shuffled(mechanism: Any, n: Real) -> Shuffled:
     """What n reports of a local mechanism reveal together, their senders hidden by a trusted shuffler.
 
     Args:
@@ -284,7 +284,7 @@ def _wide(value: Any) -> Any:
 
 
 @jax.jit
-def _jax_delta(crowds: tuple[Crowd, ...], n: Any, epsilon: Any) -> Any:
+def _jax_delta(crowds: tuple[Crowd, ...], n: Real, epsilon: Any) -> Any:
     def one(at: Any) -> Any:
         return jnp.stack([integral.log_delta(crowd, n, at)[0] for crowd in crowds]).max()
 
@@ -292,7 +292,7 @@ def _jax_delta(crowds: tuple[Crowd, ...], n: Any, epsilon: Any) -> Any:
 
 
 @jax.jit
-def _jax_epsilon(crowds: tuple[Crowd, ...], n: Any, delta: Any, level: Any) -> Any:
+def _jax_epsilon(crowds: tuple[Crowd, ...], n: Real, delta: Any, level: Any) -> Any:
     def one(at: Any) -> Any:
         return jnp.stack([integral.epsilon(crowd, n, at, level)[0] for crowd in crowds]).max()
 

@@ -6,6 +6,7 @@ from functools import singledispatch
 from typing import Any
 
 from accountants import profile
+from accountants.tune.family import Family
 from dpkernels.roots import NotPrivateError
 
 # The pure level of a windowed density is a quotient of floats.
@@ -13,7 +14,7 @@ ROUNDING = 1e-9
 
 
 @singledispatch
-def realised(family: Any, mechanism: Any) -> tuple[float, float]:
+def realised(family: Family, mechanism: Any) -> tuple[float, float]:
     """(epsilon, delta) that the mechanism meets, delta as the exact accountant finds it.
 
     Raises:
@@ -29,7 +30,7 @@ def realised(family: Any, mechanism: Any) -> tuple[float, float]:
     return epsilon, 0.0
 
 
-def refuse_above(family: Any, name: str, found: float, allowed: float) -> None:
+def refuse_above(family: Family, name: str, found: float, allowed: float) -> None:
     """Refuse a value that is above the allowed one, or NaN."""
     if not found <= allowed:
         raise NotPrivateError(f"{family.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -30,11 +30,11 @@ class Domain(abc.ABC):
     span: tuple[float, float]
 
     @abc.abstractmethod
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         """The parameter for z: a number, or an array with the last axis of n."""
 
     @abc.abstractmethod
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         """z of a value."""
 
 
@@ -51,10 +51,10 @@ class Positive(Domain):
     span: tuple[float, float] = (-3.0, 3.0)
     count: int = 0
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         return self.unit * namespace(z).exp(z)
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         return namespace(value, self.unit).log(value / self.unit)
 
 
@@ -68,10 +68,10 @@ class Above(Domain):
     span: tuple[float, float] = (-3.0, 3.0)
     count: int = 0
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         return self.low + self.unit * namespace(z).exp(z)
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         return namespace(value, self.unit).log((value - self.low) / self.unit)
 
 
@@ -85,10 +85,10 @@ class Inside(Domain):
     span: tuple[float, float] = (-4.0, 3.0)
     count: int = 0
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         return namespace(value, self.low).log((value - self.low) / (self.high - value))
 
 
@@ -105,12 +105,12 @@ class Between(Domain):
     span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         # As sin^2 of the half angle: near an end it keeps the digits of the distance from it.
         share = namespace(z).sin(z / 2 + np.pi / 4) ** 2
         return self.low + (self.high - self.low) * share
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         xp = namespace(value, self.low)
         share = xp.clip((value - self.low) / (self.high - self.low), 0.0, 1.0)
         return 2 * xp.arcsin(xp.sqrt(share)) - np.pi / 2
@@ -126,11 +126,11 @@ class LogBetween(Domain):
     span: tuple[float, float] = (-1.3, 1.3)
     count: int = 0
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         xp = namespace(z, self.low)
         return xp.exp(Between(xp.log(self.low), xp.log(self.high)).at(z))
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         xp = namespace(value, self.low)
         return Between(xp.log(self.low), xp.log(self.high)).inverse(xp.log(value))
 
@@ -145,13 +145,13 @@ class Ordered(Domain):
     high: Any
     span: tuple[float, float] = (-1.3, 1.3)
 
-    def at(self, z: Any) -> Any:
+    def at(self, z: Real) -> Real:
         return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).at(z), axis=-1)
 
-    def inverse(self, value: Any) -> Any:
+    def inverse(self, value: Real) -> Real:
         xp = namespace(value, self.low)
-        value = xp.asarray(value)
-        gaps = xp.concatenate([value[..., :1], value[..., 1:] - value[..., :-1]], -1)
+        x = xp.asarray(value)
+        gaps = xp.concatenate([x[..., :1], x[..., 1:] - x[..., :-1]], -1)
         return LogBetween(self.low, self.high).inverse(gaps)
 
 

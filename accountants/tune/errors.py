@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.tune.family import Member
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, floating, namespace
 from dpkernels.roots import halved
 
 # Where on the interval the worst input is looked for, both ends and the middle among them: every error costs so many
@@ -53,18 +54,18 @@ def within(mechanism: Any, x: Any, theta: Any) -> Any:
 
 
 @within.register
-def _(mechanism: Additive, x: Any, theta: Any) -> Any:
+def _(mechanism: Additive, x: Real, theta: Real) -> Any:
     return mass_within(mechanism.noise, theta)
 
 
 @singledispatch
-def mass_within(noise: Any, theta: Any) -> Any:
+def mass_within(noise: Any, theta: Real) -> Real:
     """P(|Z| <= theta)."""
     return noise.mass(-theta, theta)
 
 
 @mass_within.register
-def _(noise: Reweighted, theta: Any) -> Any:
+def _(noise: Reweighted, theta: Real) -> Any:
     """Of three masses of the kernel at once: less to compile than the law's own."""
     xp = namespace(theta, noise.low)
     low, high = xp.maximum(-theta, noise.low), xp.minimum(theta, noise.high)
@@ -81,7 +82,7 @@ def variance(mechanism: Any, x: Any) -> Any:
     return _of_input(mechanism, x, mechanism.variance(x))
 
 
-def _of_input(mechanism: Any, x: Any, error: Any) -> Any:
+def _of_input(mechanism: Member, x: Real, error: Real) -> Real:
     """The error where x is a valid input, else NaN: beyond, the formulas are those of no report."""
     if not isinstance(mechanism, Bounded):
         return error
@@ -91,7 +92,7 @@ def _of_input(mechanism: Any, x: Any, error: Any) -> Any:
 
 
 @singledispatch
-def worst_variance(mechanism: Any) -> Any:
+def worst_variance(mechanism: Any) -> Real:
     """The largest variance over inputs."""
     return mechanism.worst_variance
 
@@ -103,26 +104,26 @@ def _(mechanism: SquareWave, *x: Any) -> Any:
 
 
 @singledispatch
-def absolute_error(mechanism: Any, x: Any) -> Any:
+def absolute_error(mechanism: Any, x: Real) -> Real:
     """E|report - x|, NaN where x is not a valid input."""
     return _of_input(mechanism, x, mechanism.absolute_error(x))
 
 
 @singledispatch
-def furthest(mechanism: Any, x: Any) -> Any:
+def furthest(mechanism: Any, x: Real) -> Real:
     """An error that is never exceeded, or with a probability below 1e-9 only."""
     low, high = mechanism.output_interval
     return jnp.maximum(high - x, x - low)
 
 
 @furthest.register
-def _(mechanism: Additive, x: Any) -> Any:
+def _(mechanism: Additive, x: Real) -> Any:
     noise: Any = mechanism.noise
     tiny = jnp.full_like(x, 1e-12)
     return jnp.maximum(noise.isf(tiny), -noise.icdf(tiny))
 
 
-def quantile(mechanism: Any, x: Any, beta: Any) -> Any:
+def quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     """The least t with P(|report - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
     still, place, share = jax.lax.stop_gradient((mechanism, x, beta))
     ends = jnp.zeros_like(floating(place)), furthest(still, place)

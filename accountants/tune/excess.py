@@ -18,10 +18,11 @@ import jax.numpy as jnp
 
 from accountants.pairs.hockey_stick import curve
 from accountants.pairs.shifted import shifted
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.numerics import Real, RealArray
 
 LEAST_WEIGHT = 1e-15  # Of the outside: q stays below 1.
 _NEWTON_STEPS = 60  # At most: steps from u = 0 are monotone, and quadratic near the root.
@@ -29,7 +30,7 @@ _SETTLED = 1e-8  # Newton's next step is its square.
 
 
 @singledispatch
-def recycled_excess(kernel: Distribution, u: Any, theta: Any, D: Any, eps: Any, delta: Any) -> Any:
+def recycled_excess(kernel: Distribution, u: Real, theta: Real, D: Real, eps: Real, delta: Any) -> Any:
     """h(u), of any even kernel by its exact profile."""
     law = Reweighted(kernel, -theta, theta, u)
     return law.total * (curve((shifted(law, D),))(eps) - delta)
@@ -37,7 +38,7 @@ def recycled_excess(kernel: Distribution, u: Any, theta: Any, D: Any, eps: Any, 
 
 @recycled_excess.register(Gaussian)
 @recycled_excess.register(Laplace)
-def _(kernel: Any, u: Any, theta: Any, D: Any, eps: Any, delta: Any) -> Any:
+def _(kernel: Symmetric, u: Real, theta: Real, D: RealArray, eps: Real, delta: Real) -> Any:
     """By pieces between the steps of w(x) and w(x - D), in each of which the loss exceeds eps up to a cut.
 
     The integrand is 0 at a cut, so that its derivatives do not count; an eighth of the general profile to compile.
@@ -56,37 +57,37 @@ def _(kernel: Any, u: Any, theta: Any, D: Any, eps: Any, delta: Any) -> Any:
 
 
 @singledispatch
-def _cut(kernel: Any, D: Any, loss: Any) -> Any:
+def _cut(kernel: Any, D: Real, loss: Any) -> Any:
     """The x below which log K(x) - log K(x - D) exceeds the loss."""
     raise TypeError(f"kernel: {type(kernel).__name__} has no closed cut")
 
 
 @_cut.register
-def _(kernel: Gaussian, D: Any, loss: Any) -> Any:
+def _(kernel: Gaussian, D: Real, loss: Real) -> Any:
     return D / 2 - loss * kernel.sigma**2 / D
 
 
 @_cut.register
-def _(kernel: Laplace, D: Any, loss: Any) -> Any:
+def _(kernel: Laplace, D: Real, loss: Real) -> Any:
     """The loss falls from D/b to -D/b between 0 and D, and is flat outside."""
     most = D / kernel.scale
     cut = (D - kernel.scale * loss) / 2
     return jnp.where(loss >= most, -jnp.inf, jnp.where(loss < -most, jnp.inf, cut))
 
 
-def least_weight(kernel: Distribution, theta: Any, D: Any, eps: Any, delta: Any) -> Any:
+def least_weight(kernel: Distribution, theta: Any, D: Any, eps: Any, delta: Any) -> RealArray:
     """The least u at which the recycled kernel is (eps, delta)-DP, NaN where none is; derivatives are implicit."""
     given = kernel, theta, D, eps, delta
     still = jax.lax.stop_gradient(given)
 
-    def excess(u: Any) -> Any:
+    def excess(u: Real) -> Any:
         return recycled_excess(still[0], u, *still[1:])
 
-    def unfinished(state: tuple[Any, Any, Any, Any]) -> Any:
+    def unfinished(state: Any) -> Any:
         u, before, _, turns = state
         return (turns < _NEWTON_STEPS) & (jnp.abs(u - before) > _SETTLED * u) & (u <= 1.0)
 
-    def newton(state: tuple[Any, Any, Any, Any]) -> tuple[Any, Any, Any, Any]:
+    def newton(state: Any) -> tuple[Any, Any, Any, Any]:
         u, _, _, turns = state
         value, slope = jax.jvp(excess, (u,), (jnp.ones_like(u),))
         step = jnp.where(slope < 0, -value / jnp.where(slope < 0, slope, -1.0), jnp.inf)

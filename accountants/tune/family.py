@@ -5,7 +5,13 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real
+
+# What a search tries: a mechanism, or reports on samples.
+Member = Mechanism | Subsampled
 
 
 class Family(abc.ABC):
@@ -27,22 +33,22 @@ class Family(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         """(epsilon, delta) that every member meets."""
 
     @abc.abstractmethod
-    def build(self, parameters: dict[str, Any]) -> Any:
+    def build(self, parameters: dict[str, Real]) -> Member:
         """The mechanism, traceable: what depends on the parameters through the budget is solved, and differentiable.
 
         Any NaN in it says that no mechanism with these parameters meets the budget.
         """
 
     @abc.abstractmethod
-    def release(self, parameters: dict[str, Any]) -> Any:
+    def release(self, parameters: dict[str, Any]) -> Member:
         """The mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
 
     @abc.abstractmethod
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         """Every parameter of a member by the source's symbols, those solved for too; traceable."""
 
 
@@ -59,8 +65,8 @@ class Determined(Family):
     def domains(self) -> dict[str, Domain]:
         return {}
 
-    def release(self, parameters: dict[str, Any]) -> Any:
+    def release(self, parameters: dict[str, Any]) -> Member:
         return self.build(parameters)
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {}

@@ -20,6 +20,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, RealArray
+
 _BINS, _CELLS, _INPUTS = 48, 192, 4  # Inputs a bin: evenly spaced, for their average.
 
 
@@ -33,7 +36,7 @@ def _prior() -> np.ndarray:
     return vectors[:, 1:] * np.sqrt(np.maximum(eigenvalues[1:], 0.0))
 
 
-def channel(mechanism: Any) -> Any:
+def channel(mechanism: Mechanism) -> RealArray:
     """A, of shape (K, d): P(report in cell | bin), cells evenly spaced over the output interval."""
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
     x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS) + 0.5) / (_BINS * _INPUTS)
@@ -43,7 +46,7 @@ def channel(mechanism: Any) -> Any:
     return jnp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS).mean(-1)
 
 
-def cdf_error(mechanism: Any, reports: Any) -> Any:
+def cdf_error(mechanism: Any, reports: Real) -> Real:
     """The expected absolute error of the cdf, averaged over the interval, in data units; see the module."""
     lower, upper = mechanism.input_interval
     A, L = channel(mechanism), jnp.asarray(_prior())

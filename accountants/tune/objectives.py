@@ -15,11 +15,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpy.typing import ArrayLike
 
 from accountants.tune import errors
+from accountants.tune.family import Member
 from accountants.tune.fisher import cdf_error
 from dpkernels import checks
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Real, RealArray, gauss_legendre
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(2)
@@ -41,23 +43,23 @@ class Objective:
     function: Callable[..., Any]
     name: str
     sign: int = 1
-    numbers: tuple[Any, ...] = ()
+    numbers: tuple[Real, ...] = ()
     theta: Any = None
 
-    def __call__(self, mechanism: Any) -> Any:
+    def __call__(self, mechanism: Any) -> Real:
         """The value, in its natural direction."""
         numbers = self.numbers if self.theta is None else (*self.numbers, self.theta)
         return self.function(mechanism, *numbers)
 
 
-def _worst_variance(mechanism: Any) -> Any:
+def _worst_variance(mechanism: Member) -> Real:
     return errors.worst_variance(mechanism)
 
 
 worst_variance = Objective(_worst_variance, "worst variance")
 
 
-def variance_at(x: Any) -> Objective:
+def variance_at(x: Real) -> Objective:
     """Var(report | x), in squared data units.
 
     Raises:
@@ -67,7 +69,7 @@ def variance_at(x: Any) -> Objective:
     return Objective(errors.variance, "variance", numbers=(x,))
 
 
-def average_variance(edges: Any, weights: Any) -> Objective:
+def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     """The mean variance under a histogram of the inputs that are expected, uniform in each bin.
 
     Args:
@@ -96,7 +98,7 @@ def _average_on_equal_bins(mechanism: Any, weights: Any) -> Any:
     return _average_variance(mechanism, low + (high - low) * jnp.linspace(0.0, 1.0, weights.size + 1), weights)
 
 
-def _average_variance(mechanism: Any, edges: Any, weights: Any) -> Any:
+def _average_variance(mechanism: Member, edges: RealArray, weights: RealArray) -> Real:
     """Two Gauss-Legendre nodes a bin: exact, since every variance is a polynomial of degree 2 in x."""
     x = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * _NODES
     return ((errors.variance(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
@@ -107,7 +109,7 @@ def absolute_error(x: Any = None) -> Objective:
     return _of_inputs(errors.absolute_error, "absolute error", 1, x)
 
 
-def acceptance(theta: Any, x: Any = None) -> Objective:
+def acceptance(theta: Real, x: Any = None) -> Objective:
     """P(|report - x| <= theta), to be made large.
 
     Args:
@@ -123,7 +125,7 @@ def acceptance(theta: Any, x: Any = None) -> Objective:
     return dataclasses.replace(made, theta=theta)
 
 
-def quantile(beta: Any, x: Any = None) -> Objective:
+def quantile(beta: Real, x: Real | None = None) -> Objective:
     """The (1 - beta) quantile of |report - x|: the error exceeded with probability beta.
 
     Raises:
@@ -149,12 +151,16 @@ def distribution(reports: float = 1e5) -> Objective:
     return Objective(cdf_error, "error of the distribution", numbers=(reports,))
 
 
-def maximise(function: Callable[[Any], Any]) -> Objective:
+# What is to be made best: an objective, or a function of the mechanism that is made small.
+Aim = Objective | Callable[[Any], Real]
+
+
+def maximise(function: Callable[[Any], Real]) -> Objective:
     """A function of the mechanism, in JAX, to be made large; a plain callable given as an objective is made small."""
     return Objective(function, getattr(function, "__name__", "objective"), -1)
 
 
-def as_objective(objective: Any) -> Objective:
+def as_objective(objective: Aim) -> Objective:
     """The objective itself, or that of a callable.
 
     Raises:
@@ -167,14 +173,14 @@ def as_objective(objective: Any) -> Objective:
     return Objective(objective, getattr(objective, "__name__", "objective"))
 
 
-def _of_inputs(function: Callable[..., Any], name: str, sign: int, x: Any, *numbers: Any) -> Objective:
+def _of_inputs(function: Callable[..., Any], name: str, sign: int, x: Real | None, *numbers: Real) -> Objective:
     if x is None:
         return Objective(_AT_WORST[function], f"{name} at the worst input", sign, numbers)
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
     return Objective(function, name, sign, (x, *numbers))
 
 
-def _worst_of(function: Callable[..., Any], sign: int, mechanism: Any, *numbers: Any) -> Any:
+def _worst_of(function: Callable[..., Any], sign: int, mechanism: Member, *numbers: Real) -> Real:
     values = jax.vmap(lambda x: function(mechanism, x, *numbers))(errors.inputs(mechanism))
     return values.max() if sign > 0 else values.min()
 

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import optax
+
+from dpkernels.numerics import RealArray
 
 
 class BfgsState(NamedTuple):
@@ -32,10 +35,10 @@ def bfgs() -> optax.GradientTransformation:
 
 
 def _scale_by_bfgs() -> optax.GradientTransformation:
-    def init(params: Any) -> BfgsState:
+    def init(params: RealArray) -> BfgsState:
         return BfgsState(params, jnp.zeros_like(params), jnp.zeros((params.size, params.size), params.dtype))
 
-    def update(gradient: Any, state: BfgsState, params: Any = None) -> tuple[Any, BfgsState]:
+    def update(gradient: Any, state: BfgsState, params: Any = None) -> tuple[jax.Array, BfgsState]:
         s, y, H = params - state.params, gradient - state.gradient, state.inverse
         sy = (s * y).sum()
         convex = sy > 1e-12 * jnp.sqrt((s * s).sum() * (y * y).sum())

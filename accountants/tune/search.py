@@ -18,9 +18,10 @@ import numpy as np
 import optax
 
 from accountants.tune import domains
-from accountants.tune.family import Family
+from accountants.tune.family import Family, Member
 from accountants.tune.objectives import Objective
 from accountants.tune.optimiser import bfgs
+from dpkernels.numerics import Real, RealArray
 
 NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
 PATIENCE, GAIN = 20, 1e-9  # The search ends after so many turns in which the best of all starts gains less than this.
@@ -62,7 +63,7 @@ class _Descent(NamedTuple):
     share: Any
 
 
-def cost(family: Family, objective: Objective, z: Any) -> Any:
+def cost(family: Family, objective: Objective, z: Real) -> Real:
     """What is minimised: sign * objective of the member at z, infinite where no member meets the budget."""
     member = family.build(domains.values(family.domains, z))
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
@@ -71,7 +72,7 @@ def cost(family: Family, objective: Objective, z: Any) -> Any:
     return jnp.where(infeasible, jnp.inf, objective.sign * objective(member))
 
 
-def value_and_gradient(function: Callable[[Any], Any], z: Any) -> tuple[Any, Any]:
+def value_and_gradient(function: Callable[[Real], Real], z: RealArray) -> tuple[Real, Real]:
     """By forward derivatives along each axis."""
     axes = jnp.eye(z.size, dtype=z.dtype)
     return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,)), out_axes=(None, 0))(axes)
@@ -82,7 +83,7 @@ _LITTLE_OPTIMISED = {"xla_backend_optimization_level": 1}
 
 
 @partial(jax.jit, static_argnames=("turns",), compiler_options=_LITTLE_OPTIMISED)
-def search(family: Family, objective: Objective, starts: Any, turns: int) -> Found:
+def search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
     """The best of all starts after at most ``turns`` turns; each begins at the best of its points.
 
     Args:
@@ -94,7 +95,7 @@ def search(family: Family, objective: Objective, starts: Any, turns: int) -> Fou
     return _search(family, objective, starts, turns)
 
 
-def _search(family: Family, objective: Objective, starts: Any, turns: int) -> Found:
+def _search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
     TRACES.append(family.name)
     return descend(partial(cost, family, objective), objective.sign, starts, turns)
 
@@ -129,14 +130,18 @@ def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) 
     return Found(state.z[winner], sign * state.value[winner], path[:, :-1], sign * path[:, -1], number, evaluations)
 
 
-def _begin(optimiser: optax.GradientTransformation, z: Any) -> _Descent:
+def _begin(optimiser: optax.GradientTransformation, z: RealArray) -> _Descent:
     zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
     return _Descent(z, zero + jnp.inf, none, optimiser.init(z), none, zero + 1.0)
 
 
 def _turn(
-    function: Callable[[Any], Any], optimiser: optax.GradientTransformation, state: _Descent, point: Any, begins: Any
-) -> tuple[_Descent, Any]:
+    function: Callable[[Real], Real],
+    optimiser: optax.GradientTransformation,
+    state: _Descent,
+    point: Real,
+    begins: Real,
+) -> tuple[_Descent, RealArray]:
     """(the state after one trial, whether there is more to do); the trial is the point where the search begins."""
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
@@ -153,7 +158,7 @@ def _turn(
     return following, (following.value < jnp.inf) & (promised > NEGLIGIBLE * jnp.abs(following.value))
 
 
-def _shorter(slope: Any, rise: Any) -> Any:
+def _shorter(slope: Real, rise: Real) -> Real:
     """The share of the step where a parabola through the value, the slope and the rise is lowest, in [0.1, 0.5]."""
     bend = 2 * (rise - slope)
     share = -slope / jnp.where(bend > 0, bend, 1.0)
@@ -161,7 +166,7 @@ def _shorter(slope: Any, rise: Any) -> Any:
 
 
 @partial(jax.jit, static_argnames=("turns",))
-def search_many(families: Family, objective: Objective, starts: Any, turns: int) -> tuple[Found, dict[str, Any]]:
+def search_many(families: Family, objective: Objective, starts: Real, turns: int) -> tuple[Found, dict[str, Real]]:
     """``search`` of each of a batch of families, every number of which has one leading axis; and their symbols."""
 
     def one(family: Family) -> tuple[Found, dict[str, Any]]:
@@ -174,6 +179,6 @@ def search_many(families: Family, objective: Objective, starts: Any, turns: int)
 
 
 @jax.jit
-def evaluate(objective: Objective, mechanism: Any) -> Any:
+def evaluate(objective: Objective, mechanism: Member) -> Real:
     """The objective of one mechanism, in its natural direction."""
     return objective(mechanism)

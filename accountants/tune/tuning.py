@@ -17,8 +17,8 @@ from accountants.tune.families.composed import Composed
 from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.family import Family
-from accountants.tune.objectives import Objective, as_objective
+from accountants.tune.family import Family, Member
+from accountants.tune.objectives import Aim, Objective, as_objective
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
@@ -34,7 +34,7 @@ METHODS = ("gradient", "enumeration")
 
 def best(
     family: Family,
-    objective: Any,
+    objective: Aim,
     *,
     method: str = "gradient",
     at_least: float | None = None,
@@ -81,7 +81,7 @@ def best(
     return result
 
 
-def compare(families: Sequence[Family], objective: Any, **options: Any) -> list[Result]:
+def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[Result]:
     """The best of each family, best first; options as for ``best``.
 
     Raises:
@@ -94,7 +94,7 @@ def compare(families: Sequence[Family], objective: Any, **options: Any) -> list[
     return sorted(results, key=lambda result: chosen.sign * result.value)
 
 
-def many(family: Family, objective: Any, *, starts: int | None = None, turns: int = TURNS) -> Many:
+def many(family: Family, objective: Aim, *, starts: int | None = None, turns: int = TURNS) -> Many:
     """The best members at many budgets in one compiled call.
 
     Args:
@@ -133,7 +133,7 @@ def many(family: Family, objective: Any, *, starts: int | None = None, turns: in
 
 
 @singledispatch
-def aimed(family: Any, objective: Objective) -> Any:
+def aimed(family: Family, objective: Objective) -> Family:
     """The family with what it takes from the objective."""
     return family
 
@@ -152,20 +152,20 @@ def _(family: Composed, objective: Objective) -> Composed:
     return dataclasses.replace(family, inner=_with_theta(family.inner, objective))
 
 
-def _with_theta(family: Any, objective: Objective) -> Any:
+def _with_theta(family: Family, objective: Objective) -> Any:
     """Budget recycling without a tolerated error of its own takes the objective's, if that has one."""
     if not isinstance(family, Recycled) or family.theta is not None:
         return family
     return dataclasses.replace(family, theta=objective.theta)
 
 
-def _family(family: Any) -> Any:
+def _family(family: Family) -> Family:
     if not isinstance(family, Family):
         raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
     return family
 
 
-def _one(family: Any) -> Any:
+def _one(family: Family) -> Family:
     for number in jax.tree.leaves(_family(family)):
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
@@ -231,7 +231,7 @@ def _result(family: Family, objective: Objective, parameters: Any, mechanism: An
 
 
 @singledispatch
-def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
+def _value(family: Family, objective: Objective, mechanism: Member, found: Found) -> float:
     """The objective of what is released: the search's, which has the same mechanism but for rounding."""
     return float(found.value)
 
@@ -240,7 +240,7 @@ def _value(family: Any, objective: Objective, mechanism: Any, found: Found) -> f
 @_value.register(Recycled)
 @_value.register(RecycledShape)
 @_value.register(Shuffled)
-def _(family: Any, objective: Objective, mechanism: Any, found: Found) -> float:
+def _(family: Family, objective: Objective, mechanism: Member, found: Found) -> float:
     """The mechanism's own: the search only estimated its budget, or it may be next to where no q is feasible."""
     with jax.enable_x64(True):
         return float(evaluate(as_float64(objective), as_float64(mechanism)))

@@ -21,6 +21,7 @@ from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.certify import certify
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real
 
 COVERS = (
     "one report of the law, in exact arithmetic. Does not cover sampling in floating point (a release samples the "
@@ -161,7 +162,7 @@ class Account:
         return "\n".join([*lines, "", *_table("delta", "epsilon", self.deltas, self.epsilon(self.deltas))])
 
 
-def _shown(value: Any) -> str:
+def _shown(value: Real) -> str:
     return value if isinstance(value, str) else ",".join(map(shortest, np.ravel(value)))
 
 

@@ -10,11 +10,17 @@ import click
 
 from dpkernels.cli.dataset.options import Input, engine, engine_options
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import Numbers, mechanism_options, single
+from dpkernels.cli.mechanisms.options import (
+    INPUT,
+    Numbers,
+    Options,
+    json_option,
+    mechanism_options,
+    options_of,
+    plot_option,
+    single,
+)
 from dpkernels.cli.text import as_text
-
-_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _MORE_ACCOUNT = """\b
 Examples:
@@ -50,32 +56,59 @@ Examples:
 """
 
 
+# What several reports of a mechanism reveal together.
+_TOGETHER: Options = {
+    "reports": (int, "N", "Account N reports together."),
+    "subsample": (
+        float,
+        "RATE",
+        "Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+    ),
+    "shuffle": (
+        int,
+        "N",
+        "N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
+    ),
+}
+
+_TUNED: Options = {
+    "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
+    "lower": (float, "X", "Smallest valid value: bounded mechanisms."),
+    "upper": (float, "X", "Largest valid value: bounded mechanisms."),
+    "sensitivity": (float, "D", "Of additive noise: how far apart neighbours are at most."),
+    "delta": (float, "D", "Also tune noise that spends a delta, in (0, 1)."),
+    "theta": (float, "T", "Tolerated error of the objective acceptance."),
+    "beta": (float, "B", "How often the error may exceed the objective quantile."),
+    "at": (float, "X", "Input of the objective variance-at."),
+    "reports": (int, "N", "How many there are, of the objective distribution."),
+    "shuffle": (
+        int,
+        "N",
+        "epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
+    ),
+}
+
+
+def drawable(plot: Path | None) -> None:
+    """Refuse a picture that could not be written, before the work.
+
+    Raises:
+        click.UsageError: not a .png, or not in a folder.
+    """
+    if plot is not None:
+        from dpkernels.cli.plot import check_target
+
+        check_target(plot)
+
+
 @click.command(epilog=_MORE_ACCOUNT)
 @click.argument("mechanism")
 @mechanism_options
 @click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
 @click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
-@click.option("--reports", type=int, metavar="N", multiple=True, help="Account N reports together.")
-@click.option(
-    "--subsample",
-    type=float,
-    metavar="RATE",
-    multiple=True,
-    help="Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
-)
-@click.option(
-    "--shuffle",
-    type=int,
-    metavar="N",
-    multiple=True,
-    help="N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
-)
-@click.option(
-    "--plot",
-    type=_OUTPUT,
-    help="Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_of(_TOGETHER)
+@plot_option("Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.")
+@json_option()
 def account(
     mechanism: str,
     at_epsilon: tuple[float, ...],
@@ -97,10 +130,7 @@ def account(
     with importing():
         from dpkernels.cli import account as accounting
 
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
+    drawable(plot)
     several = single({"reports": reports, "subsample": subsample})
     together = single({"shuffle": shuffle})
     if together and several:
@@ -127,34 +157,9 @@ def account(
 @click.option(
     "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
 )
-@click.option("--epsilon", type=float, metavar="E", multiple=True, help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, metavar="X", multiple=True, help="Smallest valid value: bounded mechanisms.")
-@click.option("--upper", type=float, metavar="X", multiple=True, help="Largest valid value: bounded mechanisms.")
-@click.option(
-    "--sensitivity",
-    type=float,
-    metavar="D",
-    multiple=True,
-    help="Of additive noise: how far apart neighbours are at most.",
-)
-@click.option("--delta", type=float, metavar="D", multiple=True, help="Also tune noise that spends a delta, in (0, 1).")
-@click.option("--theta", type=float, metavar="T", multiple=True, help="Tolerated error of the objective acceptance.")
-@click.option(
-    "--beta", type=float, metavar="B", multiple=True, help="How often the error may exceed the objective quantile."
-)
-@click.option("--at", type=float, metavar="X", multiple=True, help="Input of the objective variance-at.")
-@click.option(
-    "--reports", type=int, metavar="N", multiple=True, help="How many there are, of the objective distribution."
-)
-@click.option(
-    "--shuffle",
-    type=int,
-    metavar="N",
-    multiple=True,
-    help="epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
-)
-@click.option("--plot", type=_OUTPUT, help="Also draw the searches into this .png.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_of(_TUNED)
+@plot_option("Also draw the searches into this .png.")
+@json_option()
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
 
@@ -164,10 +169,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     with importing():
         from dpkernels.cli import tune as tuning
 
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
+    drawable(plot)
     found = tuning.tuned(objective, single(options))
     if plot is not None:
         tuning.draw(plot, found)
@@ -176,7 +178,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 
 @click.command(epilog=_MORE_ESTIMATE)
 @click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
-@click.option("--sidecar", type=_INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
+@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
 @click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
 @click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1); by default .1,.5,.9.")
 @click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
@@ -184,9 +186,9 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
 @click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
 @click.option("--confidence", type=float, default=0.95, help="Of every interval by itself, 0.95 by default.")
-@click.option("--plot", type=_OUTPUT, help="Also draw histogram and cdf into this .png.")
+@plot_option("Also draw histogram and cdf into this .png.")
 @engine_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option()
 def estimate(
     reports: Path | str,
     sidecar: Path | None,
@@ -212,12 +214,9 @@ def estimate(
 
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
-    if plot is not None:
-        from dpkernels.cli.plot import check_target
-
-        check_target(plot)
-        if by is not None:
-            raise click.UsageError("--plot: draws all rows; it has no use with --by")
+    drawable(plot)
+    if plot is not None and by is not None:
+        raise click.UsageError("--plot: draws all rows; it has no use with --by")
     asked = told.Asked.of(quantiles, histogram, confidence)
     bounds = None if lower is None or upper is None else (lower, upper)
     found = told.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)

@@ -8,17 +8,26 @@ from typing import Any
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, estimate, tune
+from dpkernels.cli.analysis import account, drawable, estimate, tune
 from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
 from dpkernels.cli.files.layout import DASH, layout
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import Numbers, file_options, mechanism_options, single
+from dpkernels.cli.mechanisms.options import (
+    INPUT,
+    OUTPUT,
+    Numbers,
+    Options,
+    file_options,
+    json_option,
+    mechanism_options,
+    options_of,
+    plot_option,
+    single,
+)
 from dpkernels.cli.text import as_text
 
-_INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
 _STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
 _TARGET = Target(path_type=Path)
-_OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 _EXAMPLES = """\b
 Examples:
@@ -32,6 +41,12 @@ Examples:
   dpkernels perturb s3://bucket/in s3://bucket/out --engine ray --address auto --column age --lower 0 --upper 120 \\
       --epsilon 1
 """
+
+_COMPARED: Options = {
+    "epsilon": (float, None, "Privacy budget, 0.01 to 20."),
+    "lower": (float, None, "Smallest valid value."),
+    "upper": (float, None, "Largest valid value."),
+}
 
 _OVERVIEW = """\b
 Examples:
@@ -84,7 +99,7 @@ def dpkernels(context: click.Context) -> None:
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
 @click.option(
     "--ledger",
-    type=_OUTPUT,
+    type=OUTPUT,
     metavar="FILE",
     multiple=True,
     help="Charge a row's total to this ledger first, and refuse what would exceed its budget.",
@@ -103,7 +118,7 @@ def dpkernels(context: click.Context) -> None:
 @click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
 @click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
 @click.option("--quiet", is_flag=True, help="Print no summary.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_option("Print the summary as JSON.")
 def perturb(
     source: Path | str,
     target: Path | str,
@@ -172,26 +187,21 @@ def perturb(
 
 
 @dpkernels.command()
-@click.option("--epsilon", type=float, required=True, multiple=True, help="Privacy budget, 0.01 to 20.")
-@click.option("--lower", type=float, required=True, multiple=True, help="Smallest valid value.")
-@click.option("--upper", type=float, required=True, multiple=True, help="Largest valid value.")
-@click.option(
-    "--sensitivity", type=float, multiple=True, help="Also compare mechanisms for neighbours at most so far apart."
-)
-@click.option("--plot", type=_OUTPUT, help="Also draw worst-case variances against epsilon into this .png.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@options_of(_COMPARED, required=True)
+@options_of({"sensitivity": (float, None, "Also compare mechanisms for neighbours at most so far apart.")})
+@plot_option("Also draw worst-case variances against epsilon into this .png.")
+@json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     with importing():
         from dpkernels.cli.compare import as_table, comparison
 
-    if plot is not None:
-        from dpkernels.cli.plot import check_target, draw
-
-        check_target(plot)
+    drawable(plot)
     given = single(options)
     rows = comparison(**given)
     if plot is not None:
+        from dpkernels.cli.plot import draw
+
         draw(plot, **given)
     click.echo(as_text(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
@@ -199,8 +209,8 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 @dpkernels.command()
 @click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
 @mechanism_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, the integer table included.")
-@click.option("--verify", type=_INPUT, help="Verify every certificate of this OUT.json again instead.")
+@json_option("Print JSON, the integer table included.")
+@click.option("--verify", type=INPUT, help="Verify every certificate of this OUT.json again instead.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
     """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release."""
     wanted = single({"mechanism": mechanism, **options})
@@ -222,8 +232,8 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
 
 
 @dpkernels.command()
-@click.argument("file", type=_INPUT)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.argument("file", type=INPUT)
+@json_option()
 def ledger(file: Path, as_json: bool) -> None:
     """The budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
@@ -240,7 +250,7 @@ def mechanisms() -> None:
 
 
 @dpkernels.command()
-@click.option("--output", type=_OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
+@click.option("--output", type=OUTPUT, metavar="FILE", help="Write the page to this file instead of opening it.")
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
 def explore(output: Path | None, force: bool, only_print: bool) -> None:

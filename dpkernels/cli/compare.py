@@ -9,6 +9,7 @@ import click
 from dpkernels.cli.mechanisms.choose import CENTRAL, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
+from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.named_additive import staircase
 from dpkernels.mechanisms.optimal.grid import covers
@@ -50,7 +51,7 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     return sorted(rows, key=lambda row: row["worst_variance"])
 
 
-def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Any]:
+def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
     """The optimal mechanisms, with a note where a program has to be solved first."""
     epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
     wanted: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}

@@ -182,6 +182,16 @@ def paid(purse: Purse | None, totals: tuple[Fraction, Fraction], label: str) -> 
         raise
 
 
+def would_leave(purse: Purse | None, totals: tuple[Fraction, Fraction]) -> list[str]:
+    """What a payment would leave, in words; nothing is charged.
+
+    Raises:
+        BudgetExceeded: it does not fit.
+        LedgerError: the file is not a sound ledger, or has another budget.
+    """
+    return [] if purse is None else [purse.check(*totals)]
+
+
 def to_dict(path: Path) -> dict[str, Any]:
     """A JSON form of a ledger; amounts are decimals, exactly."""
     statement = Ledger(path).statement()

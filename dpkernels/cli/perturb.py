@@ -15,7 +15,7 @@ import click
 from dpkernels.cli.files.formats import Source, open_source
 from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
-from dpkernels.cli.ledger import Purse, Receipt, paid
+from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
@@ -177,7 +177,8 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
         with paid(plan.purse, _totals(plan), _label(plan)) as receipt, _naming(plan):
             with _shown(plan.source, progress) as show:
                 rows = _write(plan, output.path, show)
-            release = _release(plan, rows, tuple(plan.source.not_kept(output.path)), receipt)
+            not_kept = tuple(plan.source.not_kept(output.path))
+            release = plan.treatment.release(rows, plan.source.values_per_row, plan.form, not_kept, receipt)
             output.commit(sidecar.to_json(release, Written(*output.digest(), plan.source.names)))
     return release
 
@@ -191,13 +192,8 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
     Raises:
         ValueError: as ``perturb_file``.
     """
-    left = [] if plan.purse is None else [plan.purse.check(*_totals(plan))]
-    return _release(plan, _checked(plan, progress)), left
-
-
-def _release(plan: Plan, rows: int, not_kept: tuple[str, ...] = (), receipt: Receipt | None = None) -> Release:
-    done = plan.treatment.columns, rows, plan.source.values_per_row, plan.treatment.clip, plan.form
-    return Release(*done, plan.treatment.handling, not_kept, receipt)
+    left = would_leave(plan.purse, _totals(plan))
+    return plan.treatment.release(_checked(plan, progress), plan.source.values_per_row, plan.form), left
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
@@ -205,7 +201,7 @@ def _checked(plan: Plan, progress: bool | None) -> int:
         treatment = plan.treatment
         read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
     some_rows(plan.source, read, rows)
-    return rows // plan.source.values_per_row
+    return rows
 
 
 @contextmanager
@@ -239,7 +235,7 @@ def _naming(plan: Plan) -> Iterator[None]:
 
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
-    """Perturb into a file; returns the number of rows there."""
+    """Perturb into a file; returns the number of rows (of an array: values) there."""
     source, handling, secret = plan.source, plan.treatment.handling, os.urandom(32)
     held, read, rows, size = list[Any](), 0, 0, 0
     with source.sink(path) as sink, closing(perturbed(plan.treatment, source, secret, show)) as pieces:
@@ -252,9 +248,8 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
             size += source.size(piece)
             handling.check_held(size)
         some_rows(source, read, rows)
-        rows //= source.values_per_row
         if held:
             key = host.fold_in(secret, len(plan.treatment.columns))
-            for piece in source.reordered(held, permutation(key, rows)):
+            for piece in source.reordered(held, permutation(key, rows // source.values_per_row)):
                 sink.write(piece)
     return rows

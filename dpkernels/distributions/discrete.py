@@ -11,7 +11,7 @@ from typing import Any
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Noise
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 # Points beyond have probabilities below 2^-66, or are too many for a table.
@@ -22,11 +22,11 @@ _MOST_POINTS = 1 << 20
 class Lattice(Noise):
     """P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach; even."""
 
-    step: Any
+    step: Real
     reach: int
 
     @abc.abstractmethod
-    def log_weight(self, z: Any) -> Any:
+    def log_weight(self, z: Real) -> Real:
         """Log of the probability at z, up to a constant; even and falling in |z|."""
 
     @property
@@ -42,11 +42,11 @@ class Lattice(Noise):
         weights = namespace(logs).exp(logs)
         return weights / weights.sum()
 
-    def prob(self, z: Any) -> Any:
+    def prob(self, z: Real) -> Real:
         """0: there is no density."""
         return namespace(z, self.step).zeros_like(floating(z))
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         """log_weight(z) less the log of their sum at a lattice point, as ``points`` has it."""
         xp, logs = namespace(z, self.step, self.log_weight(self.step)), self.log_weight(self.points)
         z = floating(z)
@@ -54,35 +54,35 @@ class Lattice(Noise):
         possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
         return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
 
-    def placed(self, z: Any, room: Any) -> Any:
+    def placed(self, z: Real, room: Any) -> Any:
         xp = namespace(z, self.step)
         point = self.step * xp.round(xp.clip(z / self.step, -self.reach - 1, self.reach + 1))
         return xp.where(xp.abs(z - point) <= xp.minimum(room, self.step / 4), point, z)
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         xp = namespace(z, self.probabilities)
         below = xp.concatenate([xp.zeros(1), xp.cumsum(self.probabilities)])
         return xp.minimum(below[xp.searchsorted(self.points, floating(z), side="right")], 1.0)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Real:
         xp = namespace(u, self.probabilities)
         at = xp.searchsorted(xp.cumsum(self.probabilities), u)
         return self.points[xp.minimum(at, 2 * self.reach)]
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Real:
         return 0.0 * self.step
 
     @property
-    def variance(self) -> Any:
+    def variance(self) -> Real:
         return (self.probabilities * self.points**2).sum()
 
     @property
-    def absolute_moment(self) -> Any:
+    def absolute_moment(self) -> Real:
         return (self.probabilities * namespace(self.points).abs(self.points)).sum()
 
     @property
-    def atoms(self) -> tuple[Any, Any]:
+    def atoms(self) -> tuple[RealArray, RealArray]:
         return self.points, self.probabilities
 
 
@@ -100,15 +100,15 @@ class DiscreteLaplace(Lattice):
         ValueError: scale not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
     """
 
-    scale: Any
-    step: Any = 1.0
+    scale: Real
+    step: Real = 1.0
     reach: int = 0
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
         _set_reach(self, lambda: _TAIL_NATS * self.scale / self.step)
 
-    def log_weight(self, z: Any) -> Any:
+    def log_weight(self, z: Real) -> Real:
         return -namespace(z, self.scale).abs(z) / self.scale
 
 
@@ -127,18 +127,18 @@ class DiscreteGaussian(Lattice):
     """
 
     sigma: Any
-    step: Any = 1.0
+    step: Real = 1.0
     reach: int = 0
 
     def __post_init__(self) -> None:
         checks.width("sigma", self.sigma)
         _set_reach(self, lambda: math.sqrt(2 * _TAIL_NATS) * self.sigma / self.step)
 
-    def log_weight(self, z: Any) -> Any:
+    def log_weight(self, z: Real) -> Real:
         return -((z / self.sigma) ** 2) / 2
 
 
-def _set_reach(law: Any, default: Any) -> None:
+def _set_reach(law: Lattice, default: Any) -> None:
     checks.positive("step", law.step)
     checks.whole("reach", law.reach, 0, _MOST_POINTS)
     if not law.reach:

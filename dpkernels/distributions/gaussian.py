@@ -10,7 +10,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import GAUSS_LEGENDRE, erfc, like, namespace, ndtri
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, RealArray, erfc, like, namespace, ndtri
 from dpkernels.pytrees import pytree
 
 _ROOT = math.sqrt(2 * math.pi)
@@ -35,37 +35,37 @@ class Gaussian(Symmetric):
     def __post_init__(self) -> None:
         checks.width("sigma", self.sigma)
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         s = self.sigma
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
-    def score(self, z: Any) -> Any:
+    def score(self, z: Real) -> RealArray:
         return -z / self.sigma**2
 
-    def tail(self, z: Any) -> Any:
+    def tail(self, z: Real) -> Real:
         """erfc(z / (s sqrt 2)) / 2: for z >= 0 six times as fast as the normal cdf in JAX."""
         return _beyond(0, z / self.sigma)
 
-    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         """s^power times the standard law's, of near/s and far/s."""
         s, xp = self.sigma, namespace(near, far, self.sigma)
         endless = xp.isinf(far)
         within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)
         return s**power * xp.where(endless, _beyond(power, near / s), within)
 
-    def lower_inverse(self, u: Any) -> Any:
+    def lower_inverse(self, u: Real) -> Real:
         return self.sigma * ndtri(u)
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         return np.zeros(0)
 
 
-def _density(z: Any) -> Any:
+def _density(z: Real) -> Any:
     return namespace(z).exp(-(z**2) / 2) / _ROOT
 
 
-def _beyond(power: int, z: Any) -> Any:
+def _beyond(power: int, z: Real) -> Real:
     """Integral of t^power phi(t) from z >= 0 to infinity: Q(z), phi(z) or z phi(z) + Q(z), Q = 1 - Phi."""
     if power == 1:
         return _density(z)
@@ -73,7 +73,7 @@ def _beyond(power: int, z: Any) -> Any:
     return tail + z * _density(z) if power else tail
 
 
-def _within(power: int, m: Any, w: Any) -> Any:
+def _within(power: int, m: Any, w: Real) -> Real:
     """Integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
 
     Of power 0 where w (1 + c) is small, c the middle, the series of w phi(t) about c; of power 2 where w < 1,

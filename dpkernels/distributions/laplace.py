@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import exponential_moment, namespace
+from dpkernels.numerics import Real, RealArray, exponential_moment, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -27,30 +27,30 @@ class Laplace(Symmetric):
 
     degree: ClassVar[int] = 1
 
-    scale: Any
+    scale: Real
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         b, xp = self.scale, namespace(z, self.scale)
         return -xp.abs(z) / b - xp.log(2 * b)
 
-    def score(self, z: Any) -> Any:
+    def score(self, z: Real) -> RealArray:
         return -namespace(z, self.scale).sign(z) / self.scale
 
-    def tail(self, z: Any) -> Any:
+    def tail(self, z: Real) -> Real:
         return namespace(z, self.scale).exp(-z / self.scale) / 2
 
-    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         return self.tail(near) / self.scale * exponential_moment(power, near, 1 / self.scale, far - near)
 
-    def lower_inverse(self, u: Any) -> Any:
+    def lower_inverse(self, u: Real) -> Real:
         xp = namespace(u, self.scale)
         below = u < 0.5
         tail = xp.log(2 * xp.where(below, u, 1 - u))
         return self.scale * xp.where(below, tail, -tail)
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         return np.zeros(1)

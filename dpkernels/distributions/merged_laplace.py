@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import as_of, exponential_moment, floating, log1p_over, namespace
+from dpkernels.numerics import Real, RealArray, as_of, exponential_moment, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -65,7 +65,7 @@ class MergedLaplace(Symmetric):
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
-    def _unscaled_moment(self, power: int, near: Any, far: Any) -> Any:
+    def _unscaled_moment(self, power: int, near: Real, far: Real) -> Real:
         """Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
         xp = namespace(near, far, *self.rates, *self.breaks)
         start, end, rate, level = self._columns(xp)
@@ -76,14 +76,14 @@ class MergedLaplace(Symmetric):
         return xp.where(some, inside, 0.0).sum(-1)
 
     @property
-    def _norm(self) -> Any:
+    def _norm(self) -> Real:
         nowhere, endless = (as_of(z, *self.rates, *self.breaks) for z in (0.0, np.inf))
         return 2 * self._unscaled_moment(0, nowhere, endless)
 
-    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         return self._unscaled_moment(power, near, far) / self._norm
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         z = namespace(z, *self.rates).abs(floating(z))
         xp = namespace(z, *self.rates, *self.breaks)
         drop = 0.0
@@ -91,17 +91,17 @@ class MergedLaplace(Symmetric):
             drop = drop + rate * (xp.clip(z, start, end) - start)
         return -drop - xp.log(self._norm)
 
-    def score(self, z: Any) -> Any:
+    def score(self, z: Real) -> RealArray:
         xp = namespace(z, *self.rates, *self.breaks)
         rate = 0.0
         for start, end, r, _ in self._segments():
             rate = rate + xp.where((xp.abs(z) >= start) & (xp.abs(z) < end), r, 0.0)
         return -xp.sign(z) * rate
 
-    def tail(self, z: Any) -> Any:
+    def tail(self, z: Real) -> Real:
         return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
 
-    def lower_inverse(self, u: Any) -> Any:
+    def lower_inverse(self, u: Real) -> Real:
         """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
         xp = namespace(u, *self.rates, *self.breaks)
         below = u < 0.5
@@ -119,7 +119,7 @@ class MergedLaplace(Symmetric):
         return xp.where(below, -z, z)
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         xp = namespace(*self.breaks)
         ends = xp.stack([xp.asarray(end) for end in (0.0, *self.breaks)])
         return xp.concatenate([-ends[:0:-1], ends])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import abc
 from typing import Any
 
+from dpkernels.numerics import RealArray
+
 
 class Noise(abc.ABC):
     """A law on the real line, unimodal about 0.
@@ -49,5 +51,5 @@ class Noise(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def atoms(self) -> tuple[Any, Any]:
+    def atoms(self) -> tuple[RealArray, RealArray]:
         """Values of positive probability, and these probabilities; empty for a density."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
-from dpkernels.numerics import floating, log_or_never, namespace
+from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -45,7 +45,7 @@ class Reweighted(Distribution):
         checks.within("outside", self.outside, 0.0, 1.0)
 
     @property
-    def inside_mass(self) -> Any:
+    def inside_mass(self) -> Real:
         """Kernel mass of [low, high]."""
         return self.kernel.narrow_mass(self.low, self.high)
 
@@ -59,39 +59,39 @@ class Reweighted(Distribution):
         """P(low <= Z <= high)."""
         return self.inside_mass / self.total
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         weight = log_or_never(self._step(floating(z)))
         return self.kernel.log_prob(z) + weight - namespace(weight).log(self.total)
 
-    def _step(self, z: Any) -> Any:
+    def _step(self, z: Real) -> Real:
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
 
     @property
     def law(self) -> Symmetric:
         return self.kernel.law
 
-    def weight(self, z: Any) -> Any:
+    def weight(self, z: Real) -> Real:
         return self.kernel.weight(z) * self._step(floating(z)) / self.total
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.cdf(xp.minimum(z, self.low)) + self.kernel.mass(self.high, xp.maximum(z, self.high))
         inside = self.kernel.narrow_mass(self.low, xp.clip(z, self.low, self.high))
         return (inside + self.outside * outside) / self.total
 
-    def sf(self, z: Any) -> Any:
+    def sf(self, z: Real) -> Real:
         z, xp = floating(z), namespace(z, self.low)
         outside = self.kernel.sf(xp.maximum(z, self.high)) + self.kernel.mass(xp.minimum(z, self.low), self.low)
         inside = self.kernel.narrow_mass(xp.clip(z, self.low, self.high), self.high)
         return (inside + self.outside * outside) / self.total
 
-    def mass(self, a: Any, b: Any) -> Any:
+    def mass(self, a: Real, b: Real) -> RealArray:
         return self._in_parts(self.kernel.mass, a, b)
 
-    def narrow_mass(self, a: Any, b: Any) -> Any:
+    def narrow_mass(self, a: Real, b: Real) -> RealArray:
         return self._in_parts(self.kernel.narrow_mass, a, b)
 
-    def inverse(self, u: Any, lower: Any) -> Any:
+    def inverse(self, u: Real, lower: Real) -> RealArray:
         """The kernel's inverse at a piecewise linear map of u.
 
         Seen from either tail, a weighted mass ``before`` lies beyond the near end, then the inside, then the rest.
@@ -105,28 +105,28 @@ class Reweighted(Distribution):
         z = self.kernel.inverse(xp.where(in_middle, weighted - before + beyond, outer), lower)
         return xp.where(in_middle, xp.clip(z, self.low, self.high), z)
 
-    def first_moment(self, a: Any, b: Any) -> Any:
+    def first_moment(self, a: Real, b: Real) -> Real:
         return self._in_parts(self.kernel.first_moment, a, b)
 
-    def second_moment(self, a: Any, b: Any) -> Any:
+    def second_moment(self, a: Real, b: Real) -> Real:
         return self._in_parts(self.kernel.second_moment, a, b)
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> Real:
         """(w E_K Z + (1 - w) integral of z K(z) over the inside) / Z, w the outside's weight."""
         return self._from_kernel(self.kernel.mean, self.kernel.first_moment(self.low, self.high))
 
     @property
-    def variance(self) -> Any:
+    def variance(self) -> Real:
         """E Z^2 as the mean is found, less its square."""
         K = self.kernel
         return self._from_kernel(K.variance + K.mean**2, K.second_moment(self.low, self.high)) - self.mean**2
 
-    def _from_kernel(self, whole: Any, inside: Any) -> Any:
+    def _from_kernel(self, whole: Real, inside: Real) -> Real:
         """A moment of a kernel's over the line and over the inside, weighted."""
         return (self.outside * whole + (1 - self.outside) * inside) / self.total
 
-    def _in_parts(self, integral: Any, a: Any, b: Any) -> Any:
+    def _in_parts(self, integral: Any, a: Real, b: Real) -> RealArray:
         """A kernel's integral over [a, b], weighted: below low, inside, above high."""
         xp = namespace(a, b, self.low)
         inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
@@ -135,16 +135,16 @@ class Reweighted(Distribution):
         return (inside + self.outside * (below + above)) / self.total
 
     @property
-    def support(self) -> tuple[Any, Any]:
+    def support(self) -> tuple[Real, Real]:
         low, high = self.kernel.support
         xp, truncated = namespace(self.outside, self.low), self.outside <= 0
         return xp.where(truncated, self.low, low), xp.where(truncated, self.high, high)
 
     @property
-    def edges(self) -> tuple[Any, ...]:
+    def edges(self) -> tuple[Real, ...]:
         return (*self.kernel.edges, self.low, self.high)
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         xp = namespace(self.low, self.high, *([self.kernel.knots] if len(self.kernel.knots) else []))
         return xp.sort(xp.concatenate([xp.asarray(self.kernel.knots), xp.stack([self.low, self.high])]))

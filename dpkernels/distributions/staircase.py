@@ -9,7 +9,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 # As many periods as have a share of 1 - 1/e of the mass at the least eps, 0.01, or more.
@@ -44,21 +44,21 @@ class Staircase(Symmetric):
         checks.within("gamma", self.gamma, 0.0, 1.0)
 
     @property
-    def _ratio(self) -> Any:
+    def _ratio(self) -> Real:
         return namespace(self.epsilon).exp(-self.epsilon)
 
     @property
-    def _peak(self) -> Any:
+    def _peak(self) -> Real:
         q = self._ratio
         return (1 - q) / (2 * self.period * (self.gamma + q * (1 - self.gamma)))
 
-    def _position(self, z: Any) -> tuple[Any, Any]:
+    def _position(self, z: Real) -> tuple[Real, Real]:
         """Period number k and position in it, in periods, of z >= 0."""
         xp, t = namespace(z, self.period), z / self.period
         k = xp.floor(t)
         return k, t - k
 
-    def log_prob(self, z: Any) -> Any:
+    def log_prob(self, z: Real) -> Real:
         z = floating(z)
         xp = namespace(z, self.period, self.epsilon)
         finite = xp.isfinite(z)
@@ -66,13 +66,13 @@ class Staircase(Symmetric):
         inside = xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
         return xp.where(finite, inside, -xp.inf)
 
-    def score(self, z: Any) -> Any:
+    def score(self, z: Real) -> RealArray:
         return 0.0 * floating(z)
 
-    def tail(self, z: Any) -> Any:
+    def tail(self, z: Real) -> Real:
         return self._from(0, *self._position(z))
 
-    def partial_moment(self, power: int, near: Any, far: Any) -> Any:
+    def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         """The rest of the first period, whole ones, and the start of the last; or a part of one; or all that follow."""
         a, xp = self._peak, namespace(near, far, self.period)
         endless = xp.isinf(far)
@@ -85,23 +85,23 @@ class Staircase(Symmetric):
         within = a * self.period ** (power + 1) * xp.exp(-self.epsilon * k) * (first + xp.where(same, 0.0, later))
         return xp.where(endless, self._from(power, k, part), within)
 
-    def _piece(self, power: int, k: Any, low: Any, high: Any) -> Any:
+    def _piece(self, power: int, k: Real, low: Real, high: Real) -> Real:
         """Integral of (1 or q) t^power over [k + low, k + high] in period k, in periods."""
         g, q = self.gamma, self._ratio
         xp = namespace(k, low, high, g)
 
-        def step(low: Any, high: Any) -> Any:
+        def step(low: Real, high: Real) -> Any:
             middle, width = k + (low + high) / 2, high - low
             return width * (1.0, middle, middle**2 + width**2 / 12)[power]
 
         return step(xp.minimum(low, g), xp.minimum(high, g)) + q * step(xp.maximum(low, g), xp.maximum(high, g))
 
-    def _from(self, power: int, k: Any, part: Any) -> Any:
+    def _from(self, power: int, k: Real, part: Real) -> Real:
         """Integral of t^power f(t) from part of period k to infinity: the rest of the period, and a geometric sum."""
         scale = self._peak * self.period ** (power + 1) * namespace(k, self.epsilon).exp(-self.epsilon * k)
         return scale * (self._piece(power, k, part, 1.0) + self._ratio * self._periods(k + 1, power))
 
-    def _whole(self, power: int, k: Any, last: Any) -> Any:
+    def _whole(self, power: int, k: Real, last: Real) -> Real:
         """Sum over the periods j = k .. last - 1 of q^(1 + j - k) times the integral of (1 or q) t^power over them."""
         eps, q, xp = self.epsilon, self._ratio, namespace(k, last, self.epsilon)
         count = xp.maximum(last - k, 0.0)
@@ -116,7 +116,7 @@ class Staircase(Symmetric):
         parts = xp.exp(-each.epsilon * (j + 1)) * each._piece(power, xp.expand_dims(k, -1) + j, 0.0, 1.0)
         return xp.where(few, xp.where(j < xp.expand_dims(count, -1), parts, 0.0).sum(-1), apart)
 
-    def _periods(self, k: Any, power: int) -> Any:
+    def _periods(self, k: Real, power: int) -> Real:
         """Sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
         g, q = self.gamma, self._ratio
         s0, s1, s2 = 1 / (1 - q), q / (1 - q) ** 2, q * (1 + q) / (1 - q) ** 3
@@ -127,7 +127,7 @@ class Staircase(Symmetric):
             return p1 * (k * s0 + s1) + p2 * s0
         return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
 
-    def lower_inverse(self, u: Any) -> Any:
+    def lower_inverse(self, u: Real) -> Real:
         """The period from the geometric tail q^k / 2, then the part of it.
 
         The high step is gone through from its start, the low one, whose mass is about q of it, from its end.
@@ -144,7 +144,7 @@ class Staircase(Symmetric):
         return xp.where(below, -z, z)
 
     @property
-    def knots(self) -> Any:
+    def knots(self) -> RealArray:
         """All steps with a tail above 1e-300; how many depends on eps, which must be a number: ``steps`` traces."""
         return self.steps(int(700 / float(self.epsilon)) + 2)
 

@@ -17,6 +17,8 @@ from dpkernels.estimation.intervals import Histogram, Resampled
 from dpkernels.estimation.likelihood import Fit
 from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
 from dpkernels.estimation.plot import draw
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real
 
 _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _RESAMPLES, _MOST_RESAMPLES = 400, 100_000
@@ -28,7 +30,7 @@ _LIKELY = np.linspace(0.1, 0.9, 9)
 
 def estimate(
     reports: Any,
-    mechanism: Any = None,
+    mechanism: Mechanism | None = None,
     *,
     column: str | None = None,
     bounds: tuple[float, float] | None = None,
@@ -146,7 +148,7 @@ class Estimate:
         """The root of ``variance``."""
         return deviation_of(self.reports)
 
-    def cdf(self, x: Any) -> Resampled:
+    def cdf(self, x: Real) -> Resampled:
         """The share of inputs that are at most x, which are taken to be continuous: of whole numbers ask at halves.
 
         Args:
@@ -158,7 +160,7 @@ class Estimate:
         x = self._within("x", x, self.lower, self.upper)
         return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
 
-    def quantile(self, p: Any) -> Resampled:
+    def quantile(self, p: Real) -> Resampled:
         """The smallest x that a share p of inputs does not exceed.
 
         Args:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.numerics import Real
 
 Interval = tuple[Any, Any]
 
@@ -54,7 +55,7 @@ class Moment:
         low, high = self._bernstein(confidence)
         return self._cut(low - self.missed, high + self.missed)
 
-    def _cut(self, low: Any, high: Any) -> Interval:
+    def _cut(self, low: Real, high: Real) -> Interval:
         return tuple(_plain(np.clip(end, self.smallest, self.largest)) for end in (low, high))  # type: ignore[return-value]
 
 
@@ -77,7 +78,7 @@ class Resampled:
     largest: float
 
     @property
-    def error(self) -> Any:
+    def error(self) -> Real:
         """The standard deviation of the draws."""
         return _plain(self.draws.std(axis=0, ddof=1))
 
@@ -120,5 +121,5 @@ class Histogram:
     counts: Resampled
 
 
-def _plain(array: Any) -> Any:
+def _plain(array: Real) -> Real:
     return float(array) if np.ndim(array) == 0 else np.asarray(array)

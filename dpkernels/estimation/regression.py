@@ -18,6 +18,7 @@ import numpy as np
 from dpkernels.estimation.counts import codes, numbers_of
 from dpkernels.estimation.intervals import Moment
 from dpkernels.estimation.sources import channel_of
+from dpkernels.numerics import Real
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def _product_missed(first: Column, second: Column) -> float:
     return float(each)
 
 
-def covariance(a: Any, b: Any) -> Moment:
+def covariance(a: Real, b: Real) -> Moment:
     """The covariance of the values behind two columns.
 
     Args:
@@ -71,7 +72,7 @@ def covariance(a: Any, b: Any) -> Moment:
     return _of_means(x * y, len(x) / (len(x) - 1), _product_missed(first, second))
 
 
-def correlation(a: Any, b: Any) -> Moment:
+def correlation(a: Real, b: Real) -> Moment:
     """Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), each corrected.
 
     Args:

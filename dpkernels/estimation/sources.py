@@ -66,7 +66,7 @@ def channel_of(
 class _Same:
     """A certificate as a key: tables are large, and the same one is the same object."""
 
-    def __init__(self, certificate: Any) -> None:
+    def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate
 
     def __hash__(self) -> int:
@@ -126,7 +126,11 @@ def _(certificate: Any, bounds: tuple[float, float] | None, decimals: int | None
 @_channel.register(WindowCertificate)
 @_channel.register(PlacedCertificate)
 @_channel.register(RowCertificate)
-def _(certificate: Any, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
+def _(
+    certificate: WindowCertificate | PlacedCertificate | RowCertificate,
+    bounds: tuple[float, float] | None,
+    decimals: int | None,
+) -> Channel:
     _refuse_bounds(bounds)
     return TableChannel([(1.0, certificate.table)], decimals)
 

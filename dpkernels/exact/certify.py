@@ -57,7 +57,7 @@ def _(mechanism: ExactMultivariate) -> ExactMultivariate:
 
 @certify.register(Mechanism)
 @certify.register(AdditiveVector)
-def _(mechanism: Any) -> ExactForm:
+def _(mechanism: Mechanism | AdditiveVector) -> ExactForm:
     try:
         hash(mechanism)
     except TypeError:  # A parameter is an array.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 from jax import Array
+
+from dpkernels.numerics import RealArray
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
 NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
@@ -52,14 +53,14 @@ class ExactForm(abc.ABC):
         return float(self.certificate.worst_variance) / float(self.mechanism.worst_variance) - 1
 
     @abc.abstractmethod
-    def reports(self, x: Any, *words: Any) -> Any:
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         """Reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
     @cached_property
-    def compiled(self) -> Callable[..., Array]:
+    def compiled(self) -> jax.stages.Wrapped:
         """``reports``, jitted, after an argument whose memory (of x's shape and type) the result takes over."""
 
-        def into(_: Array, x: Array, *words: Array) -> Array:
+        def into(_: Array, x: Array, *words: Array) -> RealArray:
             return self.reports(x, *words)
 
         return jax.jit(into, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
@@ -74,7 +75,7 @@ def concrete_mechanism(mechanism: Any) -> Any:
     return jax.tree.map(_concrete, mechanism)
 
 
-def refuse_traced(leaf: Any) -> None:
+def refuse_traced(leaf: object) -> None:
     """Refuse a parameter that has no value yet.
 
     Raises:

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from jax import Array
 
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.namespace import namespace, take
+from dpkernels.numerics import RealArray
 
-OutcomeKernel = Callable[[Array], Array]
+OutcomeKernel = Callable[[RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +91,7 @@ def alias_kernel(columns: AliasColumns) -> OutcomeKernel:
     log_columns, shift = word(columns.log_columns), word(columns.bits - columns.log_columns)
     ones = word((1 << columns.log_columns) - 1)
 
-    def outcomes(r: Array) -> Array:
+    def outcomes(r: RealArray) -> RealArray:
         column = (r >> shift).astype(np.int32)
         entry = take(columns.packed, column)
         return namespace(r).where((r << log_columns | ones) < entry, column, (entry & ones).astype(np.int32))

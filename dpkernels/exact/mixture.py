@@ -14,6 +14,7 @@ from dpkernels.exact.namespace import namespace
 from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
+from dpkernels.numerics import RealArray
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +39,7 @@ class ExactMixture(ExactForm):
     def negligible(self) -> float:
         return min(self.first.negligible, self.second.negligible)
 
-    def reports(self, x: Any, *words: Any) -> Any:
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         *shared, choice = words
         reports = [
             form.reports(x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, form.words, strict=True)))

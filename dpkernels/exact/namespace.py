@@ -7,13 +7,15 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from dpkernels.numerics import Real
 
-def namespace(array: Any) -> Any:
+
+def namespace(array: object) -> Any:
     """NumPy for its own arrays, else jax.numpy."""
     return np if isinstance(array, np.ndarray) else jnp
 
 
-def take(table: np.ndarray, at: Any) -> Any:
+def take(table: np.ndarray, at: Real) -> Any:
     """``table[at]`` for indices that are within it, NumPy's or JAX's."""
     if isinstance(at, np.ndarray):
         return table.take(at)

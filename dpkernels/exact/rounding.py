@@ -8,9 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from jax import Array
 
 from dpkernels.exact.namespace import namespace
+from dpkernels.numerics import RealArray
 
 ReportKernel = Callable[[Any, Any], Any]
 
@@ -20,7 +20,7 @@ def fraction_bits(shifts: int) -> int:
     return 16 if shifts >= 256 else 30 - shifts.bit_length()
 
 
-def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: float) -> Array:
+def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
     """Round inputs to one of the two rows around them, with random bits of their own.
 
     Rows 0..shifts are evenly spaced from ``first`` to ``last``. What holds for rows holds for inputs. Neighbours d
@@ -35,7 +35,7 @@ def nearest_rows(x: Array, rounding: Array, shifts: int, first: float, last: flo
     return ((position + low_bits) >> bits).astype(np.int32, copy=False)
 
 
-def positions(x: Array, shifts: int, first: float, last: float) -> Array:
+def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
     """The nearest of shifts 2^bits equal steps from ``first`` to ``last``: floor(2 o + 1) // 2, o the float position.
 
     Roundings, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor reads as 0, move o by less
@@ -63,7 +63,7 @@ def report_kernel(middle: Fraction, step: Fraction) -> ReportKernel:
     coarse = _short(half)
     fine = _short(half - Fraction(coarse))
 
-    def reports(doubled: Any, dtype: Any) -> Any:
+    def reports(doubled: RealArray, dtype: Any) -> Any:
         codes = doubled.astype(np.float64)
         return ((codes * coarse + centre) + codes * fine).astype(dtype, copy=False)
 

@@ -11,7 +11,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.distributions.noise import Noise
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import floating, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 # Inputs beyond this many sensitivities are refused: a release places them by 64-bit integers.
@@ -50,64 +50,64 @@ class Additive(Mechanism):
         if self.delta is not None:
             checks.within("delta", self.delta, 0.0, 1.0)
 
-    def claim(self, *, sensitivity: float, epsilon: float, delta: float) -> Additive:
+    def claim(self, *, sensitivity: Real, epsilon: Real, delta: Real) -> Additive:
         """The same noise with this claim, which ``certify`` and ``perturb`` verify on the integers they sample."""
         return dataclasses.replace(self, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
     @property
-    def input_interval(self) -> tuple[Any, Any]:
+    def input_interval(self) -> tuple[Real, Real]:
         end = _LARGEST_FLOAT if self.sensitivity is None else _LARGEST * self.sensitivity
         return -end, end
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         """The whole line, whatever the noise's support: inputs are not bounded."""
         return -np.inf, np.inf
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         return self.noise.prob(floating(y) - x)
 
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         """Log density of the noise at y - x, on a lattice log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
-    def _noise_of(self, y: Any, x: Any) -> Any:
+    def _noise_of(self, y: Real, x: Any) -> Any:
         """y - x, but for what rounding of a report and of the difference did to a lattice point."""
         y = floating(y)
         z = y - x
         return self.noise.placed(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
 
-    def mass(self, y: Any, x: Any) -> Any:
+    def mass(self, y: Real, x: Any) -> Any:
         if not len(self.noise.atoms[0]):
             return unless_nan(namespace(y, x).zeros_like(floating(y) + x), y, x)
         log_mass = self.log_prob(y, x)
         return namespace(log_mass).exp(log_mass)
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
-    def icdf(self, u: Any, x: Any) -> Any:
+    def icdf(self, u: Real, x: Any) -> Any:
         return x + self.noise.icdf(floating(u))
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:
         """x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         return self.noise.variance + 0 * floating(x)
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         return self.noise.absolute_moment + 0 * floating(x)
 
     @property
-    def worst_variance(self) -> Any:
+    def worst_variance(self) -> Real:
         """Var Z, at every input."""
         return self.noise.variance
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         at, probability = self.noise.atoms
         column = (-1, *[1] * np.ndim(x))
         return x + at.reshape(column), probability.reshape(column) + 0.0 * floating(x)

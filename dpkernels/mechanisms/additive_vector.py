@@ -14,6 +14,7 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
 
 NORMS = ("l1", "l2", "linf")
@@ -45,12 +46,12 @@ class AdditiveVector:
         return "l2" if isinstance(self.coordinate.noise, Gaussian) else "l1"
 
     @property
-    def input_interval(self) -> tuple[Any, Any]:
+    def input_interval(self) -> tuple[Real, Real]:
         """Smallest and largest valid value."""
         return self.coordinate.input_interval
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         """The whole line."""
         return self.coordinate.output_interval
 
@@ -72,7 +73,7 @@ class AdditiveVector:
         """E(report | x)."""
         return self.coordinate.mean(x)
 
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         """Log likelihood of reports y of vectors x, of shape (..., d): the sum of their values', of shape (...).
 
         Raises:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.numerics import floating, log_or_never, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.roots import bisect
@@ -32,19 +32,19 @@ class Mechanism(abc.ABC):
     epsilon: Any
 
     @abc.abstractmethod
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         """Density at report ``y`` given input ``x`` of the part that has one; see ``atoms`` for the other."""
 
     @abc.abstractmethod
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         """P(report <= y | x)."""
 
     @abc.abstractmethod
-    def mass(self, y: Any, x: Any) -> Any:
+    def mass(self, y: Real, x: Any) -> Any:
         """P(report = y | x), y to within rounding; 0 but at an atom."""
 
     @abc.abstractmethod
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         """Log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
 
         -inf where no report is possible. Densities are per data unit, atoms count as 1: reports of positive probability
@@ -59,29 +59,29 @@ class Mechanism(abc.ABC):
         """
 
     @abc.abstractmethod
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         """A report made of one uniform number ``u`` in (0, 1): any map with the right law, the fastest one."""
 
     @abc.abstractmethod
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """Var(report | x), in squared data units."""
 
     @abc.abstractmethod
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """E|report - x| given x, in data units."""
 
     @abc.abstractmethod
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         """Reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
 
     @property
     @abc.abstractmethod
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         """Smallest and largest possible report."""
 
     @property
     @abc.abstractmethod
-    def input_interval(self) -> tuple[Any, Any]:
+    def input_interval(self) -> tuple[Real, Real]:
         """Smallest and largest valid input."""
 
     @abc.abstractmethod
@@ -90,14 +90,14 @@ class Mechanism(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def worst_variance(self) -> Any:
+    def worst_variance(self) -> Real:
         """Largest variance over valid inputs."""
 
     @abc.abstractmethod
-    def icdf(self, u: Any, x: Any) -> Any:
+    def icdf(self, u: Real, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u."""
 
-    def sample(self, key: Array, x: Any) -> Array:
+    def sample(self, key: Array, x: Real) -> Array:
         """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
 
         Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
@@ -126,11 +126,11 @@ def sampler(mechanism: Mechanism) -> Any:
 class Local(Mechanism):
     """A map from ``[lower, upper]`` to a bounded interval, pure epsilon-DP."""
 
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
 
     @property
-    def input_interval(self) -> tuple[Any, Any]:
+    def input_interval(self) -> tuple[Real, Real]:
         return self.lower, self.upper
 
     @property
@@ -138,11 +138,11 @@ class Local(Mechanism):
         """The middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
 
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         mass, density = self.mass(y, x), self.pdf(y, x)
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
-    def icdf(self, u: Any, x: Any) -> Any:
+    def icdf(self, u: Real, x: Any) -> Any:
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
@@ -165,22 +165,23 @@ class Bounded(Local):
         return self.variance(self.middle)
 
     @property
-    def worst_variance(self) -> Any:
+    def worst_variance(self) -> Real:
         """Largest variance over valid inputs."""
         return self.worst_excess(1.0)
 
     @abc.abstractmethod
-    def worst_excess(self, rate: Any) -> Any:
+    def worst_excess(self, rate: Real) -> Real:
         """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
 
 
 class Parabolic(Bounded):
     """A bounded mechanism of few atoms, whose variance is affine in (x - middle)^2."""
 
-    def mass(self, y: Any, x: Any) -> Any:
-        y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
+    def mass(self, y: Real, x: Any) -> Any:
+        report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         at, p = self.atoms(x)
-        return unless_nan(namespace(y, p).where(abs(y - at) <= self._room(at.astype(y.dtype)), p, 0.0).sum(0), y, x)
+        near = abs(report - at) <= self._room(at.astype(report.dtype))
+        return unless_nan(namespace(report, p).where(near, p, 0.0).sum(0), report, x)
 
     def _room(self, at: Any) -> Any:
         """How far a report may be from its atom (of its type): by rounding, and on the lattice of an exact form."""
@@ -188,7 +189,7 @@ class Parabolic(Bounded):
         rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
-    def worst_excess(self, rate: Any) -> Any:
+    def worst_excess(self, rate: Real) -> Real:
         """It is at the middle or at an end."""
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
@@ -196,7 +197,7 @@ class Parabolic(Bounded):
 
 
 @partial(jax.jit, inline=True)
-def _sample(mechanism: Mechanism, key: Array, start: tuple[Any, Any], x: Array) -> Array:
+def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
     y = _reparameterised("draw", mechanism, u, x)
@@ -209,14 +210,14 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array
     return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
 
 
-def _invert(mechanism: Mechanism, u: Any, x: Any) -> Any:
+def _invert(mechanism: Mechanism, u: Real, x: Any) -> Any:
     u, x = namespace(u, x).broadcast_arrays(u, x)
     low, high = mechanism.output_interval
     return bisect(lambda y: mechanism.cdf(y, x), u, low, high)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reparameterised(how: str, mechanism: Mechanism, u: Any, x: Any) -> Any:
+def _reparameterised(how: str, mechanism: Mechanism, u: Real, x: Real) -> Real:
     return mechanism.draw(u, x) if how == "draw" else _invert(mechanism, u, x)
 
 

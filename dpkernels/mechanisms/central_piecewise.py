@@ -14,7 +14,7 @@ from scipy.optimize import minimize_scalar
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
 # Every step is a term of all formulas, and needs cells of its own in an exact table.
@@ -54,8 +54,8 @@ class CentralPiecewise(Parabolic):
 
     core: Any
     steps: int
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
     epsilon: Any
     sensitivity: Any
 
@@ -91,17 +91,17 @@ class CentralPiecewise(Parabolic):
         return 1 + self.half_widths[-1]
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         far = self.reach * self.scale
         return self.middle - far, self.middle + far
 
-    def _t(self, x: Any) -> Any:
+    def _t(self, x: Real) -> Real:
         return (floating(x) - self.middle) / ((self.upper - self.lower) / 2)
 
-    def _v(self, y: Any) -> Any:
+    def _v(self, y: Real) -> Any:
         return (floating(y) - self.middle) / self.scale
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         v, t, (windows, base) = self._v(y), self._t(x), self.masses
         xp = namespace(v, t, base)
         density = xp.where(xp.abs(v) <= self.reach, base / (2 * self.reach), 0.0)
@@ -109,7 +109,7 @@ class CentralPiecewise(Parabolic):
             density = density + xp.where(xp.abs(v - t) <= r, w / (2 * r), 0.0)
         return density / self.scale
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         v, t, (windows, base) = self._v(y), self._t(x), self.masses
         xp = namespace(v, t, base)
         total = base * xp.clip((v / self.reach + 1) / 2, 0.0, 1.0)
@@ -117,7 +117,7 @@ class CentralPiecewise(Parabolic):
             total = total + w * xp.clip(((v - t) / r + 1) / 2, 0.0, 1.0)
         return total
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         """The exact mixture: u picks a window or the base, and its rest a point there."""
         t, (windows, base), r = self._t(x), self.masses, self.half_widths
         xp = namespace(u, t, base)
@@ -129,14 +129,14 @@ class CentralPiecewise(Parabolic):
             left, chosen = xp.where(here | chosen, left, left - w), chosen | here
         return self.middle + self.scale * xp.where(chosen, v, self.reach * (2 * xp.minimum(left / base, 1.0) - 1))
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """(R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
         (windows, base), half = self.masses, (self.upper - self.lower) / 2
         X = 1 / windows.sum()
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
         return half**2 * (X**2 * spread + (X - 1) * self._t(x) ** 2)
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
         t, (windows, base) = self._t(x), self.masses
         v = self._v(x)
@@ -147,7 +147,7 @@ class CentralPiecewise(Parabolic):
             integral = integral + w * (r * z**2 + xp.maximum(v - t - r, 0.0))
         return 2 * self.scale * integral
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 

@@ -14,7 +14,7 @@ from jax import Array
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Bounded, sample_from
-from dpkernels.numerics import floating, log_or_never, namespace
+from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.random.keys import check_key
 
@@ -67,7 +67,7 @@ class Multivariate:
         return self.coordinate.epsilon * self.sampled
 
     @property
-    def input_interval(self) -> tuple[Any, Any]:
+    def input_interval(self) -> tuple[Real, Real]:
         """Smallest and largest valid inputs."""
         return self.lower, self.upper
 
@@ -80,13 +80,13 @@ class Multivariate:
         return (self.upper - self.lower) / 2
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         """Smallest and largest possible reports of each coordinate."""
         low, high = self.coordinate.output_interval
         factor = self._half * self.dimensions / self.sampled
         return self._middle + factor * low, self._middle + factor * high
 
-    def unit(self, x: Any) -> Any:
+    def unit(self, x: Real) -> Real:
         """Inputs on [-1, 1]."""
         return (x - self._middle) / self._half
 
@@ -94,7 +94,7 @@ class Multivariate:
         """E(report | x) = x."""
         return floating(x)
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: RealArray) -> RealArray:
         """(d/s)(Var(z) + z^2) - z^2 a coordinate, z the input on [-1, 1], times the squared half-width."""
         z, rate = self.unit(floating(x)), self.dimensions / self.sampled
         return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half**2
@@ -105,11 +105,11 @@ class Multivariate:
         return self.variance(self._middle)
 
     @property
-    def worst_variance(self) -> Any:
+    def worst_variance(self) -> Real:
         """Largest variance of a coordinate."""
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
-    def log_prob(self, y: Any, x: Any) -> Any:
+    def log_prob(self, y: Real, x: Any) -> Any:
         """Log likelihood of reports y of vectors x, of shape (..., d), as ``Mechanism.log_prob``; of shape (...).
 
         log of the mean over the d runs of the product of their coordinates' likelihoods, 0 where another coordinate is
@@ -132,7 +132,7 @@ class Multivariate:
         share = xp.where(allowed, xp.exp(xp.where(allowed, whole - top[..., None], 0.0)), 0.0).mean(-1)
         return top + log_or_never(share)
 
-    def _on_atom(self, z: Any, at: Any, room: Any) -> Any:
+    def _on_atom(self, z: Real, at: Any, room: Any) -> Any:
         """A coordinate's atom where its report, in data units, may be a rounding of it."""
         places = self.coordinate.atoms(at)[0]
         near = abs(z - places) * self._half <= room
@@ -177,7 +177,7 @@ def check_shape(mechanism: Multivariate, shape: tuple[int, ...], name: str = "x"
         raise ValueError(f"{name}: has shape {shape}; its last axis must hold the {mechanism.dimensions} coordinates")
 
 
-def chosen_coordinates(start: Any, dimensions: int, sampled: int) -> Any:
+def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.ndarray:
     """The cyclic run of s coordinates from each start, shape (rows, s)."""
     return (start[:, None] + namespace(start).arange(sampled)) % dimensions
 

@@ -20,6 +20,7 @@ from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
+from dpkernels.numerics import Real
 
 WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
 BASES = ("constant", "quartic")
@@ -190,7 +191,7 @@ def multivariate(
     *,
     dimensions: int,
     epsilon: float,
-    lower: Any,
+    lower: Real,
     upper: Any,
     sampled: int | None = None,
     coordinate: str = "hybrid",

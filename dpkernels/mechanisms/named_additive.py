@@ -16,7 +16,7 @@ from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace, ndtri
+from dpkernels.numerics import Real, namespace, ndtri
 from dpkernels.roots import safe_root
 
 # What a release of pure noise may spend on the ends of its finite table.
@@ -47,9 +47,7 @@ def gaussian(
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
 
 
-def truncated_laplace(
-    *, epsilon: float, delta: float, sensitivity: float = 1.0, upper: float | None = None
-) -> Additive:
+def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
     """Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
 
     With l = D/eps and O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
@@ -79,13 +77,13 @@ def truncated_laplace(
     return Additive(Reweighted(Laplace(scale), A, B, 0.0), sensitivity, epsilon, delta)
 
 
-def symmetric_bound(epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise of scale D/eps."""
     xp = namespace(epsilon, delta, sensitivity)
     return sensitivity / epsilon * xp.log1p(xp.expm1(epsilon) / (2 * delta))
 
 
-def _left_end(upper: Any, scale: Any, epsilon: Any, delta: Any, highest: Any) -> Any:
+def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Real) -> Real:
     """A, the further end where B is below B*, else the nearer one."""
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
@@ -147,7 +145,7 @@ def truncated_gaussian(
     return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
 
 
-def truncation_bound(sigma: Any, delta: Any, sensitivity: Any) -> Any:
+def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
     """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side as computed.
 
     The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
@@ -168,7 +166,7 @@ def truncation_bound(sigma: Any, delta: Any, sensitivity: Any) -> Any:
     return safe_root(_revealing_excess, (s, D, delta), far, D / 2)
 
 
-def _revealing_excess(T: Any, parameters: tuple[Any, Any, Any]) -> Any:
+def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
     s, D, delta = parameters
     kernel = Gaussian(s)
     return kernel.mass(-T, D - T) / kernel.mass(-T, T) - delta
@@ -190,11 +188,11 @@ def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None =
 def budget_recycled(
     kernel: Distribution | Additive,
     *,
-    theta: float,
-    q: float,
-    sensitivity: float | None = None,
-    epsilon: float | None = None,
-    delta: float | None = None,
+    theta: Real,
+    q: Real,
+    sensitivity: Real | None = None,
+    epsilon: Real | None = None,
+    delta: Real | None = None,
 ) -> Additive:
     """Budget recycling (Jiang 2024): a kernel's noise beyond theta is redrawn with probability q.
 
@@ -283,6 +281,6 @@ def _cells(sensitivity: float, step: float) -> int:
     return math.ceil(Fraction(sensitivity) / Fraction(step))
 
 
-def _check(epsilon: Any, sensitivity: Any) -> None:
+def _check(epsilon: Real, sensitivity: Real) -> None:
     checks.epsilon(epsilon)
     checks.sensitivity(sensitivity)

@@ -7,7 +7,7 @@ from typing import Any
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import floating, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 
@@ -30,8 +30,8 @@ class TwoPoint(Parabolic):
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
 
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
     epsilon: Any
 
     def __post_init__(self) -> None:
@@ -39,51 +39,51 @@ class TwoPoint(Parabolic):
         checks.interval(self.lower, self.upper)
 
     @property
-    def magnitude(self) -> Any:
+    def magnitude(self) -> Real:
         """B, the distance of either report from the middle."""
         return (self.upper - self.lower) / 2 / namespace(self.epsilon).tanh(self.epsilon / 2)
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         return self.middle - self.magnitude, self.middle + self.magnitude
 
-    def _distances(self, x: Any) -> tuple[Any, Any]:
+    def _distances(self, x: Real) -> tuple[Real, Real]:
         """x less the low report, and the high report less x."""
         x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
         return x - self.lower + beyond, self.upper - x + beyond
 
-    def probability_high(self, x: Any) -> Any:
+    def probability_high(self, x: Real) -> Real:
         """P(report = middle + B | x)."""
         return self._distances(x)[0] / (2 * self.magnitude)
 
-    def probability_low(self, x: Any) -> Any:
+    def probability_low(self, x: Real) -> Real:
         """P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         low, high = self.output_interval
         y, p = floating(y), self.probability_low(x)
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         low, high = self.output_interval
         p = self.probability_high(x)
         return namespace(u, p).where(u < p, high, low)
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """B^2 - (x - middle)^2, the product of the distances from both reports."""
         below, above = self._distances(x)
         return below * above
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """(B^2 - (x - middle)^2) / B."""
         return self.variance(x) / self.magnitude
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         odds = self.probability_low(x), self.probability_high(x)
         xp = namespace(*odds)
         return xp.stack([end + 0 * odds[0] for end in self.output_interval]), xp.stack(odds)
@@ -131,35 +131,35 @@ class Mixture(Parabolic):
         return namespace(first, second).maximum(first, second)
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
         xp = namespace(low, low2, high, high2)
         return xp.minimum(low, low2), xp.maximum(high, high2)
 
-    def _mix(self, first: Any, second: Any) -> Any:
+    def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         return self._mix(self.first.pdf(y, x), self.second.pdf(y, x))
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         w = self.weight
         xp = namespace(u, w)
         first = self.first.draw(xp.minimum(u / w, 1.0), x)
         second = self.second.draw(xp.maximum(u - w, 0.0) / (1 - w), x)
         return xp.where(u < w, first, second)
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """The mean of the parts' variances: both parts have mean x."""
         return self._mix(self.first.variance(x), self.second.variance(x))
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         return self._mix(self.first.absolute_error(x), self.second.absolute_error(x))
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         (at, p), (at2, p2) = self.first.atoms(x), self.second.atoms(x)
         xp = namespace(p, p2, self.weight)
         return xp.concatenate([at, at2]), xp.concatenate([self.weight * p, (1 - self.weight) * p2])

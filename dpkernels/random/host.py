@@ -14,7 +14,7 @@ _COUNTER = struct.Struct("<QII")
 
 # Never written, so that an operating system keeps one page for all of it, which stays in a core's cache. A stream of a
 # chunk is then one call of OpenSSL: threads wait for the interpreter's lock after each.
-_ZEROS = memoryview(np.zeros(1 << 21, np.uint8)).toreadonly()
+_ZEROS = np.zeros(1 << 21, np.uint8).data.toreadonly()
 
 
 class Source:

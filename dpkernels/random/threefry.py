@@ -6,11 +6,11 @@ rolled loops on the CPU, which a consumer cannot fuse with.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+
+from dpkernels.numerics import Real
 
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 _PARITY = np.uint32(0x1BD11BDA)
@@ -29,7 +29,7 @@ def threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
     return x0, x1
 
 
-def stream_words(key: Array, start: tuple[Any, Any], count: int, bits: int) -> Array:
+def stream_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
     """Words ``start .. start + count - 1`` of the key's stream, of 32 or 64 bits.
 
     Args:

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels.numerics import Real
 from dpkernels.random import chacha, threefry
 from dpkernels.random.keys import family
 
 
-def uniforms(key: Array, start: tuple[Any, Any], count: int, dtype: Any) -> Array:
+def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Array:
     """Uniforms ``start .. start + count - 1`` of a key's stream.
 
     Args:
@@ -39,7 +40,7 @@ def unit_interval(words: Array, dtype: Any) -> Array:
     return (kept.astype(dtype) + info.dtype.type(0.5)) * info.dtype.type(2.0**-info.nmant)
 
 
-def _words(key: Array, start: tuple[Any, Any], count: int, bits: int) -> Array:
+def _words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
     data = jax.random.key_data(key)
     match family(key):
         case "threefry2x32":

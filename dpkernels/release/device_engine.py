@@ -12,6 +12,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from dpkernels.exact.form import ExactForm
+from dpkernels.numerics import RealArray
 from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
 from dpkernels.release.host_engine import BLOCK_VALUES, padded_length
@@ -76,7 +77,7 @@ def sharded(form: ExactForm, devices: tuple[Any, ...]) -> Any:
     """The jitted program (values, the head of every stream) -> reports, all split over the devices."""
     split = PartitionSpec("values")
 
-    def local(x: Array, *heads: Array) -> Array:
+    def local(x: Array, *heads: Array) -> RealArray:
         words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, form.words, strict=True)]
         return form.reports(x, *words)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
@@ -22,7 +22,7 @@ from jax._src import xla_bridge  # There is no public way to ask whether JAX has
 from dpkernels.exact.form import ExactForm
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.release.device_engine import DeviceRelease
-from dpkernels.release.host_engine import CHUNK, HostRelease, aligned, padded_length
+from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.settings import own_settings
 
@@ -32,10 +32,9 @@ Engine = Callable[[np.ndarray, int, np.ndarray], None]
 # Values from an index on, at most so many, fit to be perturbed.
 Checked = Callable[[int, int], np.ndarray]
 
-# One thread more than cores: while one waits for the interpreter's lock, the others keep the cores busy.
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-_WORKERS = min(CORES + 1, 9)
-_ONE_THREAD = 1 << 15  # So many values are done before another thread has started.
+_WORKERS = min(CORES, 9)
+_ONE_THREAD = 1 << 17  # So many values are done before another thread has started and found its place.
 
 _had_run = _after_fork = False
 
@@ -128,28 +127,51 @@ def in_chunks(
 
 
 def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
-    """A chunk a thread; few values are done at once."""
-    size = min(CHUNK, max(_ONE_THREAD, padded_length(-(-len(out) // CORES))))
+    """Piece after piece, by this thread and by others that join it: to wake one takes as long as half a piece."""
+    size = _piece(len(out))
+    pieces, done, failed = iter(range(0, len(out), size)), deque[int](), dict[int, BaseException]()
 
-    def work(at: int) -> int:
-        chunk = checked(at, size)
-        engine(chunk, start + at, out[at : at + size])
-        return len(chunk)
+    def work(tell: Callable[[], Any] = lambda: None) -> None:
+        for at in pieces:
+            try:
+                chunk = checked(at, size)
+                engine(chunk, start + at, out[at : at + size])
+                done.append(len(chunk))
+            except BaseException as error:  # Whatever it is, reports are missing.
+                failed[at] = error
+                _exhaust(pieces)
+            tell()
 
-    if len(out) <= size:
-        advance(work(0))
-        return
-    tasks = [_pool(_WORKERS).submit(work, at) for at in range(0, len(out), size)]
+    def tell() -> None:
+        while done:
+            advance(done.popleft())
+
+    tasks = [_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-len(out) // size)) - 1)]
     try:
-        for task in tasks:
-            advance(task.result())
+        work(tell)
     finally:
         # Nobody writes to the reports any more once this returns, whatever ended it.
+        _exhaust(pieces)
         wait([task for task in tasks if not task.cancel()])
+    if failed:
+        raise failed[min(failed)]
+    tell()
+
+
+def _piece(count: int) -> int:
+    """Values of a piece: as many pieces as threads or a multiple, all alike, unless they would be too small."""
+    rounds = -(-count // (CHUNK * _WORKERS))
+    pieces = min(rounds * _WORKERS, -(-count // _ONE_THREAD))
+    return min(CHUNK, -(-count // (pieces * BLOCK_VALUES)) * BLOCK_VALUES)
+
+
+def _exhaust(pieces: Iterator[int]) -> None:
+    """Nobody begins another one."""
+    deque(pieces, maxlen=0)
 
 
 def _by_devices(
-    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]
+    engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
 ) -> None:
     """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
     under_way: deque[tuple[int, Array]] = deque()

@@ -17,6 +17,7 @@ from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 # A table's reports may pass the density's interval by this share of its width; its variance is within 0.1 %.
@@ -38,8 +39,8 @@ class MeanEstimate:
     """
 
     value: Any
-    interval: tuple[Any, Any]
-    bernstein: tuple[Any, Any]
+    interval: tuple[Real, Real]
+    bernstein: tuple[Real, Real]
     count: int
     confidence: float
 
@@ -114,7 +115,7 @@ def _(mechanism: Multivariate, reports: np.ndarray) -> np.ndarray:
     return reports.reshape(-1, mechanism.dimensions)
 
 
-def _check_possible(rows: np.ndarray, mechanism: Any) -> None:
+def _check_possible(rows: np.ndarray, mechanism: Mechanism) -> None:
     low, high = _report_interval(mechanism)
     bad = ~((rows >= low) & (rows <= high))
     if bad.any():
@@ -125,19 +126,19 @@ def _check_possible(rows: np.ndarray, mechanism: Any) -> None:
         )
 
 
-def _report_interval(mechanism: Any) -> tuple[Any, Any]:
+def _report_interval(mechanism: Mechanism) -> tuple[Real, Real]:
     """The density's output interval, with room for a table's, whose lattice is not quite the density's."""
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
     room = _TABLE_ROOM * (high - low)
     return low - room, high + room
 
 
-def _bernstein(n: int, log_odds: float, variance: Any, largest: Any) -> Any:
+def _bernstein(n: int, log_odds: float, variance: Real, largest: Real) -> Real:
     """The t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
     third = largest * log_odds / 3
     return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
 
 
-def _largest_error(mechanism: Any) -> Any:
+def _largest_error(mechanism: Mechanism) -> Real:
     (low_in, high_in), (low_out, high_out) = mechanism.input_interval, _report_interval(mechanism)
     return np.maximum(high_out - low_in, high_in - low_out)

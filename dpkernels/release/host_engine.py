@@ -26,7 +26,7 @@ BLOCK_VALUES = 32
 _WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
 # The most values that one compiled program is made for.
-CHUNK = 1 << 18
+CHUNK = 1 << 17
 _SMALLEST_CHUNK = 1 << 10
 
 # Up to so many values NumPy is done before a compiled program would have started.

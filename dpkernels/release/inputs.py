@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels.decimals import shortest
+from dpkernels.numerics import Real
 
 
 @lru_cache(maxsize=64)
@@ -168,7 +169,7 @@ def _least(source: np.dtype, dtype: np.dtype) -> float:
     return own
 
 
-def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Any, Any] | None, reason: str) -> None:
+def _refuse(values: np.ndarray, bad: np.ndarray, first: int, interval: tuple[Real, Real] | None, reason: str) -> None:
     if not bad.any():
         return
     at = tuple(int(index) for index in np.argwhere(bad)[0])

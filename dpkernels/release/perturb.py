@@ -21,6 +21,7 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
+from dpkernels.numerics import Real, RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
@@ -105,7 +106,7 @@ def perturb(
         return _perturb_column(x, mechanism, key, exact, clip, progress, start)
 
 
-def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
+def _checked_start(start: Real, key: Array | None, exact: bool) -> int:
     start = checks.whole("start", start, 0, _MOST_VALUES)
     if start and not exact:
         raise ValueError(f"start: {start} is of a release; a simulation is made at once")
@@ -136,7 +137,7 @@ def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
     return math.prod(shape if alone else shape[1:])
 
 
-def _check_vectors(mechanism: AdditiveVector, x: Any, clip: bool) -> None:
+def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
     """Refuse vectors of another length, and values off a lattice known in advance."""
     mechanism.check_shape(x.shape)
     if mechanism.lattice is None:
@@ -188,7 +189,7 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
 
 @_reports.register
-def _(sampler: ExactForm, secret: bytes, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+def _(sampler: ExactForm, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
     bounds = _form_bounds(sampler, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
@@ -204,7 +205,7 @@ def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
 
 
 @_reports.register
-def _(sampler: ExactMultivariate, secret: bytes, x: Any, clip: bool, advance: Advance, first: int) -> Any:
+def _(sampler: ExactMultivariate, secret: bytes, x: Real, clip: bool, advance: Advance, first: int) -> Any:
     return release_vectors(sampler, secret, np.asarray(x), clip, advance, first // sampler.mechanism.dimensions)
 
 
@@ -237,7 +238,14 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool
 
 
 def _perturb_table(
-    table: Any, mechanisms: Any, *, key: Array | None, exact: bool, clip: bool, progress: bool | None, start: int
+    table: Any,
+    mechanisms: dict[str, Mechanism],
+    *,
+    key: Array | None,
+    exact: bool,
+    clip: bool,
+    progress: bool | None,
+    start: int,
 ) -> Any:
     """Every named column with a key of its own; the other columns are left as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:

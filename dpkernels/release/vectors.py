@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ _ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what 
 
 
 def release_vectors(
-    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], Any], start: int = 0
+    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], object], start: int = 0
 ) -> np.ndarray:
     """Reports of vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,13 +12,14 @@ from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
 from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
+from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.heights import CONDITIONS
 from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.square_wave import square_wave as named_square_wave
 from dpkernels.mechanisms.windowed.tabulated import base_from
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 # Narrower windows and flatter edges are no optimum for eps up to 20.
@@ -57,17 +59,17 @@ class Composite(Family):
         return width if self.base is not None else {**width, "r": LogBetween(self._lowest_edge, 1.0)}
 
     @property
-    def _lowest_edge(self) -> Any:
+    def _lowest_edge(self) -> Real:
         """Under sup_inf an edge of e^-eps leaves no height."""
         if self.condition == "pointwise":
             return _LOWEST_EDGE
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> Windowed:
+    def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
         interval = self.epsilon, self.lower, self.upper
         return height.windowed(self.window, base, parameters["m"], interval, self.condition)
@@ -83,7 +85,7 @@ class Composite(Family):
             condition=self.condition,
         )
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Windowed) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
         found = {"m": mechanism.width, "k": mechanism.height, "y": mechanism.level}
         return found if self.base is not None else {**found, "t": mechanism.level * mechanism.base.lowest}
 
@@ -110,10 +112,10 @@ class Piecewise(Family):
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> Windowed:
+    def build(self, parameters: dict[str, Real]) -> Windowed:
         interval = self.epsilon, self.lower, self.upper
         return height.windowed(named.WINDOWS[self.window], Constant(), 2 / parameters["eta"], interval, "sup_inf")
 
@@ -121,7 +123,7 @@ class Piecewise(Family):
         make = named.piecewise if self.window == "uniform" else named.piecewise_triangle
         return make(epsilon=self.epsilon, lower=self.lower, upper=self.upper, eta=parameters["eta"])
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Windowed) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
         return {"eta": 2 / mechanism.width}
 
 
@@ -143,17 +145,17 @@ class SquareWaves(Family):
         return {"b": Positive(unit=0.3, span=(-5.0, 1.5))}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> SquareWave:
+    def build(self, parameters: dict[str, Real]) -> SquareWave:
         return SquareWave(parameters["b"], self.lower, self.upper, self.epsilon)
 
     def release(self, parameters: dict[str, Any]) -> SquareWave:
         given = {"epsilon": self.epsilon, "lower": self.lower, "upper": self.upper}
         return named_square_wave(**given, half_width=parameters["b"])
 
-    def symbols(self, parameters: dict[str, Any], mechanism: SquareWave) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: SquareWave) -> dict[str, Real]:
         return {"b": mechanism.half_width}
 
 
@@ -168,20 +170,24 @@ class Plain(Determined):
     upper: Any
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> Any:
+    def build(self, parameters: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)
 
 
+# One of the user's own: a function, or its values at equal steps.
+Tabled = Callable[[float], float] | Sequence[float]
+
+
 def composite(
-    window: Any = "uniform",
-    base: Any = "constant",
+    window: str | Window | Tabled = "uniform",
+    base: str | Base | Tabled = "constant",
     *,
-    epsilon: Any,
-    lower: Any,
-    upper: Any,
+    epsilon: Real,
+    lower: Real,
+    upper: Real,
     condition: str = "pointwise",
 ) -> Composite:
     """A window on a base with free width m, and edge t for the quartic base (Zhang 2024).
@@ -203,14 +209,14 @@ def composite(
     return Composite(named.window_of(window), _base(base), epsilon, lower, upper, condition)
 
 
-def _base(base: Any) -> Base | None:
+def _base(base: str | Base | Tabled) -> Base | None:
     if isinstance(base, str):
         checks.one_of("base", base, named.BASES)
         return Constant() if base == "constant" else None
     return base if isinstance(base, Base) else base_from(base)
 
 
-def piecewise(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
+def piecewise(*, epsilon: Real, lower: Real, upper: Real) -> Piecewise:
     """Type-I piecewise transformations (Ma 2021) with free eta.
 
     Raises:
@@ -220,7 +226,7 @@ def piecewise(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
     return Piecewise("uniform", epsilon, lower, upper)
 
 
-def piecewise_triangle(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
+def piecewise_triangle(*, epsilon: Real, lower: Real, upper: Real) -> Piecewise:
     """Type-II piecewise transformations (Ma 2021) with free eta.
 
     Raises:
@@ -230,7 +236,7 @@ def piecewise_triangle(*, epsilon: Any, lower: Any, upper: Any) -> Piecewise:
     return Piecewise("triangle", epsilon, lower, upper)
 
 
-def square_wave(*, epsilon: Any, lower: Any, upper: Any) -> SquareWaves:
+def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> SquareWaves:
     """Square waves (Li 2020) with free half width: for ``distribution``, since they are biased.
 
     Raises:
@@ -240,7 +246,7 @@ def square_wave(*, epsilon: Any, lower: Any, upper: Any) -> SquareWaves:
     return SquareWaves(epsilon, lower, upper)
 
 
-def duchi(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+def duchi(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
     """Duchi's two-point mechanism: nothing is free.
 
     Raises:
@@ -250,7 +256,7 @@ def duchi(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     return Plain("duchi", epsilon, lower, upper)
 
 
-def hybrid(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
     """Wang 2019's hybrid mechanism: nothing is free.
 
     Raises:
@@ -260,7 +266,7 @@ def hybrid(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     return Plain("hybrid", epsilon, lower, upper)
 
 
-def optimal(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
+def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
     """The linear program's mechanism of least worst-case variance: nothing is free.
 
     Raises:
@@ -270,6 +276,6 @@ def optimal(*, epsilon: Any, lower: Any, upper: Any) -> Plain:
     return Plain("optimal", epsilon, lower, upper)
 
 
-def _check(epsilon: Any, lower: Any, upper: Any) -> None:
+def _check(epsilon: Real, lower: Real, upper: Real) -> None:
     checks.epsilon(epsilon)
     checks.interval(lower, upper)

@@ -15,9 +15,9 @@ from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families import reports
 from accountants.tune.families.sampled import QUERIES
-from accountants.tune.family import Family
+from accountants.tune.family import Family, Member
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -72,7 +72,7 @@ class Composed(Family):
         return {**reports.free(self.inner, self.at(1.0)), "p": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
     @property
@@ -89,10 +89,10 @@ class Composed(Family):
             inner = replace(inner, sensitivity=inner.sensitivity / p)
         return replace(self, inner=inner, rate=p)
 
-    def build(self, parameters: dict[str, Any]) -> Any:
+    def build(self, parameters: dict[str, Real]) -> Member:
         return self._sampled(parameters, reports.built)
 
-    def release(self, parameters: dict[str, Any]) -> Any:
+    def release(self, parameters: dict[str, Any]) -> Member:
         """As private as the upper end of the rigorous bracket of all reports."""
         return self._sampled(parameters, reports.released)
 
@@ -118,7 +118,7 @@ class Composed(Family):
         one = guarantee(mechanism)
         return (one if rate is None else one.subsample(rate)).repeat(self.count)
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
             return {**self.at(mechanism.rate).symbols(parameters, mechanism.mechanism), "p": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
@@ -126,7 +126,7 @@ class Composed(Family):
 
 
 @realised.register
-def _(family: Composed, mechanism: Any) -> tuple[float, float]:
+def _(family: Composed, mechanism: Member) -> tuple[float, float]:
     """All reports together, by the upper end of the rigorous bracket."""
     found = Bracket(family.together(mechanism)).delta(float(family.epsilon))[1]
     refuse_above(family, "delta", found, float(family.delta) * (1 + ROUNDING))
@@ -154,7 +154,9 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
     return FreeRate(query, spread, size)
 
 
-def composed(family: Family, *, count: Any, epsilon: Any, delta: Any, rate: float | FreeRate | None = None) -> Composed:
+def composed(
+    family: Family, *, count: Real, epsilon: Real, delta: Real, rate: float | FreeRate | None = None
+) -> Composed:
     """T reports of one member of a family that are (eps, delta)-DP together, as ``accountants.guarantee`` composes.
 
     What is solved for: of laplace and gaussian the scale, of truncated ones T (the interval is [-T, T]), of budget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from dpkernels import checks
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import until_private
 
@@ -56,15 +57,15 @@ class MergedLaplaces(Family):
         return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
-        rates = self._rates(parameters)
-        law = MergedLaplace(tuple(rates), tuple(parameters["c"]))
+    def build(self, parameters: dict[str, Real]) -> Additive:
+        rates, breaks = self._rates(parameters), namespace(parameters["c"]).asarray(parameters["c"])
+        law = MergedLaplace(tuple(rates), tuple(breaks))
         return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
 
-    def _rates(self, parameters: dict[str, Any]) -> Any:
+    def _rates(self, parameters: dict[str, Any]) -> RealArray:
         c, D = parameters["c"], self.sensitivity
         xp = namespace(c, D)
         c = xp.asarray(c)
@@ -87,12 +88,12 @@ class MergedLaplaces(Family):
 
         return until_private(lower, lambda made: realised_epsilon(made) <= self.epsilon)
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)
         return {"r": xp.stack(mechanism.noise.rates), "c": xp.stack(mechanism.noise.breaks)}
 
 
-def _steepest_window(rates: Any, c: Any, D: Any, xp: Any) -> Any:
+def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:
     """The largest integral of the slope over a window of length D, which starts at 0, at a break or D before one."""
     starts = xp.concatenate([xp.zeros(1), c, xp.maximum(c - D, 0.0)])[:, None]
     left, right = xp.concatenate([xp.zeros(1), c]), xp.concatenate([c, xp.full(1, np.inf)])
@@ -100,7 +101,7 @@ def _steepest_window(rates: Any, c: Any, D: Any, xp: Any) -> Any:
     return (xp.maximum(inside, 0.0) * rates).sum(-1).max()
 
 
-def merged_laplace(*, epsilon: Any, sensitivity: Any = 1.0, segments: int = 3) -> MergedLaplaces:
+def merged_laplace(*, epsilon: Real, sensitivity: Real = 1.0, segments: int = 3) -> MergedLaplaces:
     """Merged Laplace noise (Mugunthan 2020), pure eps-DP, its rates and breaks free.
 
     There are many local optima: with more ``starts``, see ``best``, a better one may be found.

@@ -12,6 +12,7 @@ from accountants.tune.family import Determined
 from dpkernels import checks
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
 
 _PLAIN: dict[str, Callable[..., Additive]] = {
@@ -38,27 +39,27 @@ class PlainNoise(Determined):
     sensitivity: Any
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0 if self.delta is None else self.delta
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         given = {} if self.delta is None else {"delta": self.delta}
         return _PLAIN[self.kind](epsilon=self.epsilon, sensitivity=self.sensitivity, **given)
 
 
-def laplace(*, epsilon: Any, sensitivity: Any = 1.0) -> PlainNoise:
+def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> PlainNoise:
     """Laplace noise of scale D/eps: nothing is free."""
     check_budget(epsilon, 0.5, sensitivity)
     return PlainNoise("laplace", epsilon, None, sensitivity)
 
 
-def gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> PlainNoise:
+def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> PlainNoise:
     """The analytic Gaussian (Balle and Wang 2018): nothing is free."""
     check_budget(epsilon, delta, sensitivity)
     return PlainNoise("gaussian", epsilon, delta, sensitivity)
 
 
-def check_budget(epsilon: Any, delta: Any, sensitivity: Any) -> None:
+def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
     """Refuse budgets out of range."""
     checks.epsilon(epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)

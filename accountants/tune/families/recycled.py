@@ -23,7 +23,7 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import NotPrivateError, until_private
 
@@ -90,10 +90,10 @@ class Recycled(Family):
         return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         kernel, theta = self.drawn(parameters)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
@@ -118,18 +118,18 @@ class Recycled(Family):
         kernel = rescaled(self.kernel, parameters[scale_symbol(self.kernel)])
         return kernel, parameters["theta"] if self.theta is None else self.theta
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return recycled_symbols(self.kernel, mechanism.noise)
 
 
-def recycled_symbols(unit: Distribution, noise: Any) -> dict[str, Any]:
+def recycled_symbols(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
     """Of a recycled law whose kernel is one at unit scale, scaled."""
     scale = width_of(noise.kernel) / width_of(unit)
     return {scale_symbol(unit): scale, "theta": noise.high, "q": 1 - noise.outside}
 
 
 def budget_recycled(
-    kernel: str | Distribution, *, epsilon: Any, delta: Any, sensitivity: Any = 1.0, theta: Any = None
+    kernel: str | Distribution, *, epsilon: Real, delta: Real, sensitivity: Any = 1.0, theta: Any = None
 ) -> Recycled:
     """Budget-recycled noise (Jiang 2024) under exact accounting.
 

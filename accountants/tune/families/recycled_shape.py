@@ -14,7 +14,7 @@ from accountants.tune.family import Family
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import safe_root
 
@@ -57,16 +57,16 @@ class RecycledShape(Family):
         return {"theta/scale": LogBetween(spike, self._farthest), "-ln(1 - q)": steps}
 
     @property
-    def _farthest(self) -> Any:
+    def _farthest(self) -> Real:
         """z of tail t = delta (1 - delta) e^-eps/4: over a shift 2z delta(eps) >= 1 - t - e^eps t, above delta."""
         tail = self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4
         return self.kernel.isf(tail)
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         shape = self._shape(parameters)
         shift = safe_root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
@@ -80,10 +80,10 @@ class RecycledShape(Family):
             self._shape(parameters), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity
         )
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return recycled_symbols(self.kernel, mechanism.noise)
 
 
-def _excess(shift: Any, parameters: Any) -> Any:
+def _excess(shift: Any, parameters: tuple[Reweighted, Real, Real]) -> Real:
     shape, eps, delta = parameters
     return recycled_excess(shape.kernel, shape.outside, shape.high, shift, eps, delta)

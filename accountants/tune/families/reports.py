@@ -28,12 +28,14 @@ from accountants.tune.families.noise import PlainNoise
 from accountants.tune.families.recycled import KERNELS, Recycled, scale_symbol, width_of
 from accountants.tune.families.staircase import Staircases
 from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
+from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, namespace
 
 _NEWTON_STEPS = 30
 _FOUND = 1e-8  # Of ln eps: a root.
@@ -53,7 +55,7 @@ def member(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
     )
 
 
-def check_known(inner: Any) -> None:
+def check_known(inner: Family) -> None:
     """Refuse a family without such a member."""
     if all(one.dispatch(type(inner)) is one.dispatch(object) for one in (member, built)):
         member(inner, 1.0, {})
@@ -64,7 +66,7 @@ def check_known(inner: Any) -> None:
 @member.register(Piecewise)
 @member.register(Plain)
 @member.register(Staircases)
-def _(inner: Any, loss: Any, parameters: dict[str, Any]) -> Any:
+def _(inner: Any, loss: Real, parameters: dict[str, Real]) -> Any:
     return replace(inner, epsilon=loss).build(parameters)
 
 
@@ -76,7 +78,7 @@ def _(inner: Recycled, loss: Any, parameters: dict[str, Any]) -> Additive:
 
 
 @singledispatch
-def free(inner: Any, family: Any) -> dict[str, Domain]:
+def free(inner: Family, family: Family) -> dict[str, Domain]:
     """The free parameters of one report."""
     return inner.domains
 
@@ -108,7 +110,7 @@ def shape(inner: Any, parameters: dict[str, Any]) -> Reweighted:
 
 
 @singledispatch
-def built(inner: Any, family: Any, parameters: dict[str, Any]) -> Any:
+def built(inner: Family, family: Family, parameters: dict[str, Real]) -> Any:
     """``Composed.build``."""
     return member(inner, _largest_loss(family, parameters), parameters)
 
@@ -129,14 +131,14 @@ def _(inner: Any, family: Any, parameters: dict[str, Any]) -> Additive:
     return Additive(rescaled(law, start * factor), D)
 
 
-def _largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
+def _largest_loss(family: Any, parameters: dict[str, Any]) -> jax.Array:
     """The loss at which T reports have this eps at delta: Newton in ln loss on ln eps; NaN where there is none.
 
     ln eps is next to linear in it, and rises. A step that leaves what is known to hold the root goes half-way. The last
     one carries the derivatives.
     """
 
-    def log_excess(t: Any, family: Any, parameters: Any) -> Any:
+    def log_excess(t: Real, family: Any, parameters: dict[str, Real]) -> Any:
         eps = _estimated(family, member(family.inner, jnp.exp(t), parameters))
         return jnp.log(jnp.clip(eps, _TINY, 1 / _TINY)) - jnp.log(family.epsilon)
 
@@ -170,7 +172,7 @@ def largest_loss(family: Any, parameters: dict[str, Any]) -> Any:
     return _largest_loss(family, parameters)
 
 
-def _estimated(family: Any, mechanism: Any) -> Any:
+def _estimated(family: Any, mechanism: Any) -> Real:
     """eps of all reports at delta."""
     # All additive noise here is even, which is not seen while its ends are traced.
     even = isinstance(mechanism, Additive)
@@ -179,10 +181,10 @@ def _estimated(family: Any, mechanism: Any) -> Any:
 
 
 @singledispatch
-def released(inner: Any, family: Any, parameters: dict[str, Any]) -> Any:
+def released(inner: Any, family: Any, parameters: dict[str, Real]) -> Mechanism:
     """``Composed.release``."""
 
-    def constructor(*, epsilon: float) -> Any:
+    def constructor(*, epsilon: float) -> Mechanism:
         return replace(inner, epsilon=epsilon).release(parameters)
 
     return calibrate.composed_budget(constructor, **family.target)
@@ -217,7 +219,7 @@ def _(inner: Recycled, family: Any, parameters: dict[str, Any]) -> Additive:
 
 
 @singledispatch
-def described(inner: Any, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+def described(inner: Family, parameters: dict[str, Real], mechanism: Mechanism) -> dict[str, Real]:
     """``Composed.symbols``, of one report."""
     return inner.symbols(parameters, mechanism)
 

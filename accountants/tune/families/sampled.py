@@ -23,7 +23,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 # Of the rate, relative to delta: below p = delta there is no budget.
@@ -63,7 +63,7 @@ class SampledRecycled(Family):
     query: str | None
     spread: Any
     size: Any
-    sensitivity_at: Callable[[Any, Any], Any]
+    sensitivity_at: Callable[[Real, Real], Real]
 
     @property
     def name(self) -> str:
@@ -79,10 +79,10 @@ class SampledRecycled(Family):
         return {"scale": Positive(1.0, span=(0.0, SPAN)), "p": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def build(self, parameters: dict[str, Any]) -> Subsampled:
+    def build(self, parameters: dict[str, Real]) -> Subsampled:
         p = parameters["p"]
         eps, delta, D = self.on_sample(p)
         kernel = self._drawn(parameters["scale"], p)
@@ -90,16 +90,16 @@ class SampledRecycled(Family):
         made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
         return Subsampled(made, p, self.sampling_noise(p), None)
 
-    def on_sample(self, p: Any) -> tuple[Any, Any, Any]:
+    def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
         """(epsilon, delta, sensitivity) of the estimate from a sample of rate p."""
         return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
 
-    def _drawn(self, scale: Any, p: Any) -> Distribution:
+    def _drawn(self, scale: Real, p: Any) -> Distribution:
         """The kernel on a sample of rate p."""
         eps, delta, D = self.on_sample(p)
         return rescaled(self.kernel, scale * D / certain_shift(self.kernel, eps, delta))
 
-    def sampling_noise(self, p: Any) -> Any:
+    def sampling_noise(self, p: Real) -> Real:
         """Its standard deviation."""
         return 0.0 * p if self.query is None else QUERIES[self.query](self.spread, self.size, p)
 
@@ -116,7 +116,7 @@ class SampledRecycled(Family):
             sensitivity_at=self.sensitivity_at,
         )
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
         return {
             scale_symbol(self.kernel): width_of(noise.kernel) / width_of(self.kernel),
@@ -172,14 +172,14 @@ def _(mechanism: Subsampled, x: Any) -> Any:
 def sampled_recycled(
     kernel: str | Distribution,
     *,
-    epsilon: Any,
-    delta: Any,
-    theta: Any,
-    sensitivity: Any = 1.0,
+    epsilon: Real,
+    delta: Real,
+    theta: Real,
+    sensitivity: Real = 1.0,
     query: str | None = None,
-    spread: Any = 1.0,
-    size: Any = 1.0,
-    sensitivity_at: Callable[[Any, Any], Any] = recycling.rescaled_sensitivity,
+    spread: Real = 1.0,
+    size: Real = 1.0,
+    sensitivity_at: Callable[[Real, Real], Real] = recycling.rescaled_sensitivity,
 ) -> SampledRecycled:
     """Budget-recycled noise on a sample of rate p (Jiang 2024, section 7) with sigma (or b), q and p tuned together.
 

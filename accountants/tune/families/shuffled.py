@@ -17,8 +17,9 @@ from accountants.shuffle.integral import log_delta
 from accountants.tune.certified import realised, refuse_above
 from accountants.tune.domains import Domain
 from accountants.tune.families.bounded import Composite, Piecewise, Plain
-from accountants.tune.family import Family
+from accountants.tune.family import Family, Member
 from dpkernels import checks
+from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
 from dpkernels.roots import safe_root
 
@@ -51,13 +52,13 @@ class Shuffled(Family):
         return self.inner.domains
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def build(self, parameters: dict[str, Any]) -> Any:
+    def build(self, parameters: dict[str, Real]) -> Member:
         """The member of the largest eps0 that meets the budget by the integral; NaN where there is none; traceable."""
 
-        def excess(t: Any, given: Any) -> Any:
+        def excess(t: Real, given: Any) -> Any:
             family, chosen = given
             made = blanket(family._member(jnp.exp(t), chosen)).pairs[0].upper
             return jnp.maximum(log_delta(made, float(family.n), family.epsilon)[0], -700.0) - jnp.log(family.delta)
@@ -71,7 +72,7 @@ class Shuffled(Family):
     def _member(self, level: Any, parameters: dict[str, Any]) -> Any:
         return replace(self.inner, epsilon=level).build(parameters)
 
-    def release(self, parameters: dict[str, Any]) -> Any:
+    def release(self, parameters: dict[str, Any]) -> Member:
         """As private as the upper end of the rigorous bracket of the integers."""
 
         def constructor(*, epsilon: float) -> Any:
@@ -79,7 +80,7 @@ class Shuffled(Family):
 
         return calibrate.shuffled(constructor, epsilon=float(self.epsilon), delta=float(self.delta), n=self.n)
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**self.inner.symbols(parameters, mechanism), "epsilon of a report": mechanism.epsilon}
 
 

@@ -11,6 +11,7 @@ from accountants.tune.family import Family
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
 
 
@@ -36,21 +37,21 @@ class Staircases(Family):
         return {"gamma": Between(0.0, 1.0)}
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])
         return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
 
     def release(self, parameters: dict[str, Any]) -> Additive:
         return named.staircase(epsilon=self.epsilon, sensitivity=self.sensitivity, gamma=parameters["gamma"])
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"gamma": parameters["gamma"]}
 
 
-def staircase(*, epsilon: Any, sensitivity: Any = 1.0) -> Staircases:
+def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Staircases:
     """Staircase noise (Geng and Viswanath 2014), pure eps-DP, with the share gamma of the high steps free.
 
     For the acceptance of theta < D the best gamma is often theta/D, where the first step ends at theta: a kink.

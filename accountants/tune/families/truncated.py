@@ -17,7 +17,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import safe_root
 
@@ -31,7 +31,7 @@ class _Truncated(Family):
     sensitivity: Any
 
     @property
-    def budget(self) -> tuple[Any, Any]:
+    def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
 
@@ -52,7 +52,7 @@ class TruncatedLaplace(_Truncated):
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
         return {"B": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         """Next to B* the symmetric case: there A loses half of its digits, and all where eps is large."""
         B, (highest, symmetric) = parameters["B"], self._next_to_symmetric(parameters)
         made = named.truncated_laplace(
@@ -63,7 +63,7 @@ class TruncatedLaplace(_Truncated):
         low, high = xp.where(symmetric, -highest, noise.low), xp.where(symmetric, highest, B)
         return dataclasses.replace(made, noise=Reweighted(noise.kernel, low, high, 0.0))
 
-    def _next_to_symmetric(self, parameters: dict[str, Any]) -> tuple[Any, Any]:
+    def _next_to_symmetric(self, parameters: dict[str, Any]) -> tuple[Real, Real]:
         """(B*, whether B is next to it)."""
         highest = named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
         return highest, highest * (1 - 1e-9) <= parameters["B"]
@@ -75,7 +75,7 @@ class TruncatedLaplace(_Truncated):
             epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
         )
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"A": mechanism.noise.low, "B": mechanism.noise.high}
 
 
@@ -97,7 +97,7 @@ class TruncatedGaussian(_Truncated):
         """From what is a plain Gaussian in floats to what is nearly uniform."""
         return {"sigma/T": LogBetween(0.05, 20.0, span=(-1.0, 0.5))}
 
-    def build(self, parameters: dict[str, Any]) -> Additive:
+    def build(self, parameters: dict[str, Real]) -> Additive:
         shape = parameters["sigma/T"]
         T = self.sensitivity / safe_root(_truncated_excess, (shape, self.epsilon, self.delta), 0.0, 2.0)
         law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
@@ -107,11 +107,11 @@ class TruncatedGaussian(_Truncated):
         shape = Reweighted(Gaussian(parameters["sigma/T"]), -1.0, 1.0, 0.0)
         return calibrate.scaled(shape, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
 
-    def symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
 
 
-def _truncated_excess(s: Any, parameters: Any) -> Any:
+def _truncated_excess(s: RealArray, parameters: tuple[Real, Real, Real]) -> Real:
     """Z (delta(eps) - delta) of N(0, shape^2) on [-1, 1] over a shift s.
 
     The loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1).
@@ -124,7 +124,7 @@ def _truncated_excess(s: Any, parameters: Any) -> Any:
     return p - jnp.exp(eps) * q - delta * total
 
 
-def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> TruncatedLaplace:
+def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
     """Laplace noise of scale D/eps truncated to [A, B] (Mugunthan 2020), B free and A solved.
 
     Raises:
@@ -134,7 +134,7 @@ def truncated_laplace(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> Tr
     return TruncatedLaplace(epsilon, delta, sensitivity)
 
 
-def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0) -> TruncatedGaussian:
+def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> TruncatedGaussian:
     """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/T free; delta covers all.
 
     Raises:

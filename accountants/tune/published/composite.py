@@ -19,6 +19,7 @@ from accountants.tune.objectives import Objective
 from dpkernels.mechanisms.named import WINDOWS
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.numerics import Real, RealArray
 
 _STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.
 _BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that one shape is compiled.
@@ -76,7 +77,7 @@ def _zhang(
     base: Base | None,
     family: Any,
     objective: Objective,
-    named: Callable[[float, Base], dict[str, Any]],
+    named: Callable[[float, Base], dict[str, Real]],
     stop_at: float | None = None,
 ) -> Enumerated:
     """Zhang 2024, Algorithms 1 and 2, as the authors' released code has them.
@@ -111,7 +112,7 @@ def _zhang(
     return Enumerated("Zhang 2024", made, named(m, made_base), rounds[-1], count, rounds)
 
 
-def _grid(ends: Any, step: float) -> list[np.ndarray]:
+def _grid(ends: tuple[tuple[float, float], tuple[float, float], tuple[float, float]], step: float) -> list[np.ndarray]:
     axes = [np.arange(round(low / step), round(high / step) + 1) * step for low, high in ends]
     return list(np.meshgrid(*axes, indexing="ij"))
 
@@ -125,7 +126,7 @@ def _feasible(points: np.ndarray, family: Any, window: Window, base: Base | None
     return points[width < 2]
 
 
-def _scaled(point: Any, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
+def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
     """(edge r = t/y of the quartic base, m, k/y) on the output interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     r = np.minimum((y + k) / y * np.exp(-epsilon), 1.0) if base is None else np.ones_like(y)
@@ -153,7 +154,7 @@ def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
 
 
 @jax.jit
-def _objective_at(shape: Any, objective: Objective, interval: Any, rows: Any) -> Any:
+def _objective_at(shape: tuple[Window, Base], objective: Objective, interval: RealArray, rows: Real) -> Real:
     window, base = shape
     lower, upper, epsilon = interval
 

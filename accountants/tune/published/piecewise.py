@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from dpkernels import checks
 from dpkernels.mechanisms.named import piecewise
 from dpkernels.mechanisms.windowed.mechanism import Windowed
-from dpkernels.numerics import namespace
+from dpkernels.numerics import Real, namespace
 
 
-def published_eta(epsilon: Any) -> Any:
+def published_eta(epsilon: Real) -> Real:
     """Ma 2021, Theorem 4 (eq. 19): eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps.
 
     It minimises (eta^3 + E - 1)/(eta - 1)^2, the variance in the middle with eps and the window's probability q both

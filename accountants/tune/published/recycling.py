@@ -21,6 +21,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real
 from dpkernels.roots import lowest, safe_root
 
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
@@ -93,11 +94,13 @@ def _check_acceptance(family: Any, objective: Objective) -> None:
         )
 
 
-def published_recycling(kernel: Any, theta: float, eps: float, delta: float, D: float) -> tuple[Reweighted, int]:
+def published_recycling(
+    kernel: Distribution, theta: float, eps: float, delta: float, D: float
+) -> tuple[Reweighted, int]:
     """(Algorithm 2's law, how often the published profile was computed)."""
     count = 0
 
-    def excess(q: Any, kernel: Any) -> Any:
+    def excess(q: Real, kernel: Distribution) -> Any:
         nonlocal count
         count += 1
         return recycling.published_profile(kernel, theta, q, D, eps) - delta

@@ -5,20 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 from typing import Any
 
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.part import Job, Secret, answers
+from dpkernels.cli.dataset.part import Secret, answers
 from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.dataset.plan import Part, planned
 from dpkernels.cli.dataset.release import Engine
 from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, check_columns, tallied
-from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release.sidecar import versions
-from dpkernels.cli.release.treatment import Treatment
 from dpkernels.progress import bar
 from dpkernels.untrusted import parse_json
 
@@ -50,9 +47,8 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
         raise ValueError(f"{folder}: {SIDECAR} is not the sidecar of a release of many files") from error
     with parts[0].opened(written) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
-    job = Job(Treatment((), False, Handling()), written, "", len(parts), None, versions())
     with bar(len(parts), None, long) as moved:
-        found = answers(engine, partial(tally_part, wanted), job, None, parts, lambda: moved(advance=1))
+        found = answers(engine, tally_part, Count(wanted, written), None, parts, lambda: moved(advance=1))
         with closing(found):
             return Read.of(wanted, found, folder)
 
@@ -68,7 +64,22 @@ class ReleasedPart(Part):
     sha256: str = ""
 
 
-def tally_part(wanted: Wanted, job: Job, secret: Secret | None, part: ReleasedPart) -> Tallied:
+@dataclass(frozen=True)
+class Count:
+    """What is counted in every part; the same for all.
+
+    Attributes:
+        wanted: of its reports.
+        form: how the files are written.
+        versions: of the driver.
+    """
+
+    wanted: Wanted
+    form: Layout
+    versions: dict[str, str] = field(default_factory=versions)
+
+
+def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied:
     """Count one part; the first of a file looks whether that is the one that was released.
 
     Raises:
@@ -76,7 +87,7 @@ def tally_part(wanted: Wanted, job: Job, secret: Secret | None, part: ReleasedPa
         ValueError: a number that is no report of the mechanism, or another file.
     """
     with part.opened(job.form) as source:
-        found = tallied(source, wanted, part.row)
+        found = tallied(source, job.wanted, part.row)
     if part.row == 0 and _sha256(part.file) != part.sha256:
         raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")
     part.check_unchanged()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from dpkernels.cli.dataset.part import Job, Secret, Work, attempt
+from dpkernels.cli.dataset.part import Secret, Versioned, Work, attempt
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.release.engines import CORES
 
@@ -30,7 +30,7 @@ class LocalEngine:
         """It always is."""
         return nullcontext()
 
-    def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """What the work answers for the parts, in the order in which they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")

@@ -19,7 +19,7 @@ from typing import Any
 import click
 import jax
 
-from dpkernels.cli.dataset.part import Job, Refused, Secret, Work, attempt
+from dpkernels.cli.dataset.part import Refused, Secret, Versioned, Work, attempt
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.release.ray_data import understood
 
@@ -46,7 +46,7 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10
 
-    def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """What the work answers for the parts, in the order in which they are done.
 
         Raises:

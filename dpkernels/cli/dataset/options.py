@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
+
+from dpkernels.cli.mechanisms.options import Command
 
 _WILD = re.compile(r"[*?\[]")
 
@@ -48,7 +50,7 @@ def is_dataset(text: str) -> bool:
     return "://" in text or Path(text).is_dir() or (bool(_WILD.search(text)) and not Path(text).exists())
 
 
-def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def engine_options(command: Command) -> Command:
     """Give a command what says how a dataset's parts are run."""
     for name, settings in reversed(_OPTIONS.items()):
         command = click.option(name, **settings)(command)

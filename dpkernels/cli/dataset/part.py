@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
@@ -87,11 +87,19 @@ class Done:
     not_kept: tuple[str, ...] = ()
 
 
+class Versioned(Protocol):
+    """What all parts have in common, of a driver of some versions: a ``Job``, or what else a work takes."""
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of the driver."""
+
+
 # What engines run, and for which parts: work, job, secret, part.
-Work = Callable[[Job, Secret | None, Part], Any]
+Work = Callable[[Any, Secret | None, Any], Any]
 
 
-def attempt(work: Work, job: Job, secret: Secret | None, part: Part) -> Any:
+def attempt(work: Work, job: Versioned, secret: Secret | None, part: Part) -> Any:
     """Run a work; unfit data are an answer.
 
     Raises:
@@ -155,7 +163,7 @@ def _nothing() -> None:
 
 
 def answers(
-    engine: Any, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
+    engine: Any, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
 ) -> Generator[Any, None, None]:
     """What an engine answers for parts, as they come.
 

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.dataset.part import Done, Job, Secret, Work, answers, check_part, perturb_part
+from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
 from dpkernels.cli.dataset.places import Place, files
 from dpkernels.cli.dataset.plan import Part, layout_of, planned
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.ledger import Purse, paid
+from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.perturb import columns_of
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
@@ -35,7 +35,7 @@ class Engine(Protocol):
     def ready(self) -> AbstractContextManager[None]:
         """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
 
-    def each(self, work: Work, job: Job, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """The answers, as they come."""
 
 
@@ -164,7 +164,7 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
             written = [one.written for one in done if one.written is not None]
             _check_there(out, written)
             not_kept = tuple(dict.fromkeys(note for one in done for note in one.not_kept))
-            finished = _release(plan, done, not_kept, receipt)
+            finished = plan.job.treatment.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, receipt)
             text = sidecar.to_json(finished, WrittenParts(written, plan.names))
             out.finish(text, [one.name for one in written])
     return finished
@@ -179,8 +179,9 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
     Raises:
         ValueError: as ``release``.
     """
-    left = [] if plan.purse is None else [plan.purse.check(*plan.totals)]
-    return _release(plan, _all(plan, check_part, None, progress)), left
+    left = would_leave(plan.purse, plan.totals)
+    rows = _rows(_all(plan, check_part, None, progress))
+    return plan.job.treatment.release(rows, plan.values_per_row, plan.job.form), left
 
 
 def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | None) -> list[Done]:
@@ -188,15 +189,13 @@ def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | 
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
     with bar(len(plan.parts), progress, long) as moved:
         done = list(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1)))
-    if not sum(one.rows for one in done):
+    if not _rows(done):
         raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
     return sorted(done, key=lambda one: one.number)
 
 
-def _release(plan: DatasetPlan, done: Sequence[Done], not_kept: tuple[str, ...] = (), receipt: Any = None) -> Release:
-    rows, treatment = sum(one.rows for one in done) // plan.values_per_row, plan.job.treatment
-    facts = treatment.columns, rows, plan.values_per_row, treatment.clip, plan.job.form, treatment.handling
-    return Release(*facts, not_kept, receipt)
+def _rows(done: Sequence[Done]) -> int:
+    return sum(one.rows for one in done)
 
 
 def _check_there(out: Folder, written: Sequence[sidecar.WrittenPart]) -> None:

@@ -1,4 +1,4 @@
-"""The options that describe a mechanism: their types and help. ``mechanism_table`` says which mechanism has which."""
+"""The options that commands share, and those that describe a mechanism; ``mechanism_table`` says which has which."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ from typing import Any
 import click
 
 from dpkernels.cli.files.layout import FORMATS
+
+INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
+OUTPUT = click.Path(dir_okay=False, path_type=Path)
 
 
 class Numbers(click.ParamType):
@@ -23,8 +26,10 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is not numbers with commas between")
 
 
-# In the order in which help shows them.
-OPTIONS: dict[str, tuple[Any, str, str]] = {
+# Type, metavar and help by name, in the order in which help shows them.
+Options = dict[str, tuple[type | click.ParamType, str | None, str]]
+
+OPTIONS: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive mechanisms)."),
     "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive, central mechanisms)."),
@@ -96,14 +101,40 @@ def flags(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-def mechanism_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command every option of a mechanism. All may repeat: click would drop all but the last in silence."""
-    for name, (kind, metavar, text) in reversed(OPTIONS.items()):
-        command = click.option(flag(name), name, type=kind, metavar=metavar, multiple=True, help=text)(command)
-    return command
+Command = Callable[..., object]
+Decorator = Callable[[Command], Command]
 
 
-def file_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def options_of(table: Options, *, required: bool = False) -> Decorator:
+    """Give a command the options of a table; ``single`` reads them.
+
+    All may repeat: click would drop all but the last in silence.
+    """
+
+    def give(command: Command) -> Command:
+        for name, (kind, metavar, text) in reversed(table.items()):
+            command = click.option(
+                flag(name), name, type=kind, metavar=metavar, required=required, multiple=True, help=text
+            )(command)
+        return command
+
+    return give
+
+
+mechanism_options = options_of(OPTIONS)
+
+
+def plot_option(text: str) -> Decorator:
+    """Give a command ``--plot``, a .png to draw into; ``plot.check_target`` checks it."""
+    return click.option("--plot", type=OUTPUT, help=text)
+
+
+def json_option(text: str = "Print JSON.") -> Decorator:
+    """Give a command ``--json``."""
+    return click.option("--json", "as_json", is_flag=True, help=text)
+
+
+def file_options(command: Command) -> Command:
     """Give a command what is said of files and their rows besides noise."""
     for names, settings in reversed(_FILE_OPTIONS):
         command = click.option(*names, **settings)(command)

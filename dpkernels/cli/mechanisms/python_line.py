@@ -14,8 +14,11 @@ from accountants.tune.families.shuffled import Shuffled
 from accountants.tune.families.staircase import Staircases
 from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import WINDOWS
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
 
 
 @singledispatch
@@ -37,12 +40,12 @@ def _bounded(family: Any) -> dict[str, float]:
     return {name: float(getattr(family, name)) for name in ("epsilon", "lower", "upper")}
 
 
-def _claim(mechanism: Any) -> dict[str, float]:
+def _claim(mechanism: Mechanism) -> dict[str, float]:
     return {name: float(getattr(mechanism, name)) for name in ("epsilon", "delta", "sensitivity")}
 
 
 @python_line.register
-def _(family: Composite, mechanism: Any) -> str:
+def _(family: Composite, mechanism: Windowed) -> str:
     window = next(name for name, shape in WINDOWS.items() if shape == family.window)
     condition = {} if family.condition == "pointwise" else {"condition": family.condition}
     shapes = f'"{window}"', _base(mechanism.base)
@@ -71,18 +74,18 @@ def _(base: Quartic) -> str:
 
 
 @python_line.register
-def _(family: Piecewise, mechanism: Any) -> str:
+def _(family: Piecewise, mechanism: Windowed) -> str:
     name = "piecewise" if family.window == "uniform" else "piecewise_triangle"
     return _call(name, **_bounded(family), eta=2 / float(mechanism.width))
 
 
 @python_line.register
-def _(family: SquareWaves, mechanism: Any) -> str:
+def _(family: SquareWaves, mechanism: SquareWave) -> str:
     return _call("square_wave", **_bounded(family), half_width=float(mechanism.half_width))
 
 
 @python_line.register
-def _(family: Plain, mechanism: Any) -> str:
+def _(family: Plain, mechanism: Mechanism) -> str:
     return _call(family.kind, **_bounded(family))
 
 

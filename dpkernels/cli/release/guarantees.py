@@ -55,7 +55,7 @@ def guarantee(certificate: Any) -> Guarantee:
 
 @guarantee.register(WindowCertificate)
 @guarantee.register(PlacedCertificate)
-def _(certificate: Any) -> Guarantee:
+def _(certificate: WindowCertificate | PlacedCertificate) -> Guarantee:
     return _bounded(certificate, certificate)
 
 

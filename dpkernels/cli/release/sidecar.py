@@ -20,6 +20,7 @@ from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.text import shown
 from dpkernels.decimals import rational
 from dpkernels.exact.form import ExactForm
+from dpkernels.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import Receipt
@@ -137,14 +138,14 @@ def title(name: str | None) -> str:
     return "(array)" if name is None else shown(name)
 
 
-def parameters(mechanism: Any) -> dict[str, float]:
+def parameters(mechanism: Mechanism) -> dict[str, float]:
     """Every number of a mechanism by its name; tables are in its certificate."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
     numbers = [(path, leaf) for path, leaf in leaves if np.ndim(leaf) == 0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in numbers}
 
 
-def law_of(mechanism: Any) -> str:
+def law_of(mechanism: Mechanism) -> str:
     """The parameters of additive noise in a sentence; nothing for other mechanisms."""
     named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
     return ", ".join(f"{name} {value:.9g}" for name, value in named.items())

@@ -13,9 +13,10 @@ import numpy as np
 
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.handling import Handling, complete
-from dpkernels.cli.files.layout import STANDARD_INPUT
+from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.interrupts import stop_if_asked
-from dpkernels.cli.release.sidecar import Column, exact_total
+from dpkernels.cli.ledger import Receipt
+from dpkernels.cli.release.sidecar import Column, Release, exact_total
 from dpkernels.cli.release.values import numbers_and
 from dpkernels.random import host
 from dpkernels.release.engines import Engine, exact_engine, in_chunks
@@ -53,6 +54,18 @@ class Treatment:
         parts = [column.guarantee for column in self.columns]
         epsilon, delta = [one.epsilon for one in parts], [one.delta for one in parts]
         return exact_total(epsilon, values_per_row), exact_total(delta, values_per_row)
+
+    def release(
+        self,
+        values: int,
+        values_per_row: int,
+        form: Layout,
+        not_kept: tuple[str, ...] = (),
+        receipt: Receipt | None = None,
+    ) -> Release:
+        """What is to be said of a release of so many values a column."""
+        done = self.columns, values // values_per_row, values_per_row, self.clip, form, self.handling
+        return Release(*done, not_kept, receipt)
 
     def copied(self, source: Source) -> list[str]:
         """What of a file is not perturbed."""

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 def check_values(
-    source: Source, columns: Sequence[Column], clip: bool, missing: str, show: Callable[[], Any], row: int = 0
+    source: Source, columns: Sequence[Column], clip: bool, missing: str, show: Callable[[], object], row: int = 0
 ) -> tuple[int, int]:
     """Read a file once, as a release would, and refuse what it would refuse.
 

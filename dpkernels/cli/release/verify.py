@@ -24,7 +24,7 @@ from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.release.sidecar import FORMAT, exact_total, parameters, title, total, versions
 from dpkernels.cli.release.verify_output import VerifiedColumn, check_same, outputs, verified_output
 from dpkernels.decimals import shortest
-from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import read_certificate
 from dpkernels.untrusted import parse_json, read_text
 
@@ -111,7 +111,7 @@ def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
             raise CertificateError(f"{word}: the parameters say {claimed or 'nothing'}, the tables {found}")
 
 
-def _is_rebuilt(form: dict[str, Any], certificate: Any, own: Guarantee, release: dict[str, Any]) -> bool:
+def _is_rebuilt(form: dict[str, Any], certificate: Certificate, own: Guarantee, release: dict[str, Any]) -> bool:
     """Whether the mechanism, made again, has the parameters and the table.
 
     Older formats do not have the options, which only bounded mechanisms can do without.
@@ -128,7 +128,7 @@ def _is_rebuilt(form: dict[str, Any], certificate: Any, own: Guarantee, release:
     return not differs
 
 
-def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Any) -> str:
+def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Certificate) -> str:
     """How the mechanism made again differs; empty if it does not."""
     try:
         form = exact_form(name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()})[1]

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax import Array
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
@@ -16,8 +15,9 @@ from dpkernels.exact.namespace import namespace
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.numerics import RealArray
 
-NoiseKernel = Callable[[Array], Array]
+NoiseKernel = Callable[[RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +46,12 @@ class ExactNoise(ExactForm):
         """The table's sampler."""
         return noise_kernel(self.table)
 
-    def reports(self, x: Any, *words: Any) -> Any:
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
         position = self.positions(x, rounding) + self.codes(noise)
         return (position.astype(np.float64) * float(self.table.cell)).astype(x.dtype, copy=False)
 
-    def positions(self, x: Array, rounding: Array) -> Array:
+    def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), without a rounding error anywhere.
 
         x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers. Division

@@ -22,7 +22,7 @@ from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise.certificate import GRAINS, NoiseCertificate, certify_noise
 from dpkernels.exact.noise.table import NoiseTable, cells_apart
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import gauss_legendre
+from dpkernels.numerics import Real, gauss_legendre
 
 BITS = 64  # log2 of a total: one random word a value.
 # Tables of the first size stay in the processor's cache. The second is for a tiny delta, of which the rounding of the
@@ -203,7 +203,7 @@ def _masses(noise: Distribution, edges: np.ndarray, cell: float) -> np.ndarray:
 
     Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
     """
-    cuts = np.clip(np.append(np.asarray(noise.knots), noise.support) / cell, edges[0], edges[-1])
+    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / cell, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)
     pieces = cell * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * cell) @ _WEIGHTS)
@@ -232,7 +232,7 @@ def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
     return grain, grains
 
 
-def lattice_grid(step: Any, sensitivity: Fraction) -> tuple[int, int]:
+def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
     """(grain, M) with M 2^grain = step exactly, and few enough grains in ``sensitivity`` for 64-bit integers.
 
     Raises:

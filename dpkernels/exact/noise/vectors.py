@@ -249,7 +249,7 @@ def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[Nois
 
 
 @singledispatch
-def _sigma(noise: Any, cells: float) -> float | None:
+def _sigma(noise: Distribution, cells: float) -> float | None:
     """The Gaussian's standard deviation, at so many cells a data unit; None for noise judged in l1."""
     return None
 

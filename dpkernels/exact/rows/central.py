@@ -6,6 +6,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -29,10 +30,11 @@ _MARGIN = Fraction(1, 1 << 15)
 @lru_cache(maxsize=64)
 def central_form(mechanism: CentralPiecewise) -> ExactRows:
     """The coarsest table whose variance is the mechanism's to within 0.1 %, at 32 bits a word or at 64."""
+    variance = float(mechanism.worst_variance)
     for cells in _fitting_cells(mechanism):
         for bits in (32, 64):
             table = central_table(mechanism, cells, bits)
-            if table is None or abs(float(table.worst_variance) / mechanism.worst_variance - 1) > PROMISED_DEVIATION:
+            if table is None or abs(float(table.worst_variance) / variance - 1) > PROMISED_DEVIATION:
                 continue
             return row_form(mechanism, certify_rows(table, mechanism.epsilon, mechanism.sensitivity))
     raise CertificateError(
@@ -79,8 +81,9 @@ def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTabl
     places = tuple(range(1 - codes, codes, 2))
     middle, reach = (lower + upper) / 2, gap * shifts / 2
     low, high = outwards(middle - reach, middle + reach)
-    first, last = min(low, mechanism.lower), max(high, mechanism.upper)
-    return RowTable(weights, places, bits, first, last, mechanism.lower, mechanism.upper)
+    interval: tuple[Any, Any] = mechanism.lower, mechanism.upper
+    first, last = min(low, interval[0]), max(high, interval[1])
+    return RowTable(weights, places, bits, first, last, *interval)
 
 
 def _centred(width: int, whole: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import lax
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import AliasColumns, alias_columns
@@ -17,8 +17,10 @@ from dpkernels.exact.namespace import namespace, take
 from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.rows.table import RowTable
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import RealArray
 
-RowKernel = Callable[[Array, Array], Array]
+RowKernel = Callable[[RealArray, RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +49,7 @@ class ExactRows(ExactForm):
         """The table's sampler."""
         return row_kernel(self.table)
 
-    def reports(self, x: Any, *words: Any) -> Any:
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         (noise, rounding), table = words, self.table
         row = nearest_rows(x, rounding, table.shifts, table.first, table.last)
         return self._reports_at(2 * self.places(noise, row), x.dtype)
@@ -63,7 +65,7 @@ def row_kernel(table: RowTable) -> RowKernel:
     shift, log_columns = table.bits - rows[0].log_columns, np.int32(rows[0].log_columns)
     by_column, by_triple = lookups(table, rows)
 
-    def sampled(r: Array, row: Array) -> Array:
+    def sampled(r: RealArray, row: RealArray) -> RealArray:
         at = (row << log_columns) + (r >> r.dtype.type(shift)).astype(np.int32)
         if isinstance(r, np.ndarray):
             return by_column(r, at)
@@ -86,15 +88,15 @@ def lookups(table: RowTable, rows: list[AliasColumns]) -> tuple[RowKernel, RowKe
     others = np.concatenate([places[columns.alias] for columns in rows])
     triples = np.stack([part.astype(word) for part in (packed, np.tile(places, len(rows)), others)], -1)
 
-    def is_own(r: Array, entry: Array) -> Array:
+    def is_own(r: RealArray, entry: RealArray) -> RealArray:
         return (r << word(log_columns) | word(last)) < entry
 
-    def by_column(r: Array, at: Array) -> Array:
+    def by_column(r: RealArray, at: RealArray) -> RealArray:
         entry = take(packed, at)
         alias = (entry & word(last)).astype(np.int32)
         return take(places, namespace(r).where(is_own(r, entry), at & np.int32(last), alias))
 
-    def by_triple(r: Array, at: Array) -> Array:
+    def by_triple(r: RealArray, at: RealArray) -> RealArray:
         taken = jnp.asarray(triples).at[at].get(mode="promise_in_bounds")
         return jnp.where(is_own(r, taken[..., 0]), taken[..., 1], taken[..., 2]).astype(np.int32)
 
@@ -106,7 +108,7 @@ def row_columns(table: RowTable) -> list[AliasColumns]:
     return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
-def row_form(mechanism: Any, certificate: RowCertificate) -> ExactRows:
+def row_form(mechanism: Mechanism, certificate: RowCertificate) -> ExactRows:
     """The form of a mechanism by its certificate."""
     form = ExactRows(mechanism, certificate)
     _ = form.places  # The sampler's own tables are checked here, with the certificate.

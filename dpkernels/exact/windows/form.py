@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from jax import Array
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
@@ -19,8 +18,9 @@ from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.numerics import Real, RealArray
 
-CodeKernel = Callable[[Array, Array], Array]
+CodeKernel = Callable[[RealArray, RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,16 +54,16 @@ class ExactWindow(ExactForm):
         """The table's sampler."""
         return code_kernel(self.table)
 
-    def reports(self, x: Any, *words: Any) -> Any:
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
         return self.values(self.codes(noise, self.rows(x, rounding)), x.dtype)
 
-    def rows(self, x: Array, rounding: Array) -> Array:
+    def rows(self, x: RealArray, rounding: RealArray) -> RealArray:
         """Round an input to one of the two rows around it, with its own random bits."""
         table = self.table
         return nearest_rows(x, rounding, table.shifts, table.lower, table.upper)
 
-    def values(self, codes: Any, dtype: Any) -> Any:
+    def values(self, codes: Real, dtype: Any) -> Any:
         """middle + step (code - (N - 1)/2), a function of the code alone."""
         if isinstance(codes, np.ndarray):
             return self._values[np.dtype(dtype)].take(codes)
@@ -109,7 +109,7 @@ def code_kernel(table: WindowTable) -> CodeKernel:
         return _division_kernel(table)
     outcomes, n = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.codes)
 
-    def codes(r: Array, row: Array) -> Array:
+    def codes(r: RealArray, row: RealArray) -> RealArray:
         outcome = outcomes(r)
         return namespace(r).where(outcome < n, outcome, row + outcome - n)
 
@@ -121,7 +121,7 @@ def _division_kernel(table: WindowTable) -> CodeKernel:
     word = np.dtype(f"uint{table.bits}").type
     a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
 
-    def codes(r: Array, row: Array) -> Array:
+    def codes(r: RealArray, row: RealArray) -> RealArray:
         in_base = (r // a).astype(np.int32)
         in_window = row + ((r - base_total) // kappa).astype(np.int32)
         return namespace(r).where(r < base_total, in_base, in_window)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -48,12 +49,17 @@ Deviation = Callable[[Windowed, WindowTable], float]
 _FEWEST_ROWS = 1 << 8
 
 
+def _interval(mechanism: TwoPoint | Windowed) -> tuple[Any, Any]:
+    """(lower, upper): plain numbers, as all of a mechanism that is certified."""
+    return mechanism.lower, mechanism.upper
+
+
 def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
     """Duchi's mechanism as two codes and a window of one: 2 a + kappa = 2^bits, (a + kappa)/a <= e^eps."""
     total = 1 << bits
     a = math.ceil(total / (1 + exp_lower_bound(mechanism.epsilon)))
     base, window = np.full(2, a, np.uint64), np.full(1, total - 2 * a, np.uint64)
-    return WindowTable(base, window, bits, mechanism.lower, mechanism.upper)
+    return WindowTable(base, window, bits, *_interval(mechanism))
 
 
 def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
@@ -164,7 +170,7 @@ def _flat_tables(mechanism: Windowed, relative: float | None, bits: int, limit: 
                 kappa = (total - p * a) // q
                 if a > 0 and kappa > 0:
                     base, window = np.full(p << g, a, np.uint64), np.full(q << g, kappa, np.uint64)
-                    yield WindowTable(base, window, bits, mechanism.lower, mechanism.upper)
+                    yield WindowTable(base, window, bits, *_interval(mechanism))
 
 
 def _odd_near(value: float) -> Iterable[int]:
@@ -210,7 +216,7 @@ def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: i
     base_weights += np.uint64(spare // half)
     base_weights[half - spare % half :] += np.uint64(1)
     base_weights, window_weights = _mirrored(base_weights), _mirrored(window_weights)
-    return WindowTable(base_weights, window_weights, bits, mechanism.lower, mechanism.upper)
+    return WindowTable(base_weights, window_weights, bits, *_interval(mechanism))
 
 
 def _mirrored(half: np.ndarray) -> np.ndarray:

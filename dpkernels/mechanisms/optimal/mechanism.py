@@ -13,7 +13,7 @@ from jax import lax
 
 from dpkernels import checks
 from dpkernels.mechanisms.base import Bounded, sampler
-from dpkernels.numerics import floating, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 _LATTICE = 1e-6  # How far, as a share of the spacing, an exact form puts a report.
@@ -55,8 +55,8 @@ class Optimal(Bounded):
     places: tuple[int, ...]
     reach: Any
     spacing: Any
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
     epsilon: Any
     sensitivity: Any = None
 
@@ -96,7 +96,7 @@ class Optimal(Bounded):
         return len(self.probabilities)
 
     @property
-    def outputs(self) -> Any:
+    def outputs(self) -> RealArray:
         """y_j - middle."""
         return self.spacing * namespace(self.spacing).asarray(np.array(self.places, np.float64))
 
@@ -113,17 +113,17 @@ class Optimal(Bounded):
         return min(self.rows - 1, math.ceil(float(self.sensitivity) / float(self.step) * (1 - 1e-9)))
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         return self.middle + self.spacing * self.places[0], self.middle + self.spacing * self.places[-1]
 
-    def _row(self, x: Any) -> tuple[Any, Any]:
+    def _row(self, x: Real) -> tuple[Any, Any]:
         """The row below an input, and the share of the way to the next."""
         xp = namespace(x, self.reach)
         position = (floating(x) - self.middle + self.reach) / self.step
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
-    def _between(self, table: Any, x: Any, column: Any) -> Any:
+    def _between(self, table: Any, x: Real, column: Any) -> Any:
         """A column of a table with n rows, at the input."""
         row, share = self._row(x)
         table = namespace(row, table).asarray(table)
@@ -135,16 +135,16 @@ class Optimal(Bounded):
         sums = xp.cumsum(self.probabilities * values, axis=1)
         return xp.concatenate([xp.zeros_like(sums[:, :1]), sums], axis=1)
 
-    def _columns_below(self, offset: Any) -> Any:
+    def _columns_below(self, offset: Real) -> Any:
         """How many columns have a report of at most middle + offset."""
         xp = namespace(offset, self.outputs)
         return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         """0: every report has positive probability."""
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         column = self._columns_below(y - self.middle + self._room(y))
@@ -156,7 +156,7 @@ class Optimal(Bounded):
         rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
         return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
 
-    def mass(self, y: Any, x: Any) -> Any:
+    def mass(self, y: Real, x: Any) -> Any:
         """(1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         room = self._room(y)
@@ -166,7 +166,7 @@ class Optimal(Bounded):
         p = self._between(self.probabilities, x, xp.maximum(column, 0))
         return unless_nan(xp.where(abs(y - self.middle - at) <= room, p, 0.0), y, x)
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         """The first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)
@@ -185,15 +185,15 @@ class Optimal(Bounded):
         return np.array(threshold), np.array(other)
 
     @property
-    def _second_moments(self) -> Any:
+    def _second_moments(self) -> RealArray:
         """sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
         return (self.probabilities * self.outputs**2).sum(1)[:, None]
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """sum_j p_j(x) (y_j - x)^2, with the rounding between rows."""
         return self._between(self._second_moments, x, 0) - (floating(x) - self.middle) ** 2
 
-    def worst_excess(self, rate: Any) -> Any:
+    def worst_excess(self, rate: Real) -> Real:
         """In every cell between rows it is a parabola."""
         xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
         second, at = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
@@ -201,14 +201,14 @@ class Optimal(Bounded):
         peak = xp.clip(xp.clip(slope / 2, at[:-1], at[1:]), -half, half)
         return (second[:-1] + slope * (peak - at[:-1]) - peak**2).max()
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
         offset = floating(x) - self.middle
         column = self._columns_below(offset)
         below, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
         return 2 * (offset * below - moment)
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         row, share = self._row(x)
         xp = namespace(row, self.probabilities)
         columns = xp.asarray(self.probabilities).T
@@ -236,13 +236,13 @@ class _Tabulated:
     def input_interval(self) -> tuple[Any, Any]:
         return self.mechanism.input_interval
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         return self.mechanism.pdf(y, x)
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Any) -> Any:
         return self.mechanism.cdf(y, x)
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Any) -> tuple[RealArray, RealArray]:
         return self.mechanism.atoms(x)
 
     def draw(self, u: Any, x: Any) -> Any:

@@ -46,7 +46,7 @@ def optimal(
     sensitivity: float | None = None,
     points: int | None = None,
     outputs: int | None = None,
-    objective: Any = "worst",
+    objective: str = "worst",
 ) -> Optimal:
     """The bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
@@ -130,7 +130,13 @@ def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float 
 
 
 def _problem(
-    epsilon: Any, lower: Any, upper: Any, sensitivity: Any, points: int | None, outputs: int | None, objective: Any
+    epsilon: float,
+    lower: float,
+    upper: float,
+    sensitivity: float | None,
+    points: int | None,
+    outputs: int | None,
+    objective: str,
 ) -> _Problem:
     checks.epsilon(epsilon)
     checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)
@@ -207,14 +213,19 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
     _mechanism.cache_clear()
     _DISTRUSTED.add(problem)
     try:
-        return _mechanism(problem, mechanism.lower, mechanism.upper, mechanism.sensitivity)
+        return _mechanism(problem, *_place(mechanism))
     finally:
         _DISTRUSTED.discard(problem)  # Its file is the new solution's.
 
 
+def _place(mechanism: Optimal) -> tuple[Any, Any, Any]:
+    """(lower, upper, sensitivity): plain numbers."""
+    return mechanism.lower, mechanism.upper, mechanism.sensitivity
+
+
 def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
     """Whether a mechanism with a problem's probabilities says of itself what the problem's does."""
-    low, high, D = mechanism.lower, mechanism.upper, mechanism.sensitivity
+    low, high, D = _place(mechanism)
     ratio = 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
     made = _mechanism(problem, low, high, D)
     return ratio == problem.ratio and all(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import namespace, root_or_zero
+from dpkernels.numerics import Real, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
@@ -20,12 +20,12 @@ class Shape(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def area(self) -> Any:
+    def area(self) -> Real:
         """Mean of the density over the interval."""
 
     @property
     @abc.abstractmethod
-    def spread(self) -> Any:
+    def spread(self) -> Real:
         """Variance of the shape normalised to mass 1, about its middle."""
 
     @property
@@ -34,19 +34,19 @@ class Shape(abc.ABC):
         """Distances from the middle where the density is not smooth."""
 
     @abc.abstractmethod
-    def density(self, v: Any) -> Any:
+    def density(self, v: Real) -> Real:
         """Height at v; 0 outside the interval."""
 
     @abc.abstractmethod
-    def cdf(self, v: Any) -> Any:
+    def cdf(self, v: Real) -> Real:
         """Normalised mass up to v."""
 
     @abc.abstractmethod
-    def cdf_integral(self, v: Any) -> Any:
+    def cdf_integral(self, v: Real) -> Real:
         """Integral of ``cdf`` up to v, a point of the interval."""
 
     @abc.abstractmethod
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         """The inverse of ``cdf``."""
 
 
@@ -55,7 +55,7 @@ class Base(Shape):
 
     @property
     @abc.abstractmethod
-    def lowest(self) -> Any:
+    def lowest(self) -> Real:
         """Infimum of the density over [-1, 1]."""
 
 
@@ -69,16 +69,16 @@ class Constant(Base):
     lowest = 1.0
     kinks = np.zeros(0)
 
-    def density(self, v: Any) -> Any:
+    def density(self, v: Real) -> Real:
         return namespace(v).where((v >= -1) & (v <= 1), 1.0, 0.0)
 
-    def cdf(self, v: Any) -> Any:
+    def cdf(self, v: Real) -> Real:
         return (namespace(v).clip(v, -1.0, 1.0) + 1) / 2
 
-    def cdf_integral(self, v: Any) -> Any:
+    def cdf_integral(self, v: Real) -> Real:
         return (v + 1) ** 2 / 4
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return 2 * u - 1
 
 
@@ -100,34 +100,34 @@ class Quartic(Base):
         checks.within("edge", self.edge, 1e-9, 1.0)
 
     @property
-    def area(self) -> Any:
+    def area(self) -> Real:
         return (self.edge + 4) / 5
 
     @property
-    def spread(self) -> Any:
+    def spread(self) -> Real:
         return (self.edge / 7 + 4 / 21) / self.area
 
     @property
-    def lowest(self) -> Any:
+    def lowest(self) -> Real:
         return self.edge
 
     @property
     def kinks(self) -> np.ndarray:
         return np.zeros(0)
 
-    def density(self, v: Any) -> Any:
+    def density(self, v: Real) -> Real:
         xp = namespace(v, self.edge)
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
-    def cdf(self, v: Any) -> Any:
+    def cdf(self, v: Real) -> Real:
         v = namespace(v, self.edge).clip(v, -1.0, 1.0)
         return (v + 1 - (1 - self.edge) * (v**5 + 1) / 5) / (2 * self.area)
 
-    def cdf_integral(self, v: Any) -> Any:
+    def cdf_integral(self, v: Real) -> Real:
         bend = (v**6 - 1) / 30 + (v + 1) / 5
         return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         """Root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
 
         The start keeps the first two terms; it and every step stay on one side, where the mass is convex.

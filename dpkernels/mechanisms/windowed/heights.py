@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -56,12 +57,13 @@ def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:
     """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
-    return relative / (relative * window.area * width + 2 * base.area)
+    area: Any = window.area
+    return relative / (relative * area * width + 2 * base.area)
 
 
 def variance_at(window: Window, base: Base, width: float, height: float, objective: str) -> float:
     """Central or worst-case variance in units of the squared width of the input interval."""
-    S1 = window.area * height * width
+    S1: Any = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
     central = ((1 - S1) * base.spread + S1 * window.spread * width**2) / (4 * reach**2)
     return central if objective == "central" else central + (1 / S1 - 1) / 4

@@ -20,7 +20,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.mechanisms.windowed.bases import Base, Shape
-from dpkernels.numerics import floating, namespace, root_or_zero
+from dpkernels.numerics import Real, RealArray, floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 
@@ -28,11 +28,11 @@ class Window(Shape):
     """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
 
     @abc.abstractmethod
-    def ceiling(self, d: Any) -> Any:
+    def ceiling(self, d: Real) -> Real:
         """Supremum of the density at distances >= d from the middle."""
 
     @abc.abstractmethod
-    def floor(self, d: Any) -> Any:
+    def floor(self, d: Real) -> Real:
         """Infimum of the density at distances <= d from the middle."""
 
 
@@ -43,10 +43,10 @@ class _Unimodal(Window):
     def kinks(self) -> np.ndarray:
         return np.array([0.0, 0.5])
 
-    def ceiling(self, d: Any) -> Any:
+    def ceiling(self, d: Real) -> Real:
         return self.density(0.5 + d)
 
-    def floor(self, d: Any) -> Any:
+    def floor(self, d: Real) -> Real:
         return self.density(0.5 + d)
 
 
@@ -58,16 +58,16 @@ class Uniform(_Unimodal):
     area = 1.0
     spread = 1 / 12
 
-    def density(self, z: Any) -> Any:
+    def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         return namespace(z).clip(z, 0.0, 1.0)
 
-    def cdf_integral(self, z: Any) -> Any:
+    def cdf_integral(self, z: Real) -> Real:
         return z**2 / 2
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return u
 
 
@@ -79,18 +79,18 @@ class Sine(_Unimodal):
     area = 2 / np.pi
     spread = 1 / 4 - 2 / np.pi**2
 
-    def density(self, z: Any) -> Any:
+    def density(self, z: Real) -> Real:
         xp = namespace(z)
         return xp.where((z >= 0) & (z <= 1), xp.sin(np.pi * xp.clip(z, 0.0, 1.0)), 0.0)
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         xp = namespace(z)
         return xp.sin(np.pi / 2 * xp.clip(z, 0.0, 1.0)) ** 2
 
-    def cdf_integral(self, z: Any) -> Any:
+    def cdf_integral(self, z: Real) -> Real:
         return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
 
 
@@ -102,19 +102,19 @@ class Triangle(_Unimodal):
     area = 0.5
     spread = 1 / 24
 
-    def density(self, z: Any) -> Any:
+    def density(self, z: Real) -> Real:
         xp = namespace(z)
         return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         xp = namespace(z)
         z = xp.clip(z, 0.0, 1.0)
         return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
 
-    def cdf_integral(self, z: Any) -> Any:
+    def cdf_integral(self, z: Real) -> Real:
         return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return namespace(u).where(u < 0.5, root_or_zero(u / 2), 1 - root_or_zero((1 - u) / 2))
 
 
@@ -141,8 +141,8 @@ class Windowed(Parabolic):
     base: Base
     width: Any
     relative_height: Any
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
     epsilon: Any
 
     def __post_init__(self) -> None:
@@ -163,12 +163,12 @@ class Windowed(Parabolic):
         return self.relative_height * self.level
 
     @property
-    def window_mass(self) -> Any:
+    def window_mass(self) -> Real:
         """S1 = area k m, the probability of the window."""
         return self.window.area * self.height * self.width
 
     @property
-    def base_mass(self) -> Any:
+    def base_mass(self) -> Real:
         """S2 = 1 - S1, the probability of the base."""
         return 2 * self.base.area * self.level
 
@@ -183,29 +183,29 @@ class Windowed(Parabolic):
         return 2 * self.window_mass * (1 - self.width / 2) / (self.upper - self.lower)
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         return self.middle - 1 / self.scale, self.middle + 1 / self.scale
 
-    def _scaled(self, value: Any) -> Any:
+    def _scaled(self, value: Real) -> Any:
         return (floating(value) - self.middle) * self.scale
 
-    def _window_start(self, x: Any) -> Any:
+    def _window_start(self, x: Real) -> Real:
         """a(c) = c / S1 - m / 2."""
         return self._scaled(x) / self.window_mass - self.width / 2
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         v = self._scaled(y)
         window = self.height * self.window.density((v - self._window_start(x)) / self.width)
         return (self.level * self.base.density(v) + window) * self.scale
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         return self._cdf_scaled(self._scaled(y), x)
 
-    def _cdf_scaled(self, v: Any, x: Any) -> Any:
+    def _cdf_scaled(self, v: Real, x: Real) -> Real:
         window = self.window.cdf((v - self._window_start(x)) / self.width)
         return self.base_mass * self.base.cdf(v) + self.window_mass * window
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         """The exact mixture: u < S1 places the window's inverse cdf at a(c), the rest is the base's."""
         S1, S2 = self.window_mass, self.base_mass
         xp = namespace(u, S1)
@@ -213,13 +213,13 @@ class Windowed(Parabolic):
         in_base = self.base.icdf(xp.maximum(u - S1, 0.0) / S2)
         return self.middle + xp.where(u < S1, in_window, in_base) / self.scale
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """(S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""
         S1, S2, c = self.window_mass, self.base_mass, self._scaled(x)
         inside = S2 * self.base.spread + S1 * self.window.spread * self.width**2
         return (inside + c**2 * S2 / S1) / self.scale**2
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """2/C times the integral of the cdf up to c, since the report is unbiased."""
         xp = namespace(c := self._scaled(x), self.width)
         z = (c - self._window_start(x)) / self.width
@@ -227,7 +227,7 @@ class Windowed(Parabolic):
         integral = self.base_mass * self.base.cdf_integral(c) + self.window_mass * self.width * below_window
         return 2 * integral / self.scale
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 
@@ -246,13 +246,13 @@ class Windowed(Parabolic):
         at, first, second = (self._cdf_scaled(c + fraction * (far - c), x) for fraction in (0.0, *partition))
         return (first - at) / (second - at)
 
-    def envelope(self, v: Any) -> tuple[Any, Any]:
+    def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
         """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
         (near, far), base = distances(v, self.width), self.level * self.base.density(v)
         return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
 
 
-def distances(v: Any, width: Any) -> tuple[Any, Any]:
+def distances(v: Real, width: Real) -> tuple[Real, Real]:
     """Least and largest distance of v from the middle of the window over valid inputs, in widths.
 
     The middle ranges over |middle| <= 1 - m/2.

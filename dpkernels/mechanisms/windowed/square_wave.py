@@ -12,7 +12,7 @@ from dpkernels import checks
 from dpkernels.mechanisms.base import Local
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
-from dpkernels.numerics import floating, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 # Far beyond, a window is all of the output or none of it.
@@ -46,8 +46,8 @@ class SquareWave(Local):
     """
 
     half_width: Any
-    lower: Any
-    upper: Any
+    lower: Real
+    upper: Real
     epsilon: Any
 
     def __post_init__(self) -> None:
@@ -56,12 +56,12 @@ class SquareWave(Local):
         checks.within("half_width", self.half_width, *_HALF_WIDTHS)
 
     @property
-    def output_interval(self) -> tuple[Any, Any]:
+    def output_interval(self) -> tuple[Real, Real]:
         beyond = self.half_width * self._range
         return self.lower - beyond, self.upper + beyond
 
     @property
-    def _range(self) -> Any:
+    def _range(self) -> Real:
         return self.upper - self.lower
 
     @property
@@ -70,12 +70,12 @@ class SquareWave(Local):
         return 1 / (2 * self.half_width * namespace(self.epsilon).exp(self.epsilon) + 1)
 
     @property
-    def window_mass(self) -> Any:
+    def window_mass(self) -> Real:
         """S1, the probability of the window, and the slope of the mean."""
         return 2 * self.half_width * namespace(self.epsilon).expm1(self.epsilon) * self.level
 
     @property
-    def base_mass(self) -> Any:
+    def base_mass(self) -> Real:
         """S2 = 1 - S1."""
         return (1 + 2 * self.half_width) * self.level
 
@@ -86,26 +86,26 @@ class SquareWave(Local):
         height = namespace(self.epsilon).expm1(self.epsilon)
         return Windowed(Uniform(), Constant(), width, height, self.lower, self.upper, self.epsilon)
 
-    def _scaled(self, value: Any) -> Any:
+    def _scaled(self, value: Real) -> Any:
         return (floating(value) - self.lower) / self._range
 
-    def pdf(self, y: Any, x: Any) -> Any:
+    def pdf(self, y: Real, x: Any) -> Any:
         b, q, v, t = self.half_width, self.level, self._scaled(y), self._scaled(x)
         xp = namespace(v, t, q)
         high = q * xp.exp(self.epsilon)
         return xp.where((v < -b) | (v > 1 + b), 0.0, xp.where(xp.abs(v - t) <= b, high, q)) / self._range
 
-    def cdf(self, y: Any, x: Any) -> Any:
+    def cdf(self, y: Real, x: Real) -> Real:
         b, v, t = self.half_width, self._scaled(y), self._scaled(x)
         xp = namespace(v, t, b)
         base, window = xp.clip((v + b) / (1 + 2 * b), 0.0, 1.0), xp.clip((v - t + b) / (2 * b), 0.0, 1.0)
         return self.base_mass * base + self.window_mass * window
 
-    def mass(self, y: Any, x: Any) -> Any:
+    def mass(self, y: Real, x: Any) -> Any:
         """0: there are no atoms."""
         return unless_nan(namespace(y, x).zeros_like(floating(y) + floating(x)), y, x)
 
-    def draw(self, u: Any, x: Any) -> Any:
+    def draw(self, u: Real, x: Real) -> Real:
         """The exact mixture: u < S1 is a point of the window, the rest one of the base."""
         b, S1, S2, t = self.half_width, self.window_mass, self.base_mass, self._scaled(x)
         xp = namespace(u, S1, t)
@@ -121,24 +121,24 @@ class SquareWave(Local):
         """E(report | x) - x = R S2 (1/2 - t)."""
         return self._range * self.base_mass * (0.5 - self._scaled(x))
 
-    def variance(self, x: Any) -> Any:
+    def variance(self, x: Real) -> Real:
         """R^2 (S1 b^2/3 + S2 (1 + 2 b)^2/12 + S1 S2 (t - 1/2)^2), about the mean, which is not the input."""
         b, S1, S2 = self.half_width, self.window_mass, self.base_mass
         spread = S1 * b**2 / 3 + S2 * (1 + 2 * b) ** 2 / 12
         return self._range**2 * (spread + S1 * S2 * (self._scaled(x) - 0.5) ** 2)
 
     @property
-    def worst_variance(self) -> Any:
+    def worst_variance(self) -> Real:
         """Largest variance over valid inputs: at an end."""
         return self.variance(self.upper)
 
-    def absolute_error(self, x: Any) -> Any:
+    def absolute_error(self, x: Real) -> Real:
         """E|report - x|: R (S1 b/2 + S2 ((t + b)^2 + (1 + b - t)^2) / (2 (1 + 2 b)))."""
         b, t = self.half_width, self._scaled(x)
         far = ((t + b) ** 2 + (1 + b - t) ** 2) / (2 * (1 + 2 * b))
         return self._range * (self.window_mass * b / 2 + self.base_mass * far)
 
-    def atoms(self, x: Any) -> tuple[Any, Any]:
+    def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         none = namespace(x).zeros((0, *np.shape(x)), floating(x).dtype)
         return none, none
 

@@ -12,7 +12,7 @@ import numpy as np
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.mechanism import Window
-from dpkernels.numerics import floating, like, namespace, root_or_zero
+from dpkernels.numerics import Real, RealArray, floating, like, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 
 # Where a user's function is evaluated. The table then is the shape: more knots follow the function more closely, and
@@ -63,11 +63,11 @@ class PiecewiseLinear:
         s, low, high, _, _ = self._segment(z)
         return namespace(z).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         s, low, high, mass, _ = self._segment(z)
         return mass + (low * s + (high - low) * s**2 / 2) / ((len(self.values) - 1) * self.area)
 
-    def cdf_integral(self, z: Any) -> Any:
+    def cdf_integral(self, z: Real) -> Any:
         s, low, high, mass, integral = self._segment(z)
         n = len(self.values) - 1
         return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
@@ -89,7 +89,7 @@ class PiecewiseLinear:
         f, number = self.heights, np.arange(len(self.values) - 1.0)
         return np.stack([number, f[:-1], f[1:], self._masses[:-1], self._integrals[:-1]], -1)
 
-    def _segment(self, z: Any) -> tuple[Any, ...]:
+    def _segment(self, z: Real) -> tuple[Real, ...]:
         """Where z is in its segment, in [0, 1], and the segment's heights, mass and integral.
 
         They are looked up at once: XLA may compute the position at a knot twice, rounded to either side of it.
@@ -102,7 +102,7 @@ class PiecewiseLinear:
         return position - number, *rest
 
 
-def _take(table: np.ndarray, i: Any, value: Any) -> Any:
+def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
     return like(table, value)[i]
 
 
@@ -114,41 +114,41 @@ class TabulatedWindow(Window):
     shape: PiecewiseLinear
 
     @property
-    def area(self) -> Any:
+    def area(self) -> Real:
         return self.shape.area
 
     @property
-    def spread(self) -> Any:
+    def spread(self) -> Real:
         return self.shape.spread
 
     @property
     def kinks(self) -> np.ndarray:
         return np.linspace(0, 0.5, len(self.shape.values) // 2 + 1)
 
-    def density(self, z: Any) -> Any:
+    def density(self, z: Real) -> Real:
         return self.shape.density(z)
 
-    def cdf(self, z: Any) -> Any:
+    def cdf(self, z: Real) -> Real:
         return self.shape.cdf(z)
 
-    def cdf_integral(self, z: Any) -> Any:
+    def cdf_integral(self, z: Real) -> Real:
         return self.shape.cdf_integral(z)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return self.shape.icdf(u)
 
-    def ceiling(self, d: Any) -> Any:
+    def ceiling(self, d: Real) -> Real:
         """The suffix maximum at the knots; between them it is convex, so the chord bounds it from above."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
         return self._at_distance(d, np.maximum.accumulate(outward[::-1])[::-1])
 
-    def floor(self, d: Any) -> Any:
+    def floor(self, d: Real) -> Real:
         """The prefix minimum at the knots; between them it is concave, so the chord bounds it from below."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
         return self._at_distance(d, np.minimum.accumulate(outward))
 
     @staticmethod
-    def _at_distance(d: Any, table: np.ndarray) -> Any:
+    def _at_distance(d: Real, table: np.ndarray) -> Real:
         d = floating(d)
         return namespace(d).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
 
@@ -161,31 +161,31 @@ class TabulatedBase(Base):
     shape: PiecewiseLinear
 
     @property
-    def area(self) -> Any:
+    def area(self) -> Real:
         return self.shape.area
 
     @property
-    def spread(self) -> Any:
+    def spread(self) -> Real:
         return 4 * self.shape.spread
 
     @property
-    def lowest(self) -> Any:
+    def lowest(self) -> Real:
         return float(self.shape.heights.min())
 
     @property
     def kinks(self) -> np.ndarray:
         return np.linspace(0, 1, len(self.shape.values) // 2 + 1)
 
-    def density(self, v: Any) -> Any:
+    def density(self, v: Real) -> Real:
         return self.shape.density((v + 1) / 2)
 
-    def cdf(self, v: Any) -> Any:
+    def cdf(self, v: Real) -> Real:
         return self.shape.cdf((v + 1) / 2)
 
-    def cdf_integral(self, v: Any) -> Any:
+    def cdf_integral(self, v: Real) -> Real:
         return 2 * self.shape.cdf_integral((v + 1) / 2)
 
-    def icdf(self, u: Any) -> Any:
+    def icdf(self, u: Real) -> Any:
         return 2 * self.shape.icdf(u) - 1
 
 
