@@ -12,6 +12,7 @@ from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -40,13 +41,16 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
 
 
 def _outward(mechanism: Additive) -> Additive:
-    """The ends moved out by rounding errors until the profile, as computed, meets the claim; not under tracing."""
+    """As much wider as rounding errors until the profile, as computed, meets the claim; not under tracing.
+
+    The scale too: at D/eps most of the mass has a loss of eps, and delta is rounded upwards next to it.
+    """
     noise: Any = mechanism.noise
     D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
 
     def wider(nudge: float) -> Additive:
         low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
-        return Additive(Reweighted(noise.kernel, low, high, noise.outside), *claim)
+        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + nudge)), low, high, noise.outside), *claim)
 
     def holds(made: Additive) -> Real:
         law: Any = made.noise
