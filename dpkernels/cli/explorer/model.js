@@ -425,15 +425,10 @@ function makeModel(tables) {
 
   // ---------------------------------------------------------------- the distribution of the values
 
-  // At a budget and a crowd, of a table by crowds and then by budgets, which may end before the others.
+  // At a budget and a crowd, of a table by crowds and then by budgets.
   function ofCrowd(rows, epsilon, n, name) {
-    const { distributed: grid, values } = tables.grids;
-    const [first, last, count] = grid;
-    const at = (row) => {
-      const end = [first, first * (last / first) ** ((row.length - 1) / (count - 1)), row.length];
-      return between(name, end, row, epsilon);
-    };
-    return onGrid(values, rows.map(at), n);
+    const { distributed, values } = tables.grids;
+    return onGrid(values, rows.map((row) => between(name, distributed, row, epsilon)), n);
   }
   // The expected error of the cdf, in widths of the interval.
   const distributionError = (one, epsilon, n) =>

@@ -353,7 +353,7 @@
     const value = local ? `np.full(1000, ${decimal(state.lower + state.input * state.unit)})` : "np.array([100.0])";
     text.push(`values = ${value}  # yours${local ? `: one per person, each in [${python(state.lower)}, ${python(state.upper)}]` : ": the true value"}`);
     text.push(`m = ${call}`, "reports = dpk.perturb(values, m)  # exact, new noise every time");
-    if (state.know === "distribution") text.push("print(dpk.estimate(reports, m).histogram(10).shares.value)");
+    if (state.know === "distribution") text.push("print(dpk.estimate(reports, m).histogram(4).shares.value.tolist())");
     else if (local && !one.noise) text.push(`print(dpk.estimate_mean(reports, m, confidence=${state.confidence}))`);
     else text.push(local ? "print(reports.mean())" : "print(reports)");
     if (!row.law.mean) text.push(`print(m.worst_variance**0.5)  # standard deviation of a report: ${plain(row.report)}`);

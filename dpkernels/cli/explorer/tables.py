@@ -23,8 +23,8 @@ DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 COUNTS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
 # Of those with three losses the page composes reports itself.
 COMPOSED = ("laplace", "optimal", *WINDOWED[1:])
-# Of which the error of the distribution is tabulated, as they are made for the mean.
-DISTRIBUTED = ("optimal", "hybrid", "duchi", "piecewise", "piecewise-wang2019", *WINDOWED[1:])
+# Of which the error of the distribution is tabulated, as they are made for the mean; the optimum's is not smooth.
+DISTRIBUTED = ("hybrid", "duchi", "piecewise", "piecewise-wang2019", *WINDOWED[1:])
 SHUFFLED = ("duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle")
 DIGITS = 6
 _JUMP = 0.1  # Of log m, between neighbouring budgets of a grid, beyond what is usual there.
@@ -174,8 +174,7 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
 
 
 def _distribution(name: str) -> list[list[float]]:
-    most = OPTIMUM[1] if name == "optimal" else math.inf
-    return _columns(distribution.errors(made(name, e)) for e in grid(distribution.BUDGETS) if e <= most)
+    return _columns(distribution.errors(made(name, e)) for e in grid(distribution.BUDGETS))
 
 
 def _narrow() -> dict[str, list[list[float]]]:
