@@ -52,7 +52,7 @@ def _plain(line: str) -> str:
     """Docstrings are plain text but for what stands in double backquotes: |z| is no substitution, * no emphasis."""
     parts = re.split(r"(``.*?``)", line)
     line = "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
-    return re.sub(r"(: [A-Z])\.(?=\s|$)", r"\1\\.", line)  # "sensitivity: D." begins no list.
+    return re.sub(r"(: [A-Za-z])\.(?=\s|$)", r"\1\\.", line)  # "sensitivity: D." begins no list.
 
 
 def _formulas_stand_alone(lines: list[str]) -> list[str]:
