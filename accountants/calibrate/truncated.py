@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.search import COARSE, best_on
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
@@ -17,7 +16,10 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.roots import NUDGES, first_crossing, lowest, safe_root, until_private
+from dpkernels.roots import NUDGES, best_on, first_crossing, lowest, safe_root, until_private
+
+# Scales tried by a search over many calibrations, in place of the 160 of one.
+_COARSE = {"count": 40, "rtol": 1e-9}
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
 _NUDGES = (*NUDGES, *np.geomspace(1e-10, 1e-5, 11))
@@ -121,7 +123,7 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """
 
     def variance(T: Any, _: Any) -> Any:
-        sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **COARSE)
+        sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **_COARSE)
         return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
 
     low = least_bound(epsilon, delta, sensitivity)
