@@ -143,7 +143,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, 
     # Under p and under q, of which the masses are those of p times e^-l.
     two = mass[1:] * jnp.exp(np.array([[0], [1]]) * jnp.minimum(loss[1] - loss[1:], _FAR))
     t = two[:, :1] / _positive(two.sum(-1, keepdims=True))
-    turned = E <= m * t
+    turned = m * t >= E
     # b >= E, or else the other one's count >= m - E + 1 and the first one's E - 1.
     k, t = jnp.where(turned, m - E + 1, E), jnp.where(turned, 1 - t, t)
     b = jnp.where(turned, E - 1, E)
@@ -161,7 +161,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, 
 
 
 def _integrals(k: Any, m: Any, t: Any) -> Any:
-    """k times the integral of e^-phi over v > 0, 1 <= k <= m and k >= m t, by Gauss-Legendre in sqrt(v) up to phi = 35."""
+    """k times the integral of e^-phi over v > 0, for 1 <= k <= m and k >= m t: Gauss-Legendre in sqrt(v) to phi = 35."""
     tiny = jnp.finfo(k.dtype).tiny
     odds, rest = t / jnp.maximum(1 - t, tiny), jnp.maximum(m - k, 0.0)
     rise, bend = jnp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)

@@ -201,16 +201,14 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     number, (found, by_parts, by_epsilon) = _largest(what, True, *primals)
     if what == "epsilon":
         possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
-        factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -1.0
+        factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -jnp.ones_like(found)
     else:
         possible = ~((found <= 0) | (found >= 1))
         factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
     # A NaN among the parameters, which no comparison sees, stays.
     unknown = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(primals)]).any()
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
-    along = jax.tree.map(
-        lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0]
-    )
+    along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
     return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
 
 
