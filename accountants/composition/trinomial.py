@@ -161,7 +161,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, 
 
 
 def _integrals(k: Any, m: Any, t: Any) -> Any:
-    """k times the integral of e^-phi over v > 0, for 1 <= k <= m and k >= m t: Gauss-Legendre in sqrt(v) to phi = 35."""
+    """k times the integral of e^-phi over v > 0, 1 <= k <= m and k >= m t, by Gauss-Legendre in sqrt(v)."""
     tiny = jnp.finfo(k.dtype).tiny
     odds, rest = t / jnp.maximum(1 - t, tiny), jnp.maximum(m - k, 0.0)
     rise, bend = jnp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)
