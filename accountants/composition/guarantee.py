@@ -64,7 +64,7 @@ class Guarantee:
         Args:
             count: a positive whole number; or a JAX one, which need not be whole, so that values have a derivative in
                 it: that of the power of the law's transform. It says something where the sum of losses is smooth;
-                reports with few different losses jump from count to count.
+                reports with few different losses jump from count to count: of three it is what the last one adds.
 
         Raises:
             TypeError: count is not a whole number.
