@@ -52,7 +52,7 @@ def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[flo
 
     ends = np.array(_WIDTHS)
     if before is None:
-        scan = np.linspace(*ends, 25)
+        scan = np.linspace(_WIDTHS[0], _WIDTHS[1], 25)
         at = int(np.argmin([error(log_m) for log_m in scan]))
         ends = scan[[max(at - 1, 0), min(at + 1, 24)]]
     else:
