@@ -24,8 +24,8 @@ def delta(mechanism: Mechanism, epsilon: Real, sensitivity: Any = None) -> Any:
     """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
 
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
-    mechanism in exact arithmetic; what is computed may be off, to either side, by as much as a few units in the last
-    place of eps move it: next to the largest loss 4e-15 at eps 20 may be rounded to 0. See
+    mechanism in exact arithmetic. Rounded upwards, by what eight units in the last place of 1 + eps move it: next to
+    the largest loss up to 4e-14 at eps 20, and so much at the level of a pure mechanism. See
     ``pairs.worst.worst_pairs`` for the pairs and for the two kinds of mechanism whose value is an upper bound.
 
     Args:

@@ -102,7 +102,9 @@ def main() -> None:
     print(machine())
     heading = ["command", "without the folder, s", "first run, s", "second, s", "second / without", "kept, MB"]
     names = [name for name in RUNS if not (arguments.quick and name in SLOW)]
-    print(markdown(heading, rows(names, 1 if arguments.quick else 2)))
+    print(markdown(heading, []))
+    for row in rows(names, 1 if arguments.quick else 2):
+        print(f"| {' | '.join(row)} |", flush=True)
 
 
 if __name__ == "__main__":

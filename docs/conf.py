@@ -38,13 +38,21 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
+# Markup of the theme, of pandas' tables and of our markers that is no valid HTML, and what stands in its place.
+_INVALID = {
+    r'class="caption" role="heading"(?! aria-level)': r'class="caption" role="heading" aria-level="2"',
+    r"<style scoped>.*?</style>": "",
+    r' (border="1"|halign="\w+"|valign="\w+")(?=[ >])': "",
+    r"<!-- (table \d|end).*?-->": "",
+}
 _SECTION = re.compile(r"(Args|Attributes|Example|Raises|Returns|Yields):$")
 
 
 def _plain(line: str) -> str:
     """Docstrings are plain text but for what stands in double backquotes: |z| is no substitution, * no emphasis."""
     parts = re.split(r"(``.*?``)", line)
-    return "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+    line = "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+    return re.sub(r"(: [A-Za-z])\.(?=\s|$)", r"\1\\.", line)  # "sensitivity: D." begins no list.
 
 
 def _formulas_stand_alone(lines: list[str]) -> list[str]:
@@ -63,6 +71,13 @@ def _docstring(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = _formulas_stand_alone(lines)
 
 
+def _valid(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    for name in ("furo_navigation_tree", "body"):
+        for wrong, right in _INVALID.items():
+            if name in context:
+                context[name] = re.sub(wrong, right, context[name], flags=re.DOTALL)
+
+
 def _help(app: Any, context: Any, lines: list[str]) -> None:
     lines[:] = [_plain(line) for line in lines]
 
@@ -70,5 +85,6 @@ def _help(app: Any, context: Any, lines: list[str]) -> None:
 def setup(app: Any) -> None:
     """Before napoleon reads docstrings; and for the command's help."""
     app.connect("autodoc-process-docstring", _docstring, priority=100)
+    app.connect("html-page-context", _valid, priority=900)  # After the theme's.
     for part in ("description", "usage", "options", "arguments", "epilog"):
         app.connect(f"sphinx-click-process-{part}", _help)

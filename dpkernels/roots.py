@@ -117,6 +117,14 @@ def lowest(
     return _valley(function, parameters, low, high, enough, steps, jax.lax.while_loop)
 
 
+def best_on(function: Excess, grid: np.ndarray, rtol: float) -> float:
+    """Where a function is lowest: around the lowest of the grid's points, to ``rtol`` of the cells there."""
+    values = [function(x, ()) for x in grid]
+    at = int(np.argmin(values))
+    found = float(lowest(function, (), grid[max(at - 1, 0)], grid[min(at + 1, len(grid) - 1)], rtol=rtol))
+    return found if function(found, ()) < values[at] else float(grid[at])
+
+
 def _valley(
     function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int, while_loop: Callable[..., Any]
 ) -> Real:

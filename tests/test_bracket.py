@@ -91,8 +91,10 @@ def check_random(name, seed):
     made, delta = random_guarantee(name, seed)
     low, high = made.bracket(delta=delta)
     assert low <= high
+    # The value of two pairs is that of a pair above both, a grid's step squared too high; a bracket's grids are finer.
+    too_high = 1e-6 if any(len(term.pairs) > 1 for term in made.terms) else 0.0
     try:
-        assert low <= made.epsilon(delta) <= high
+        assert low <= made.epsilon(delta) <= high * (1 + too_high)
     except ConvergenceError:
         assert any(len(term.pairs) > 1 for term in made.terms), "only asymmetric noise may have a wide bracket"
     if low > 0 and high < math.inf and all(len(term.pairs) == 1 for term in made.terms):

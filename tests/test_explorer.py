@@ -14,7 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.explorer import build, page, tables
+from dpkernels.cli.explorer import build, distribution, page, tables
+from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 
 TEXT = page.PAGE.read_text()
 HELD = build.tables_of(TEXT)
@@ -48,9 +49,12 @@ def test_the_tables_are_those_of_the_command():
     assert set(HELD["composed"]) == set(tables.COMPOSED)
     assert set(HELD["shuffled"]) == set(tables.SHUFFLED)
     assert HELD["grids"]["parameters"] == list(tables.PARAMETERS)
+    assert HELD["grids"]["distributed"] == list(distribution.BUDGETS)
+    assert HELD["grids"]["values"] == list(distribution.VALUES)
+    assert set(HELD["distribution"]) == set(tables.DISTRIBUTED)
 
 
-@pytest.mark.parametrize("name", [name for name in tables.WINDOWED if not name.endswith("quartic")])
+@pytest.mark.parametrize("name", tables.WINDOWED)
 @pytest.mark.parametrize("at", [7, 50, 93])
 def test_parameters(name, at):
     held = [column[at] for column in HELD["windowed"][name]]
@@ -96,6 +100,31 @@ def test_shuffled_reports(name, share, crowd, delta):
     at = tables.grid(tables.SHARES)[share], tables.people()[crowd], tables.DELTAS[delta]
     assert HELD["shuffled"][name][delta][crowd][share] == pytest.approx(tables.shuffled(name, *at), abs=5e-4)
     assert math.exp(HELD["shuffled"][name][delta][crowd][share]) < 1
+
+
+@pytest.mark.parametrize("name", ["piecewise", "duchi"])
+def test_errors_of_the_distribution(name):
+    found = distribution.errors(tables.made(name, float(tables.grid(distribution.BUDGETS)[60])))
+    assert [row[60] for row in HELD["distribution"][name]] == pytest.approx(found, abs=1e-4)
+
+
+@pytest.mark.parametrize(("crowd", "at"), [(4, 30), (20, 70)])
+def test_the_width_that_tells_most(crowd, at):
+    people, epsilon = tables.grid(distribution.VALUES)[crowd], float(tables.grid(distribution.BUDGETS)[at])
+    held = HELD["narrow"]["errors"][crowd][at]
+    width = HELD["narrow"]["widths"][crowd][at]
+    assert held == pytest.approx(distribution.narrow_error(epsilon, people, width), abs=1e-5)
+    ((_, least),) = distribution.narrow(people, [epsilon])
+    assert held == pytest.approx(least, abs=1e-5)
+    for other in (-0.1, 0.1):
+        assert distribution.narrow_error(epsilon, people, width + other) > held
+
+
+def test_the_page_knows_every_mechanism_of_the_command():
+    """In its list, or with the reason why not."""
+    script = build.page_of({})
+    names = set(RECIPES) - {"closed-form", "auto"}
+    assert {name for name in names if not re.search(rf'"{name}"|\b{name}: (named|\{{)', script)} == set()
 
 
 def test_the_command_says_where_the_page_is():

@@ -86,7 +86,7 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
 
 @jax.jit
 def three_of(made):
-    return [trinomial.three(parts[0].losses, 22) for parts in made.directions()]
+    return [trinomial.three(parts[0].losses, 22, 1.0) for parts in made.directions()]
 
 
 def test_equal_losses_of_two_parts_are_one():
@@ -119,7 +119,7 @@ def test_deposits_keep_polynomials_and_atoms(x64):
     """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
     loss = np.array([0.31, 1.77, 4.02, 5.0])
     nodes = Losses(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
-    masses, atoms = deposited(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32)
+    masses, atoms = deposited(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32).masses(32)
     grid = 1.0 + 0.5 * np.where(np.arange(32) < 24, np.arange(32), np.arange(32) - 32)
     for power in range(len(POINTS)):
         assert (masses * grid**power).sum() == pytest.approx((nodes.p * loss**power).sum(), rel=1e-12)

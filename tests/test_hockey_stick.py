@@ -12,12 +12,14 @@ import pytest
 from helpers import piece_integrals
 from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
 
+from accountants import guarantee
 from accountants.pairs.hockey_stick import additive_profile, shift_profile
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
+from dpkernels.mechanisms.additive import Additive
 
 EPS = np.array([-1.3, -0.2, 0.0, 0.07, 0.41, 0.93, 1.6, 2.7, 4.4])
 
@@ -67,8 +69,9 @@ def random_laws(count):
 @pytest.mark.parametrize("share", [0.23, 1.0, -2.7])
 def test_profile_is_the_integral(law, share):
     shift = share * scale(law)
+    # Delta is rounded upwards, by units of 1 + eps and of the log density: next to the largest loss it shows.
     exact = [by_quadrature(law, shift, eps) for eps in EPS]
-    np.testing.assert_allclose(shift_profile(law, shift, EPS), exact, rtol=1e-10, atol=2e-16)
+    np.testing.assert_allclose(shift_profile(law, shift, EPS), exact, rtol=1e-10, atol=2e-14)
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
@@ -77,11 +80,11 @@ def test_profile_is_the_integral_at_random_parameters(part):
         eps = EPS[2 + part :: 2]
         exact = [by_quadrature(law, shift, each) for each in eps]
         np.testing.assert_allclose(
-            shift_profile(law, shift, eps), exact, rtol=1e-10, atol=2e-16, err_msg=f"{law} {shift}"
+            shift_profile(law, shift, eps), exact, rtol=1e-10, atol=2e-14, err_msg=f"{law} {shift}"
         )
 
 
-@pytest.mark.parametrize("unit", [1e-9, 1e-4, 1e4, 1e7])
+@pytest.mark.parametrize("unit", [1e-30, 1e-9, 1e-4, 1e4, 1e9, 1e30])
 @over(
     LAWS,
     "laplace",
@@ -92,6 +95,8 @@ def test_profile_is_the_integral_at_random_parameters(part):
     "staircase-0.3",
 )
 def test_profile_does_not_depend_on_the_unit(law, unit):
+    """The tail of a wide law is low and wide: it must not be taken for one without mass."""
+
     def rescaled(law):
         if isinstance(law, Reweighted):
             return Reweighted(rescaled(law.kernel), law.low * unit, law.high * unit, law.outside)
@@ -103,7 +108,15 @@ def test_profile_does_not_depend_on_the_unit(law, unit):
 
     shift = 0.8 * scale(law)
     expected = shift_profile(law, shift, EPS)
-    np.testing.assert_allclose(shift_profile(rescaled(law), shift * unit, EPS), expected, rtol=1e-10, atol=2e-16)
+    np.testing.assert_allclose(shift_profile(rescaled(law), shift * unit, EPS), expected, rtol=1e-10, atol=2e-14)
+
+
+@pytest.mark.parametrize("unit", [1e-9, 1e9])
+def test_composed_reports_do_not_depend_on_the_unit(unit):
+    units = (unit, 1.0)
+    made = [guarantee(Additive(Reweighted(Laplace(0.8 * u), -0.9 * u, 0.9 * u, 0.08)), 0.5 * u) for u in units]
+    found, expected = (one.repeat(3).delta(0.7) for one in made)
+    assert found == pytest.approx(expected, rel=1e-8)
 
 
 @pytest.mark.parametrize("ratio", [0.001, 0.03, 0.4, 1.0, 6.0])
@@ -135,7 +148,7 @@ def test_laplace_closed_form(D):
     for b in (0.3, 1.0, 17.0):
         eps = np.concatenate([np.array([0.0, 0.1, 0.5, 0.9, 1 - 1e-6]) * D / b, [D / b * (1 + 1e-9), D / b + 3]])
         exact = np.where(eps < D / b, -np.expm1((eps - D / b) / 2), 0.0)
-        np.testing.assert_allclose(shift_profile(Laplace(b), D, eps), exact, rtol=1e-8, atol=3e-16)
+        np.testing.assert_allclose(shift_profile(Laplace(b), D, eps), exact, rtol=1e-8, atol=1e-15 * (1 + D / b))
         np.testing.assert_allclose(shift_profile(Laplace(b), D, eps)[:4], exact[:4], rtol=1e-12)
 
 
@@ -311,7 +324,7 @@ PURE += [(law, D, window_budget(law, D)) for law in (MERGED, LAWS["merged-narrow
 def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
     above = additive_profile(law, D, budget * np.array([1, 1 + 1e-9, 1.01, 2]))
     assert np.all(above >= 0)
-    assert np.all(above <= 1e-15)
+    assert np.all(above <= 4e-15 * (1 + budget))
     assert additive_profile(law, D, budget * (1 - 1e-3)) > 1e-8
     assert additive_profile(law, D, budget * 0.9) > 1e-4
 

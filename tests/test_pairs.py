@@ -108,8 +108,13 @@ def test_uniform_on_constant_is_closed_form(m):
     peak = math.log1p(m.relative_height)
     exact = m.level * outside * (np.exp(peak) - np.exp(eps))
     allowed = 1e-13 + 1e-14 / m.base_mass + 1e-9 * (abs(m.lower) > 1e5)
-    # The height over the base is 1 + (e^eps0 - 1), whose rounding is one of e^eps0.
-    np.testing.assert_allclose(accountants.delta(m, eps), exact, rtol=allowed, atol=2.0**-52)
+    # The height over the base is 1 + (e^eps0 - 1), whose rounding is one of e^eps0; delta is rounded upwards by more.
+    np.testing.assert_allclose(accountants.delta(m, eps), exact, rtol=allowed, atol=rounding(m.epsilon))
+
+
+def rounding(eps):
+    """What delta may be above the truth next to the largest loss."""
+    return 16 * (1 + eps) * 2.0**-52
 
 
 @over(PROVEN)
@@ -127,7 +132,7 @@ def test_other_shapes_are_bounded_from_above(m):
     for x in np.linspace(m.lower, m.upper, 5):
         for other in (m.lower, m.upper):
             assert all(by_quadrature(m, x, other, e, 20) <= limit for e, limit in zip(eps, above, strict=True))
-    assert accountants.delta(m, accountants.epsilon(m)) <= 1e-15
+    assert accountants.delta(m, accountants.epsilon(m)) <= rounding(m.epsilon)
 
 
 # Other bounded mechanisms
@@ -227,8 +232,8 @@ def test_kinds_and_shapes(m):
     assert accountants.delta(m, []).shape == (0,)
     in_jax = accountants.delta(m, jnp.float32(0.1))
     assert in_jax.dtype == jnp.float32
-    assert float(in_jax) == pytest.approx(one, rel=1e-3, abs=1e-7)
-    assert float(jax.jit(accountants.delta)(m, 0.1)) == pytest.approx(one, rel=1e-3, abs=1e-7)
+    assert float(in_jax) == pytest.approx(one, rel=1e-3, abs=2e-6)
+    assert float(jax.jit(accountants.delta)(m, 0.1)) == pytest.approx(one, rel=1e-3, abs=2e-6)
 
 
 def test_array_parameters_broadcast():

@@ -446,3 +446,12 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     refused = run("tune", *options)
     assert refused.code == 2
     assert "--delta: missing" in refused.err
+
+
+def test_the_grid_at_the_level_does_not_hide_the_root():
+    """At 12.5 the grid from above has 1e-3 where delta is 0; epsilon was the level for it."""
+    made = [shuffled(dpk.hybrid(epsilon=level, lower=0.0, upper=1.0), 70_000_000) for level in (12.499, 12.5)]
+    before, found = (one.epsilon(1e-6) for one in made)
+    assert before < found < before * 1.01
+    assert made[1].delta(found) == pytest.approx(1e-6, rel=1e-6)
+    assert made[1].lower(delta=1e-6) <= found <= made[1].bracket(delta=1e-6)[1] * (1 + 1e-9)

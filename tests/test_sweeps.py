@@ -341,41 +341,120 @@ def test_h2_rate_is_of_areas(settings, precision):
 # Delta near the largest loss
 
 
+def exact_stick(density, knots, D, eps):
+    """Integral of max(0, p - e^eps q), q being p a distance D further on; log p is affine between knots."""
+    total, ends = mp.mpf(0), sorted({*knots, *(knot + D for knot in knots)})
+    for low, high in itertools.pairwise(ends):
+        x = low + (high - low) / 4
+        step = (high - low) / 2
+        (p, r), (q, s) = ((density(z), mp.log(density(z + step) / density(z)) / step) for z in (x, x - D))
+        fall = r - s
+        at, above = (mp.log(p / q) - eps), [mp.log(p / q) + fall * (end - x) > eps for end in (low, high)]
+        if not any(above):
+            continue
+        cut = x - at / fall if above[0] != above[1] else low
+        left, right = (low, cut) if not above[1] else (cut, high)
+        for height, rate, sign in ((p, r, 1), (q, s, -mp.exp(eps))):
+            width = right - left
+            grown = mp.expm1(rate * width) / rate if rate else width
+            total += sign * height * mp.exp(rate * (left - x)) * grown
+    return total
+
+
+def exact_noise(noise, D, eps):
+    """Of Laplace and merged Laplace laws, reweighted or not."""
+    kernel = noise.law
+    unscaled, breaks = exact_density(kernel)
+    weighted = isinstance(noise, dpk.Reweighted)
+    low, high, outside = (mp.mpf(float(v)) for v in ((noise.low, noise.high, noise.outside) if weighted else (0, 0, 1)))
+    far = 300 * mp.mpf(float(kernel.variance)) ** 0.5 + abs(D)
+    knots = sorted({-far, -far + D, mp.mpf(0), low, high, far, *breaks(far), *(-b for b in breaks(far))})
+
+    def density(z):
+        return unscaled(abs(z)) * (1 if low <= z <= high else outside)
+
+    norm = mp.mpf(0)
+    for a, b in itertools.pairwise(knots):
+        x, step = a + (b - a) / 4, (b - a) / 2
+        rate = mp.log(density(x + step) / density(x)) / step
+        norm += density(x) * mp.exp(rate * (a - x)) * (mp.expm1(rate * (b - a)) / rate if rate else b - a)
+    return max(exact_stick(density, knots, shift, eps) for shift in (D, -D)) / norm
+
+
 def exact_delta(name, m, eps):
     """The profile in many digits, of the numbers that the mechanism holds."""
     E = mp.exp(mp.mpf(eps))
-    if name == "laplace":
-        return max(mp.mpf(0), 1 - mp.exp((mp.mpf(eps) - 1 / mp.mpf(m.noise.scale)) / 2))
+    if name in ("recycled", "merged"):
+        return exact_noise(m.noise, mp.mpf(float(m.sensitivity)), mp.mpf(eps))
+    if name in ("laplace", "any unit"):
+        return max(mp.mpf(0), 1 - mp.exp((mp.mpf(eps) - mp.mpf(m.sensitivity) / mp.mpf(m.noise.scale)) / 2))
+    if name == "weights":
+        return sum(max(mp.mpf(0), mp.mpf(a) - E * mp.mpf(b)) for a, b in zip(m.p.tolist(), m.q.tolist(), strict=True))
+    if name == "hybrid":
+        w = mp.mpf(float(m.weight))
+        return w * exact_delta("piecewise", m.first, eps) + (1 - w) * exact_delta("duchi", m.second, eps)
     q = mp.exp(-mp.mpf(m.epsilon))
     if name == "duchi":
         return max(mp.mpf(0), (1 - E * q) / (1 + q))
-    if name == "piecewise":
-        k, width = (mp.mpf(float(value)) for value in (m.relative_height, m.width))
+    if name in ("piecewise", "triangle", "square_wave"):
+        window = m.unbiased if name == "square_wave" else m
+        k, width = (mp.mpf(float(value)) for value in (window.relative_height, window.width))
+        if name == "triangle":
+            return k * width * max(mp.mpf(0), 1 - (E - 1) / k) ** 2 / (k * width + 4)
         return max(mp.mpf(0), width * (1 + k - E) / (k * width + 2))
     share = mp.mpf(m.noise.gamma)
     peak = (1 - q) / (2 * (share + q * (1 - share)))
-    ends, total = sorted({mp.mpf(0), share, 1 - share, mp.mpf(1)}), (1 - E * q) / 2
+    ends, total = sorted({mp.mpf(0), share, 1 - share, mp.mpf(1)}), max(mp.mpf(0), (1 - E * q) / 2)
     for low, high in itertools.pairwise(ends):
         first, second = (peak * (1 if z < share else q) for z in ((low + high) / 2, 1 - (low + high) / 2))
         total += max(mp.mpf(0), (high - low) * (first - E * second))
     return total
 
 
-@pytest.mark.parametrize("name", ["laplace", "duchi", "piecewise", "staircase"])
+def of_loss(name, random):
+    """A mechanism whose loss is bounded, and its largest loss."""
+    eps = float(random.uniform(1.2, 20))
+    if name == "weights":
+        p = random.dirichlet(np.ones(5))
+        p, q = (np.sort(p), np.sort(p)[::-1].copy())
+        return accountants.weights(p, q), float(max(np.log(p / q)))
+    if name in ("recycled", "merged"):
+        law = merged(random, "float64") if name == "merged" else dpk.Laplace(1 / eps)
+        D = float(law.variance) ** 0.5 * random.uniform(0.2, 4) if name == "merged" else 1.0
+        ends = random.uniform(0.3, 2, 2) * D
+        noise = law if name == "merged" else dpk.Reweighted(law, -ends[0], ends[1], random.uniform(0.05, 0.95))
+        m = dpk.Additive(noise, sensitivity=D)
+        return m, accountants.epsilon(m)
+    units = {"laplace": 0, "staircase": 0, "any unit": 12}
+    make = {"any unit": dpk.laplace, "triangle": dpk.piecewise_triangle}.get(name) or getattr(dpk, name)
+    interval = {"sensitivity": float(10 ** random.uniform(-units[name], units[name]))} if name in units else UNIT
+    m = make(epsilon=eps, **interval)
+    return m, (accountants.epsilon(m) if name in ("triangle", "any unit") else eps)
+
+
+BOUNDED_LOSSES = ["laplace", "any unit", "recycled", "merged", "staircase"]
+BOUNDED_LOSSES += ["duchi", "piecewise", "triangle", "square_wave", "hybrid", "weights"]
+
+
+@pytest.mark.parametrize("name", BOUNDED_LOSSES)
 @over_settings
 def test_delta_next_to_the_largest_loss(settings, name):
-    """Within the rounding of eps: as far off as ten units in its last place would put it, whatever is left of it.
+    """Never below the truth, and above it by no more than what a few units in the last place of eps change.
 
     A staircase's first step is a difference of knots, whose share of the mass is near 1 where it is narrow.
     """
-    for random in draws(name, settings):
-        interval = {"sensitivity": 1.0} if name in ("laplace", "staircase") else UNIT
-        m = getattr(dpk, name)(epsilon=float(random.uniform(0.8, 20)), **interval)
-        eps = m.epsilon - np.spacing(m.epsilon) * np.append(0, np.round(10.0 ** random.uniform(0, 15, 7)))
-        found = accountants.delta(m, eps)
-        for at, value in zip(eps, found, strict=True):
-            room = 10 * (1 + at) + (2 / m.noise.gamma if name == "staircase" else 0)
-            assert abs(value - exact_delta(name, m, at)) < room * EPSILON["float64"], (m.epsilon, at)
+    lowest, highest = np.inf, 0.0
+    for random in draws(name, settings if settings == 30 else 120):
+        m, largest = of_loss(name, random)
+        eps = largest - np.spacing(largest) * np.append([-2, -1, 0], np.round(10.0 ** random.uniform(0, 15, 5)))
+        lost = EPSILON["float64"] / m.noise.gamma if name == "staircase" else 0
+        for found in (accountants.delta(m, eps), accountants.guarantee(m).delta(eps)):
+            for at, value in zip(eps, found, strict=True):
+                exact = exact_delta(name, m, at)
+                lowest = min(lowest, float(mp.mpf(value) - exact * (1 - mp.mpf(lost))))
+                highest = max(highest, float((mp.mpf(value) - exact) / (1 + at)) / EPSILON["float64"])
+    assert lowest >= 0.0, lowest
+    assert highest < 30
 
 
 # Types

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.search import best_on
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, rescaled, smallest_scale
 from dpkernels import checks
@@ -16,7 +15,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike, first_crossing, lowest, on_grid, safe_root
+from dpkernels.roots import alike, best_on, first_crossing, lowest, on_grid, safe_root
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:

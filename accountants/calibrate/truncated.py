@@ -7,16 +7,19 @@ from typing import Any
 
 import numpy as np
 
-from accountants.calibrate.search import COARSE, best_on
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.roots import NUDGES, first_crossing, lowest, safe_root, until_private
+from dpkernels.roots import NUDGES, best_on, first_crossing, lowest, safe_root, until_private
+
+# Scales tried by a search over many calibrations, in place of the 160 of one.
+_COARSE = {"count": 40, "rtol": 1e-9}
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
 _NUDGES = (*NUDGES, *np.geomspace(1e-10, 1e-5, 11))
@@ -40,13 +43,16 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
 
 
 def _outward(mechanism: Additive) -> Additive:
-    """The ends moved out by rounding errors until the profile, as computed, meets the claim; not under tracing."""
+    """As much wider as rounding errors until the profile, as computed, meets the claim; not under tracing.
+
+    The scale too: at D/eps most of the mass has a loss of eps, and delta is rounded upwards next to it.
+    """
     noise: Any = mechanism.noise
     D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
 
     def wider(nudge: float) -> Additive:
         low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
-        return Additive(Reweighted(noise.kernel, low, high, noise.outside), *claim)
+        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + nudge)), low, high, noise.outside), *claim)
 
     def holds(made: Additive) -> Real:
         law: Any = made.noise
@@ -117,7 +123,7 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """
 
     def variance(T: Any, _: Any) -> Any:
-        sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **COARSE)
+        sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **_COARSE)
         return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
 
     low = least_bound(epsilon, delta, sensitivity)

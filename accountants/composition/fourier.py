@@ -142,32 +142,32 @@ class Sum:
         scale = jnp.exp(self.log_scale - self.tilt * epsilon)
         # Of all masses and, less what is of the rest only, of atoms on the grid.
         weights = jnp.stack([pair + spread, -spread], 1)
-        order = jnp.mod(jnp.arange(SIZE) - self.first.astype(int), SIZE)
-        weights = weights[:, :, order]
-        around = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),))
-        density = (_shares(s) * around).sum() / self.step
-        transformed = jnp.fft.rfft(weights)
+        weights = weights[:, :, jnp.mod(jnp.arange(SIZE) - self.first.astype(int), SIZE)]
+        density = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),)) @ _shares(s) / self.step
         found = []
         for j, one in enumerate(self.parts):
             part = one.part
             if one.deposit is None or part.losses is None:
-                by_mu, by_count = part.count * part.mu * density, part.mu**2 / 2 * density
-                found.append(Part(None, scale * by_mu, scale * by_count))
+                found.append(Part(None, scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density))
                 continue
             others = [other.power(other.part.count) for i, other in enumerate(self.parts) if i != j]
             without = math.prod(others, start=one.power(part.count - 1))
-            grids = jnp.fft.irfft(jnp.conj(without) * transformed, SIZE)
-            inner, by_step = one.deposit.read(*grids[0])
-            at_atoms = grids[1].sum(0)[one.deposit.index[:, 2]]
-            by_loss = jnp.where(one.deposit.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
-            several = part.count * scale * one.deposit.mass
             logs = jnp.fft.irfft(without * one.spectrum * _log(one.spectrum), SIZE)
             by_count = one.log_scale * value + one.offset * slope + (logs * weights[0]).sum()
-            some = one.deposit.mass > 0
-            p = jnp.where(some, part.losses.p, 1.0)
-            losses = Losses(several / p * inner, 0 * p, several * by_loss, 0 * p)
+            correlation = jnp.fft.irfft(jnp.conj(without) * jnp.fft.rfft(weights), SIZE)
+            losses = self._by_losses(one, correlation, scale * part.count)
             found.append(Part(losses, 0.0 * part.mu, scale * by_count))
         return tuple(found), -scale * slope
+
+    def _by_losses(self, one: _One, correlation: Any, scale: Any) -> Losses:
+        """Derivatives in masses and losses; of an atom on the grid that in its loss is a sum there, not a slope."""
+        nodes: Any = one.part.losses
+        inner, by_step = one.deposit.read(*correlation[0])
+        at_atoms = correlation[1].sum(0)[one.deposit.index[:, 2]]
+        by_loss = jnp.where(one.deposit.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
+        mass, p = scale * one.deposit.mass, nodes.p
+        some = one.deposit.mass > 0
+        return Losses(jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p)
 
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.

@@ -33,7 +33,8 @@ MOST_OUTCOMES, _SAME = 16, 1e-12
 # phi is followed up to here, and Newton's steps to where that is.
 _DEEP, _STEPS = 35.0, 3
 _FAR = 600.0  # Of e^x, below overflow.
-_NODES, _WEIGHTS = gauss_legendre(36)
+_S, _WEIGHTS = gauss_legendre(30)
+_NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
 _STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
 
@@ -71,16 +72,12 @@ class Three:
         return epsilon > -jnp.inf
 
     def slopes(self, epsilon: Any) -> tuple[Three, Any]:
-        """Derivatives of delta in all of this, and in eps.
-
-        That in the count is half the difference that one report more and one less make.
-        """
+        """Derivatives of delta in all of this, and in eps. That in the count is what the last report adds."""
         n, mass, loss = self.count, self.mass, self.loss
-        counts = jnp.stack([n - 1, n - 1, n - 1, n - 1, n, n + 1])
-        moves = jnp.concatenate([loss, 0.0 * loss])
-        each = jax.vmap(lambda n, move: delta(Three(mass, loss, n, self.tilt), epsilon - move))
-        gain, further = each(counts, moves)
-        return Three(n * gain[:3], n * mass * further[:3], (gain[5] - gain[3]) / 2, 0.0 * self.tilt), -further[4]
+        moves = jnp.append(loss, 0.0)
+        gain, further = jax.vmap(lambda move: delta(Three(mass, loss, n - 1, self.tilt), epsilon - move))(moves)
+        by_mass, by_loss = gain[:3], mass * further[:3]
+        return Three(n * by_mass, n * by_loss, (mass * by_mass).sum() - gain[3], 0.0 * self.tilt), -by_loss.sum()
 
 
 def _positive(mass: RealArray) -> Real:
@@ -164,7 +161,7 @@ def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> tuple[Any, 
 
 
 def _integrals(k: Any, m: Any, t: Any) -> Any:
-    """k times the integral of e^-phi over v > 0, 1 <= k <= m and k >= m t, by Gauss-Legendre up to phi = 35."""
+    """k times the integral of e^-phi over v > 0, 1 <= k <= m and k >= m t, by Gauss-Legendre in sqrt(v)."""
     tiny = jnp.finfo(k.dtype).tiny
     odds, rest = t / jnp.maximum(1 - t, tiny), jnp.maximum(m - k, 0.0)
     rise, bend = jnp.maximum(k - rest * odds, 0.0), rest * odds * (1 + odds)

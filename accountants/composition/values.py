@@ -30,8 +30,8 @@ PANELS = 256
 # c times the step is at most so large.
 _STEEPEST = 0.25
 _BISECTIONS, _STEPS = 24, 60
-# How near the goal log delta is before the last of Newton's steps, in units of rounding.
-_PRECISE = 4096
+# How near the goal log delta is before the last of Newton's steps, as a power of a rounding: 1e-9, or 1e-4 in 32 bits.
+_NEAR = 0.575
 _TILTS = np.geomspace(1e-3, 1e5, 28)
 
 
@@ -68,8 +68,13 @@ class _Reading(NamedTuple):
     by_epsilon: Any
 
 
-def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Reading:
-    """delta at one eps, or the least eps >= ``floor`` at one delta: inf if there is none or floats do not tell it."""
+def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading:
+    """delta at one eps, or the least eps at one delta: inf if there is none or floats do not tell it.
+
+    What is not above ``best`` is not looked for further.
+    """
+    floor = jnp.where((best > 0) & (best < jnp.inf), best, 0.0)
+    nothing = jax.tree.map(jnp.zeros_like, (parts, at))
     bound = at if what == "delta" else _at_most(parts, _log_finite(parts, at))
     capped = _capped(parts, bound)
     if what == "delta":
@@ -88,8 +93,12 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Readin
             found = jnp.where(told & (at > sure), eps, jnp.inf)
         if not sloped:
             return _Reading(found, None, None)
-        by_curve, by_epsilon = curve.slopes(jnp.where(jnp.isfinite(eps), eps, 1.0))
-        return _Reading(found, back((by_curve, jnp.ones_like(sure)))[0], by_epsilon)
+
+        def slopes() -> tuple[Parts, Any]:
+            by_curve, by_epsilon = curve.slopes(jnp.where(jnp.isfinite(eps), eps, 1.0))
+            return back((by_curve, jnp.ones_like(sure)))[0], by_epsilon
+
+        return _Reading(found, *_where(~(found <= best), slopes, nothing))
 
     def by_transform() -> _Reading:
         (capped, sure), back = jax.vjp(lambda parts: _finite(_capped(parts, bound)), parts)
@@ -99,8 +108,7 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, floor: Any) -> _Readin
         return by_transform()
     (reports, sure), back, alone = jax.vjp(lambda parts: _counted(_capped(parts, bound), c), parts, has_aux=True)
     few = alone & trinomial.fits(reports)
-    nothing = jnp.full_like(c, jnp.inf if what == "epsilon" else jnp.nan)
-    none = _Reading(nothing, *(jax.tree.map(jnp.zeros_like, (parts, c)) if sloped else (None, None)))
+    none = _Reading(0.0 * c, *(nothing if sloped else (None, None)))
     return _where(few, lambda: read(reports, sure, back), _where(~few, by_transform, none))
 
 
@@ -142,7 +150,7 @@ def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: An
     Newton's steps; one that leaves what is known to hold the root goes half-way, or twice as far.
     """
     unit = jnp.finfo(goal.dtype).eps
-    near = _PRECISE * unit + noise
+    near = unit**_NEAR + noise
 
     def unfinished(state: Any) -> Any:
         k, eps, value, _, low, high = state
@@ -172,9 +180,8 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
 
     def next_one(best: Any, way: Any) -> tuple[Any, None]:
         number, parts = way
-        there = best[1].found
-        one = _read(what, sloped, parts, at, jnp.where((there > 0) & (there < jnp.inf), there, 0.0))
-        return jax.tree.map(partial(jnp.where, ~(one.found <= there)), (number, one), best), None
+        one = _read(what, sloped, parts, at, best[1].found)
+        return jax.tree.map(partial(jnp.where, ~(one.found <= best[1].found)), (number, one), best), None
 
     numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
     slopes = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), directions), 0.0 * at

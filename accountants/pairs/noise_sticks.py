@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like
+from dpkernels.numerics import Real, RealArray, exponential_moment, floating, gauss_legendre, like
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -168,30 +168,31 @@ def _exponentials(pair: Any) -> Curve:
     log_p = law.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
     log_q = law.log_prob(moved) + further * (top - pieces.at)
     loss = pieces.loss + fall * offset
+    # Of logarithms far from 0 the difference is off by units of theirs: eps is lowered by as much, as in ``curve``.
+    rounding = jnp.finfo(loss.dtype).eps * jax.lax.stop_gradient(jnp.where(jnp.isfinite(log_p), jnp.abs(log_p), 0.0))
     p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
 
     def term(item: Any) -> Curve:
-        (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width = item
+        (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width, rounding = item
 
         def at(eps: Real) -> Any:
+            eps = eps - rounding
             T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
             T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
             return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
 
         return at
 
-    return lambda eps: total(term, (p, q, loss, fall, pieces.width), eps)
+    return lambda eps: total(term, (p, q, loss, fall, pieces.width, rounding), eps)
 
 
 def _growth(log_start: Real, r: Real, T: Real) -> Real:
-    """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0."""
-    endless = jnp.isinf(T)
-    y = r * jnp.where(endless, 1.0, T)
-    tiny = jnp.abs(y) < 1e-8
-    size = jnp.where(tiny, 1.0, jnp.abs(r))
-    bounded = jnp.where(tiny, jnp.where(endless, 1.0, T), -jnp.expm1(-jnp.abs(y)) / size)
-    exponent = log_start + jnp.where(endless, 0.0, jnp.maximum(y, 0.0))
-    return jnp.exp(exponent) * jnp.where(endless, 1 / size, bounded)
+    """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0.
+
+    Nothing at T = 0, where e^eps q may be beyond the floats.
+    """
+    highest = log_start + jnp.maximum(r * jnp.where(jnp.isinf(T), 0.0, T), 0.0)
+    return jnp.exp(jnp.where(T > 0, highest, -jnp.inf)) * exponential_moment(0, 0.0, jnp.abs(r), T)
 
 
 def _gaussians(pair: Any) -> Curve:

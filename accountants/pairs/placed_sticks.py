@@ -40,7 +40,10 @@ _NODES, _WEIGHTS = gauss_legendre(8)
 
 
 class _Densities(NamedTuple):
-    """p and q on the scaled and mirrored reports, and the ends of the pieces where p may exceed q."""
+    """p and q on the scaled and mirrored reports less s, and the ends of the pieces where p may exceed q.
+
+    From s, and not from the middle of the reports: a narrow window's width would be a difference of two numbers near 1.
+    """
 
     p: Callable[[Any], Any]
     q: Callable[[Any], Any]
@@ -56,12 +59,12 @@ def _densities(pair: Any) -> _Densities:
     s, other = side * middles[0], side * middles[1]
 
     def density(middle: Any) -> Callable[[Any], Any]:
-        return lambda v: m.level * m.base.density(v) + m.height * m.window.density((v - middle) / width + 0.5)
+        return lambda v: m.level * m.base.density(v + s) + m.height * m.window.density((v - middle) / width + 0.5)
 
-    bends, between = width * _both_sides(m.window.kinks), (s + other) / 2
-    knots = jnp.concatenate([s + bends, other + bends, 0 * s + _both_sides(m.base.kinks), between[None]])
-    ends = jnp.sort(jnp.clip(knots, between, s + width / 2))
-    return _Densities(density(s), density(other), ends[:-1], ends[1:])
+    bends, apart = width * _both_sides(m.window.kinks), s - other
+    knots = jnp.concatenate([bends + 0 * s, bends - apart, _both_sides(m.base.kinks) - s, -apart[None] / 2])
+    ends = jnp.sort(jnp.clip(knots, -apart / 2, width / 2))
+    return _Densities(density(0 * s), density(-apart), ends[:-1], ends[1:])
 
 
 def _both_sides(kinks: np.ndarray) -> np.ndarray:

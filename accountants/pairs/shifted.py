@@ -138,7 +138,8 @@ def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int) -> Losses:
         low, high = jnp.minimum(0.0, D) - reach, jnp.maximum(0.0, D) + reach
         left, right, few = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, PANELS // len(left))
     present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
-    left, right = jnp.where(present, left, 0.0), jnp.where(present, right, 1.0)
+    # An absent piece is as wide as any: its density must not be beyond the floats.
+    left, right = jnp.where(present, left, 0.0), jnp.where(present, right, jnp.abs(D))
     share, weight = panel_rule(max(1, panels // len(left)) if panels else few, left, dense=panels > 0 and len(left) > 1)
     x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
     log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2

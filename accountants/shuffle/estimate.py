@@ -94,11 +94,10 @@ class Estimate:
     def _bisected(self, goal: float) -> float:
         if self.log_delta(0.0) <= goal:
             return 0.0
-        if self.log_delta(self.level) > goal:
-            return self.level
 
         def excess(eps: float) -> float:
-            return max(self.log_delta(eps) - goal, -100.0)
+            # At the level delta is 0; the grid from above may be far above the goal there.
+            return max(self.log_delta(eps) - goal, -100.0) if eps < self.level else -100.0
 
         return float(brentq(excess, 0.0, self.level, xtol=1e-14 * self.level, rtol=1e-13))
 

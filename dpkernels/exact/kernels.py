@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.namespace import namespace, take
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray, namespace
 
 OutcomeKernel = Callable[[RealArray], RealArray]
 
@@ -41,6 +41,13 @@ class AliasColumns:
     def alias(self) -> np.ndarray:
         """The outcome from the threshold on, int32."""
         return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
+
+
+def take(table: np.ndarray, at: RealArray) -> RealArray:
+    """``table[at]`` for indices that are within it, NumPy's or JAX's."""
+    if namespace(at) is np:
+        return table.take(at)
+    return jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
 
 def alias_columns(weights: list[int], bits: int) -> AliasColumns:

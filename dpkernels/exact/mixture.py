@@ -10,11 +10,10 @@ import numpy as np
 
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
 from dpkernels.exact.form import CHOICE_STREAM, ExactForm, Words
-from dpkernels.exact.namespace import namespace
 from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray, namespace
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.namespace import namespace
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray, namespace
 
 ReportKernel = Callable[[Any, Any], Any]
 

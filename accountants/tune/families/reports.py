@@ -150,16 +150,19 @@ def _largest_loss(family: Any, parameters: dict[str, Any]) -> jax.Array:
         return (count < _NEWTON_STEPS) & ~(jnp.abs(value) < _FOUND)
 
     def newton(state: Any) -> Any:
+        """To the next trial from what is known of this one; of the first one nothing is."""
         count, at, value, slope, low, high = state
-        low, high = jnp.where(value < 0, at, low), jnp.where(value < 0, high, at)
+        low = jnp.where((count > 0) & (value < 0), at, low)
+        high = jnp.where((count == 0) | (value < 0), high, at)
         new = at - value / jnp.where(slope > 0, slope, 1.0)
         new = jnp.where((new > low) & (new < high), new, (low + high) / 2)
+        new = jnp.where(count > 0, new, at)
         value, slope = jax.jvp(lambda t: log_excess(t, *still), (new,), (jnp.ones_like(new),))
         return count + 1, new, value, slope, low, high
 
     start = jnp.clip(jnp.log(2 * still[0].about), least, jnp.log(still[0].epsilon))
-    value, slope = jax.jvp(lambda t: log_excess(t, *still), (start,), (jnp.ones_like(start),))
-    state = 0, start, value, slope, jnp.full_like(start, least), jnp.full_like(start, most)
+    unknown = jnp.full_like(start, jnp.nan)
+    state = 0, start, unknown, unknown, jnp.full_like(start, least), jnp.full_like(start, most)
     _, at, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
     moved = log_excess(at, family, parameters)
     found = (jnp.abs(value) < _FOUND) & (slope > 0)

@@ -134,7 +134,7 @@ function makeModel(tables) {
     const scaled = (v, t) => level + k * window.at((v - start(t)) / m);
     const inside = S2 / 3 + S1 * window.spread * m * m;
     const variance = (t) => (inside + (((t - 0.5) * C) ** 2 * S2) / S1) / C ** 2;
-    const law = { low: 0.5 - 1 / C, high: 0.5 + 1 / C, variance, worst: Math.max(variance(0.5), variance(1)) };
+    const law = { low: 0.5 - 1 / C, high: 0.5 + 1 / C, variance, worst: Math.max(variance(0.5), variance(1)), S1 };
     law.atoms = () => [];
     law.density = (t) => {
       const a = start(t);
@@ -187,6 +187,22 @@ function makeModel(tables) {
     };
   }
   const wangLaw = (epsilon) => windowedLaw("uniform", 2 / (1 + Math.exp(epsilon / 2)), Math.expm1(epsilon));
+
+  // The uniform window placed at the input itself: those reports, drawn together about the middle by S1.
+  function squareWaveLaw(m, epsilon) {
+    const found = windowedLaw("uniform", m, Math.expm1(epsilon));
+    const { S1 } = found;
+    const drawn = (y) => 0.5 + (y - 0.5) * S1;
+    return {
+      ...found,
+      low: drawn(found.low),
+      high: drawn(found.high),
+      mean: drawn,
+      variance: (t) => found.variance(t) * S1 ** 2,
+      worst: found.worst * S1 ** 2,
+      density: (t) => found.density(t).map(([y, f]) => [drawn(y), f / S1]),
+    };
+  }
 
   // Wang 2019, equation (7).
   const root = 405 * Math.sqrt(241);
@@ -293,7 +309,7 @@ function makeModel(tables) {
     };
     return noise({ worst: 2 * a * (high + q * low), density, flat, profile: flatProfile(flat), beyond });
   }
-  function truncatedLaplaceLaw(epsilon, delta) {
+  function truncatedLaplaceLaw(epsilon, { delta }) {
     const b = 1 / epsilon;
     const beta = Math.log1p(Math.expm1(epsilon) / (2 * delta)); // The bound, in scales.
     const mass = -Math.expm1(-beta);
@@ -314,7 +330,7 @@ function makeModel(tables) {
       beyond: (alpha) => -b * Math.log(alpha * mass + Math.exp(-beta)),
     });
   }
-  function gaussianLaw(epsilon, delta) {
+  function gaussianLaw(epsilon, { delta }) {
     const mu = gaussianMu(epsilon, delta);
     return noise({
       mu,
@@ -322,6 +338,28 @@ function makeModel(tables) {
       density: curve((z) => mu * phi(mu * z), 4 / mu),
       profile: (e) => gaussianDelta(mu, e),
       beyond: (alpha) => normalQuantile(alpha / 2) / mu,
+    });
+  }
+
+  // Laplace noise in whole numbers; the sensitivity is one, too.
+  function discreteLaplaceLaw(epsilon, { sensitivity: D }) {
+    const q = Math.exp(-epsilon / D);
+    const p = (k) => ((1 - q) / (1 + q)) * q ** Math.abs(k);
+    const reach = Math.ceil((6 * D) / epsilon);
+    const drawn = (t) => Array.from({ length: 2 * reach + 1 }, (_, i) => [t + (i - reach) / D, p(i - reach)]);
+    const flat = { loss: epsilon, plus: 1 / (1 + q), zero: 0, minus: q / (1 + q) };
+    const few = reach <= 200;
+    return noise({
+      worst: (2 * q) / (1 - q) ** 2 / D ** 2,
+      atoms: few ? drawn : () => [],
+      density: few ? () => [] : curve((z) => p(z * D) * D, reach / D),
+      flat: D === 1 ? flat : null,
+      profile: (e) => {
+        let sum = flat.plus * Math.max(0, 1 - Math.exp(e - epsilon));
+        for (let k = 1; k < D; k++) sum += p(k) * Math.max(0, 1 - Math.exp(e - epsilon * (1 - (2 * k) / D)));
+        return sum;
+      },
+      beyond: (alpha) => Math.max(0, Math.ceil(Math.log((alpha * (1 + q)) / 2) / Math.log(q) - 1 - 1e-9)) / D,
     });
   }
 
@@ -338,6 +376,9 @@ function makeModel(tables) {
     python: (a) => `dpk.composite("${window}", "${base}", ${a})`,
     law: tabulated(`${window}-${base}`, window),
   });
+  // The width of a piecewise mechanism that tells most of the distribution of so many values, to the digits written.
+  const narrowWidth = (epsilon, { n }) => 2 / Number((2 / Math.exp(ofCrowd(tables.narrow.widths, epsilon, n))).toPrecision(6));
+  const halfWidth = (m) => Number((m / (4 - 2 * m)).toPrecision(6));
   const named = (name, law, more) => ({ python: (a) => `dpk.${name}(${a})`, law, ...more });
   const PERSON = {
     optimal: named("optimal", optimalLaw, { most: tables.grids.optimum[1] }),
@@ -348,6 +389,15 @@ function makeModel(tables) {
     "piecewise-triangle": named("piecewise_triangle", tabulated("piecewise-triangle", "triangle")),
     "sine-constant": composite("sine", "constant"),
     "triangle-constant": composite("triangle", "constant"),
+    "piecewise-narrow": named("piecewise", (e, state) => windowedLaw("uniform", narrowWidth(e, state), Math.expm1(e)), {
+      command: "piecewise",
+      narrow: true,
+      own: (e, state) => ({ eta: Number((2 / narrowWidth(e, state)).toPrecision(6)) }),
+    }),
+    "square-wave": named("square_wave", (e, state) => squareWaveLaw(narrowWidth(e, state), e), {
+      narrow: true,
+      own: (e, state) => ({ half_width: halfWidth(narrowWidth(e, state)) }),
+    }),
     laplace: named("laplace", laplaceLaw, { noise: true }),
     staircase: named("staircase", staircaseLaw, { noise: true }),
   };
@@ -355,6 +405,7 @@ function makeModel(tables) {
     laplace: PERSON.laplace,
     staircase: PERSON.staircase,
     "truncated-laplace": named("truncated_laplace", truncatedLaplaceLaw, { noise: true, delta: true, once: true }),
+    "discrete-laplace": named("discrete_laplace", discreteLaplaceLaw, { noise: true, whole: true }),
     gaussian: {
       python: (a) => `accountants.calibrate.gaussian(${a})`,
       law: gaussianLaw,
@@ -365,26 +416,40 @@ function makeModel(tables) {
   for (const list of [PERSON, STATISTIC]) for (const [name, one] of Object.entries(list)) one.name = name;
 
   const laws = new Map();
-  function law(one, epsilon, delta) {
-    const key = `${one.name} ${epsilon} ${one.delta ? delta : ""}`;
+  function law(one, epsilon, state) {
+    const key = `${one.name} ${epsilon} ${one.delta ? state.delta : ""} ${one.narrow ? state.n : ""} ${one.whole ? state.sensitivity : ""}`;
     if (laws.size > 4000) laws.clear();
-    if (!laws.has(key)) laws.set(key, one.law(epsilon, delta));
+    if (!laws.has(key)) laws.set(key, one.law(epsilon, state));
     return laws.get(key);
   }
+
+  // ---------------------------------------------------------------- the distribution of the values
+
+  // At a budget and a crowd, of a table by crowds and then by budgets.
+  function ofCrowd(rows, epsilon, n, name) {
+    const { distributed, values } = tables.grids;
+    return onGrid(values, rows.map((row) => between(name, distributed, row, epsilon)), n);
+  }
+  // The expected error of the cdf, in widths of the interval.
+  const distributionError = (one, epsilon, n) =>
+    Math.exp(ofCrowd(one.narrow ? tables.narrow.errors : tables.distribution[one.name], epsilon, n, one.name));
 
   // ---------------------------------------------------------------- several reports, shuffled reports
 
   const least = 0.01;
   const most = (one, state) => {
     if (state.shuffle) return hideable(state.n, state.delta);
-    return Math.min(one.most ?? 20, state.count > 1 && !flatOf(one) && one.name !== "gaussian" ? tables.grids.reports[1] : 20);
+    const composing = state.count > 1 && !flatOf(one) && one.name !== "gaussian";
+    return Math.min(one.most ?? 20, composing ? tables.grids.reports[1] : 20, state.know === "distribution" ? tables.grids.distributed[1] : 20);
   };
-  const flatOf = (one) => ["duchi", "hybrid", "piecewise", "piecewise-wang2019", "staircase"].includes(one.name);
+  const FLAT = ["duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-narrow", "square-wave", "staircase", "discrete-laplace"];
+  const flatOf = (one) => FLAT.includes(one.name);
 
   // Epsilon of `count` reports at delta, each of its own epsilon.
-  function composed(one, epsilon, count, delta) {
+  function composed(one, epsilon, count, state) {
     if (count === 1) return epsilon;
-    const found = law(one, epsilon, delta);
+    const { delta } = state;
+    const found = law(one, epsilon, state);
     if (found.flat) return composedFlat(found.flat, count, delta);
     if (found.mu) return gaussianEpsilon(found.mu * Math.sqrt(count), delta);
     const rows = tables.composed[one.name][tables.deltas.indexOf(delta)];
@@ -404,9 +469,11 @@ function makeModel(tables) {
     return Math.min(epsilon * Math.exp(onGrid(tables.grids.people, byCrowd, crowd(people))), epsilon);
   }
   const total = (one, epsilon, state) =>
-    state.shuffle ? shuffled(one, epsilon, state.n, state.delta) : composed(one, epsilon, state.count, state.delta);
+    state.shuffle ? shuffled(one, epsilon, state.n, state.delta) : composed(one, epsilon, state.count, state);
   const lowest = (state) => (state.shuffle ? tables.grids.shares[0] * hideable(state.n, state.delta) : least);
-  const deviation = (one, epsilon, state) => Math.sqrt(law(one, epsilon, state.delta).worst);
+  // What is wanted small, in the data's units: the standard deviation of the mean, or the error of the distribution.
+  const errorOf = (one, epsilon, state) =>
+    state.unit * (state.know === "distribution" ? distributionError(one, epsilon, state.n) : Math.sqrt(law(one, epsilon, state).worst / state.n));
 
   // To four digits, down or up.
   function toFour(value, round) {
@@ -417,25 +484,36 @@ function makeModel(tables) {
 
   // The optimum's reports are composed at the budgets of a list alone: the last that is right, or the first.
   function listed(one, state) {
-    const enough = (state.target * Math.sqrt(state.n)) / state.unit;
     const found =
       state.goal === "accuracy"
-        ? tables.optimalReports.find((e) => deviation(one, e, state) <= enough)
+        ? tables.optimalReports.find((e) => errorOf(one, e, state) <= state.target)
         : tables.optimalReports.findLast((e) => total(one, e, state) <= state.epsilon);
     return found ? { epsilon: found } : { why: "not within the budgets at which this page composes its reports" };
+  }
+
+  // Why a mechanism is none for this, if so.
+  function unfitting(one, state) {
+    if (one.whole && !state.whole) return "for whole numbers: say above that the statistic is one";
+    if (one.whole && !(Number.isInteger(state.sensitivity) && state.sensitivity <= 1000)) return "for a sensitivity that is a whole number, in this page up to 1000";
+    if (state.count > 1 && (one.once || (one.whole && state.sensitivity > 1))) return "this page composes no reports of it";
+    if (state.have === "person" && state.know === "mean" && one.narrow)
+      return one.name === "square-wave" ? "its reports are biased: for the distribution of the values alone" : "as narrow as tells most of the distribution of the values: for that alone";
+    if (state.know === "distribution" && !one.narrow && !tables.distribution[one.name])
+      return one.noise ? "is unbounded: dpkernels estimate reads distributions from bounded reports" : "not in this page: dpkernels tune --objective distribution has it";
+    if (state.shuffle && !tables.shuffled[one.name])
+      return one.noise ? "is unbounded, and no shuffler hides that" : "its crowds are not in this page: dpkernels tune --shuffle has them";
+    return null;
   }
 
   // A mechanism's own epsilon for a budget or a target, or why there is none.
   function solve(one, state) {
     const [low, high] = [lowest(state), most(one, state)];
-    if (state.count > 1 && one.once) return { why: "this page composes no reports of it" };
-    if (state.shuffle && !tables.shuffled[one.name])
-      return { why: one.noise ? "is unbounded, and no shuffler hides that" : "its crowds are not in this page: dpkernels tune --shuffle has them" };
+    const unfit = unfitting(one, state);
+    if (unfit) return { why: unfit };
     if (one.name === "optimal" && state.count > 1) return listed(one, state);
     if (state.goal === "accuracy") {
-      const wanted = (state.target * Math.sqrt(state.n)) / state.unit;
-      const error = (shrink) => deviation(one, (low * high) / shrink, state);
-      const shrink = largest(error, wanted, low, high);
+      const error = (shrink) => errorOf(one, (low * high) / shrink, state);
+      const shrink = largest(error, state.target, low, high);
       if (shrink === null) return { why: `not reached up to epsilon ${high} a report` };
       return { epsilon: Math.min(toFour((low * high) / shrink, Math.ceil), high) };
     }
@@ -456,21 +534,33 @@ function makeModel(tables) {
         refused.push({ one, why });
         continue;
       }
-      const found = law(one, epsilon, state.delta);
+      const found = law(one, epsilon, state);
       const report = Math.sqrt(found.worst) * state.unit;
-      rows.push({ one, epsilon, law: found, total: total(one, epsilon, state), report, mean: report / Math.sqrt(state.n) });
+      rows.push({ one, epsilon, law: found, total: total(one, epsilon, state), report, error: errorOf(one, epsilon, state) });
     }
-    if (state.have === "person")
-      for (const name of ["sine-quartic", "triangle-quartic"])
-        refused.push({ one: { name }, why: "never of least error, and not in this page: dpkernels compare has it" });
-    const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.report;
-    rows.sort((a, b) => by(a) - by(b) || a.report - b.report);
+    for (const [name, why] of state.have === "person" ? QUARTIC : OTHER_NOISE) refused.push({ one: { name }, why });
+    const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.error;
+    rows.sort((a, b) => by(a) - by(b) || a.error - b.error || a.report - b.report);
     return { rows, refused };
   }
+
+  const ACCEPTED = "for errors that are to lie within a bound theta: dpkernels tune --objective acceptance";
+  const QUARTIC = ["sine-quartic", "triangle-quartic"].map((name) => [name, "never of least error, and not in this page: dpkernels compare has it"]);
+  const OTHER_NOISE = [
+    ["optimal-central", "for a statistic in an interval of up to 16 sensitivities: dpkernels compare --lower --upper --sensitivity"],
+    ["central-piecewise", "for a statistic in an interval: dpkernels compare --lower --upper --sensitivity"],
+    ["recycled-laplace", ACCEPTED],
+    ["recycled-gaussian", ACCEPTED],
+    ["truncated-gaussian", "for the budgets of this page its error is that of gaussian: accountants.calibrate.truncated_gaussian"],
+    ["discrete-gaussian", "gaussian in whole numbers, of about its error: accountants.calibrate.discrete_gaussian"],
+    ["truncated-discrete-laplace", "discrete-laplace with ends, of about its error: dpk.truncated_discrete_laplace"],
+    ["merged-laplace", "at its best for variance it is laplace: dpkernels tune"],
+  ];
 
   // Half widths of the intervals for a mean of n reports, in widths; `estimate_mean` has both.
   function meanIntervals(row, n, confidence) {
     const normal = normalQuantile((1 - confidence) / 2) * Math.sqrt(row.law.worst / n);
+    if (row.law.mean) return {};
     if (!Number.isFinite(row.law.high)) return { normal };
     const odds = Math.log(2 / (1 - confidence));
     const error = Math.max(row.law.high, 1 - row.law.low) + 0.05 * (row.law.high - row.law.low);

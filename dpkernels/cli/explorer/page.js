@@ -7,7 +7,7 @@
   const control = form.elements;
   const $ = (id) => document.getElementById(id);
   const DEFAULTS = {
-    have: "person", lower: "0", upper: "100", n: "1000", sensitivity: "1", count: "1", shuffle: "false", goal: "budget",
+    have: "person", know: "mean", whole: "false", lower: "0", upper: "100", n: "1000", sensitivity: "1", count: "1", shuffle: "false", goal: "budget",
     epsilon: "1", target: "1", delta: "1e-6", confidence: "0.95", mechanism: "", input: "0.3",
   };
   const COUNTS = [1, ...tables.counts];
@@ -39,6 +39,8 @@
     const state = {
       have: control.have.value,
       goal: control.goal.value,
+      know: control.have.value === "person" ? control.know.value : "mean",
+      whole: control.have.value === "statistic" && control.whole.checked,
       count: COUNTS[Number(control.count.value)],
       delta: Number(control.delta.value),
       confidence: Number(control.confidence.value),
@@ -61,6 +63,8 @@
     if (local && !(Number.isFinite(state.upper) && width > 0)) return ["upper", "The largest value must be above the smallest."];
     if (local && !(state.n >= 1 && state.n <= 1e12 && Number.isInteger(state.n))) return ["n", "People must be a whole number, 1 to 10^12."];
     if (state.shuffle && state.n < tables.people[0]) return ["n", `A shuffler needs a crowd: this page has ${tables.people[0]} people or more.`];
+    if (state.know === "distribution" && !(state.n >= tables.grids.values[0] && state.n <= tables.grids.values[1]))
+      return ["n", "For a distribution this page has 100 to 10^8 people."];
     if (!local && !(state.sensitivity >= 1e-100 && state.sensitivity <= 1e100)) return ["sensitivity", "The sensitivity must be a positive number."];
     if (state.goal === "budget" && !(state.epsilon >= 0.01 && state.epsilon <= 20)) return ["epsilon", "Epsilon must be 0.01 to 20."];
     if (state.goal === "accuracy" && !(state.target > 0 && state.target < 1e300)) return ["target", "The accuracy must be a positive number."];
@@ -69,13 +73,13 @@
 
   function write(values) {
     const all = { ...DEFAULTS, ...values };
-    for (const name of ["have", "goal"]) {
+    for (const name of ["have", "goal", "know"]) {
       control[name].value = all[name];
       if (!control[name].value) control[name].value = DEFAULTS[name];
     }
     for (const name of NUMBERS) control[name].value = all[name];
     control.count.value = Math.max(0, COUNTS.indexOf(Number(all.count)));
-    control.shuffle.checked = all.shuffle === "true";
+    for (const name of ["shuffle", "whole"]) control[name].checked = all[name] === "true";
     for (const name of ["delta", "confidence"]) {
       control[name].value = String(Number(all[name]));
       if (control[name].selectedIndex < 0) control[name].value = String(Number(DEFAULTS[name]));
@@ -88,7 +92,7 @@
   function toAddress(state) {
     const now = {
       ...Object.fromEntries(NUMBERS.map((name) => [name, control[name].value])),
-      have: state.have, count: String(state.count), shuffle: String(control.shuffle.checked), goal: state.goal,
+      have: state.have, know: control.know.value, whole: String(control.whole.checked), count: String(state.count), shuffle: String(control.shuffle.checked), goal: state.goal,
       delta: control.delta.value, confidence: control.confidence.value, mechanism: chosen, input: control.input.value,
     };
     const differs = Object.entries(now).filter(([name, value]) => value !== (["delta", "confidence"].includes(name) ? String(Number(DEFAULTS[name])) : DEFAULTS[name]));
@@ -125,7 +129,14 @@
     const pure = local && state.count === 1 && !state.shuffle;
     control.delta.disabled = pure;
     $("delta-help").textContent = pure ? "Not needed: these reports are private with delta 0." : "The probability that more than epsilon is revealed is about this small.";
-    $("target-label").textContent = local ? "Standard deviation of the mean of all reports" : "Standard deviation of the released value";
+    $("target-label").textContent = measures(state)[1] ?? "Standard deviation of the released value";
+  }
+
+  // The error of a report, and for people that of what the reports are for.
+  function measures(state) {
+    if (state.have === "statistic") return ["Standard deviation of the released value"];
+    const error = state.know === "mean" ? "Standard deviation of the mean of all reports" : "Expected error of the distribution";
+    return ["Standard deviation of a report, worst input", error];
   }
 
   // Parts of the page that what was moved does not change stay as they are.
@@ -160,7 +171,7 @@
     if (!widths["report-chart"]) measure();
     reportSection(state, row);
     intervals(state, row);
-    const drawn = [row.one.name, row.epsilon, state.delta, state.unit];
+    const drawn = [row.one.name, row.epsilon, state.delta, state.unit, row.one.narrow ? state.n : 0];
     unless("profile", [drawn, widths["profile-chart"]], () => profileSection(row));
     unless("growth", [drawn, state.shuffle, state.shuffle ? state.n : state.count, widths["growth-chart"]], () => growth(state, row));
     lines(state, row);
@@ -170,29 +181,29 @@
   function answer(state, rows) {
     const [best] = rows;
     const together = state.shuffle ? "shuffled, epsilon" : state.count > 1 ? `${state.count} releases together, epsilon` : "epsilon";
-    const mean = state.have === "person" ? `, of the mean of ${state.n.toLocaleString("en")} reports ${shown(best.mean)}` : "";
+    const people = state.n.toLocaleString("en");
+    const mean = state.have === "person" ? `, of the mean of ${people} reports ${shown(best.error)}` : "";
+    const error = state.know === "mean" ? `standard deviation of a report ${shown(best.report)}${mean}` : `expected error of the distribution of ${people} values ${shown(best.error)}`;
     $("answer").textContent =
-      `${best.one.name} ${state.goal === "budget" ? "has the least error" : "needs the least budget"}: ` +
-      `standard deviation of a report ${shown(best.report)}${mean}; ${together} ${shown(best.total)}.`;
+      `${best.one.name} ${state.goal === "budget" ? "has the least error" : "needs the least budget"}: ${error}; ${together} ${shown(best.total)}.`;
   }
 
   function ranking(state, rows, refused, row) {
     const local = state.have === "person";
     const several = state.count > 1 || state.shuffle;
-    const heads = ["Mechanism", local ? "Standard deviation of a report, worst input" : "Standard deviation of the released value"];
-    if (local) heads.push("of the mean of all");
+    const heads = ["Mechanism", ...measures(state)];
     heads.push(several ? "Epsilon of one report" : "Epsilon");
     if (several) heads.push(state.shuffle ? "shuffled" : "together");
     heads.push("Reports lie in");
     const table = $("ranking");
     table.tHead.rows[0].innerHTML = heads.map((text) => `<th scope="col">${text}</th>`).join("");
-    const measure = state.goal === "accuracy" ? (one) => one.total : (one) => one.report;
+    const measure = state.goal === "accuracy" ? (one) => one.total : (one) => one.error;
     const most = Math.max(...rows.map(measure));
     const focused = document.activeElement?.name === "mechanism";
     table.tBodies[0].innerHTML = rows
       .map((one) => {
         const cells = [shown(one.report)];
-        if (local) cells.push(shown(one.mean));
+        if (local) cells.push(shown(one.error));
         cells.push(shown(one.epsilon));
         if (several) cells.push(shown(one.total));
         cells.push(Number.isFinite(one.law.high) ? reach(state, one) : "any number");
@@ -203,7 +214,8 @@
       })
       .join("");
     if (focused) table.querySelector("input:checked")?.focus();
-    $("measure").textContent = state.goal === "budget" ? "Bars: standard deviation." : "Bars: epsilon.";
+    const error = state.know === "mean" ? "standard deviation" : "error of the distribution, the mean distance of its cdf, in the values' units";
+    $("measure").textContent = `Bars: ${state.goal === "budget" ? error : "epsilon"}.`;
     $("refused").hidden = refused.length === 0;
     $("refused").open ||= rows.length === 0;
     $("refused").firstElementChild.textContent = `Not in the list: ${refused.length}`;
@@ -223,11 +235,12 @@
     const room = 0.03 * (range[1] - range[0]);
     const data = (y) => report(state, y);
     const truth = data(t);
+    const mean = law.mean ? data(law.mean(t)) : truth;
     const deviation = Math.sqrt(law.variance(t)) * state.unit;
     frameRange = [range[0] - room, range[1] + room];
     charts.fit(widths["report-chart"]);
     $("report-chart").innerHTML = charts.report({
-      title: `Law of a report of ${row.one.name} for the true value ${shown(truth)}: mean ${shown(truth)}, standard deviation ${shown(deviation)}`,
+      title: `Law of a report of ${row.one.name} for the true value ${shown(truth)}: mean ${shown(mean)}, standard deviation ${shown(deviation)}`,
       density: density.map(([y, f]) => [data(y), f]),
       atoms: atoms.map(([y, p]) => [data(y), p]),
       truth,
@@ -238,7 +251,7 @@
     $("input-shown").textContent = shown(truth);
     control.input.setAttribute("aria-valuetext", `true value ${shown(truth)}`);
     $("report-facts").innerHTML = facts([
-      ["Mean of the report", `${shown(truth)} (unbiased)`],
+      ["Mean of the report", `${shown(mean)} (${law.mean ? "biased" : "unbiased"})`, "report-mean"],
       [local ? "Standard deviation at this input" : "Standard deviation", shown(deviation), "deviation"],
     ]);
     const notes = [];
@@ -254,7 +267,9 @@
     const level = `${100 * state.confidence} %`;
     if (state.have === "person") {
       const { normal, bernstein } = model.meanIntervals(row, state.n, state.confidence);
-      const items = [[`Mean of ${state.n.toLocaleString("en")} values, ${level}, for large n`, `± ${shown(normal * state.unit)}`, "normal"]];
+      const items = [];
+      if (state.know === "distribution") items.push([`Distribution of ${state.n.toLocaleString("en")} values, expected error of its cdf`, shown(row.error), "distribution"]);
+      if (normal) items.push([`Mean of ${state.n.toLocaleString("en")} values, ${level}, for large n`, `± ${shown(normal * state.unit)}`, "normal"]);
       if (bernstein) items.push([`The same, certain at any n (Bernstein)`, `± ${shown(bernstein * state.unit)}`, "bernstein"]);
       $("intervals").innerHTML = facts(items);
     } else {
@@ -290,18 +305,19 @@
 
   function growth(state, row) {
     const { one, epsilon } = row;
-    const highest = one.once ? epsilon : model.composable(one, epsilon);
+    const alone = one.once || (one.whole && state.sensitivity > 1);
+    const highest = alone ? epsilon : model.composable(one, epsilon);
     $("growth-title").textContent = state.shuffle ? "Epsilon against the crowd" : "Epsilon of several releases";
     $("growth-note").textContent = state.shuffle || highest === epsilon ? "" : `Of reports at epsilon ${shown(highest)}, the nearest below that this page composes.`;
     $("growth-of").textContent = state.shuffle ? "People" : "Releases";
     const numbers = $("growth").tBodies[0];
-    $("growth").closest("details").hidden = Boolean(one.once);
-    if (one.once) {
-      $("growth-chart").innerHTML = "<p class='help'>This page composes no reports of truncated noise: <code>accountants.guarantee(m).repeat(k)</code> does.</p>";
+    $("growth").closest("details").hidden = Boolean(alone);
+    if (alone) {
+      $("growth-chart").innerHTML = `<p class='help'>This page composes no reports of ${one.name}: <code>accountants.guarantee(m).repeat(k)</code> does.</p>`;
       return;
     }
     const at = state.shuffle ? tables.people : COUNTS;
-    const value = (n) => (state.shuffle ? model.shuffled(one, epsilon, n, state.delta) : model.composed(one, highest, n, state.delta));
+    const value = (n) => (state.shuffle ? model.shuffled(one, epsilon, n, state.delta) : model.composed(one, highest, n, state));
     const points = at.map((n) => [n, value(n)]).filter(([, e]) => e > 0);
     const added = state.shuffle ? at.map((n) => [n, epsilon]) : at.map((n) => [n, n * highest]);
     const ends = [...points, ...added].map(([, e]) => e);
@@ -329,6 +345,7 @@
     if (one.delta) given.delta = state.delta;
     if (local && !one.noise) Object.assign(given, { lower: state.lower, upper: state.upper });
     else given.sensitivity = state.unit;
+    Object.assign(given, one.own?.(epsilon, state));
     const call = one.python(Object.entries(given).map(([name, value]) => `${name}=${python(value)}`).join(", "));
     const several = state.count > 1 || state.shuffle;
     const accounting = several || call.startsWith("accountants");
@@ -336,18 +353,21 @@
     const value = local ? `np.full(1000, ${decimal(state.lower + state.input * state.unit)})` : "np.array([100.0])";
     text.push(`values = ${value}  # yours${local ? `: one per person, each in [${python(state.lower)}, ${python(state.upper)}]` : ": the true value"}`);
     text.push(`m = ${call}`, "reports = dpk.perturb(values, m)  # exact, new noise every time");
-    if (local && !one.noise) text.push(`print(dpk.estimate_mean(reports, m, confidence=${state.confidence}))`);
+    if (state.know === "distribution") text.push("print(dpk.estimate(reports, m).histogram(4).shares.value.tolist())");
+    else if (local && !one.noise) text.push(`print(dpk.estimate_mean(reports, m, confidence=${state.confidence}))`);
     else text.push(local ? "print(reports.mean())" : "print(reports)");
-    text.push(`print(m.worst_variance**0.5)  # standard deviation of a report: ${plain(row.report)}`);
+    if (!row.law.mean) text.push(`print(m.worst_variance**0.5)  # standard deviation of a report: ${plain(row.report)}`);
     if (state.count > 1) text.push(`print(accountants.guarantee(m).repeat(${state.count}).epsilon(${python(state.delta)}))  # of ${state.count} releases: ${plain(row.total)}`);
     if (state.shuffle) text.push(`print(accountants.shuffled(m, ${state.n}).epsilon(${python(state.delta)}))  # of the shuffled reports: ${plain(row.total)}`);
     $("python").textContent = text.join("\n");
 
-    const options = Object.entries(given).map(([name, v]) => `--${name} ${python(v)}`).join(" ");
+    const options = Object.entries(given).map(([name, v]) => `--${name.replace("_", "-")} ${python(v)}`).join(" ");
+    const mechanism = one.command ?? one.name;
     const shell = [
-      `dpkernels perturb values.csv private.csv --column value --mechanism ${one.name} ${options}${state.shuffle ? " --shuffle-rows" : ""}`,
-      `dpkernels account ${one.name} ${options}${state.count > 1 ? ` --reports ${state.count} --at-delta ${python(state.delta)}` : ""}${state.shuffle ? ` --shuffle ${state.n} --at-delta ${python(state.delta)}` : ""}`,
+      `dpkernels perturb values.csv private.csv --column value --mechanism ${mechanism} ${options}${state.shuffle ? " --shuffle-rows" : ""}`,
+      `dpkernels account ${mechanism} ${options}${state.count > 1 ? ` --reports ${state.count} --at-delta ${python(state.delta)}` : ""}${state.shuffle ? ` --shuffle ${state.n} --at-delta ${python(state.delta)}` : ""}`,
     ];
+    if (state.know === "distribution") shell.splice(1, 0, "dpkernels estimate private.csv --column value");
     $("command").textContent = shell.join("\n");
   }
   const plain = (value) => shown(value).replaceAll("−", "-");

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 import accountants
-from dpkernels.mechanisms.named import MECHANISMS
+from dpkernels.cli.explorer import distribution
+from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS
 from dpkernels.mechanisms.named_additive import laplace
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 
@@ -22,6 +23,8 @@ DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 COUNTS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
 # Of those with three losses the page composes reports itself.
 COMPOSED = ("laplace", "optimal", *WINDOWED[1:])
+# Of which the error of the distribution is tabulated, as they are made for the mean; the optimum's is not smooth.
+DISTRIBUTED = ("hybrid", "duchi", "piecewise", "piecewise-wang2019", *WINDOWED[1:])
 SHUFFLED = ("duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle")
 DIGITS = 6
 _JUMP = 0.1  # Of log m, between neighbouring budgets of a grid, beyond what is usual there.
@@ -29,8 +32,8 @@ _JUMP = 0.1  # Of log m, between neighbouring budgets of a grid, beyond what is 
 # First, last and number of each grid. A linear program takes the longer the larger its budget.
 PARAMETERS = (0.01, 20.0, 96)
 REPORTS = (0.01, 12.0, 96)
-SHARES = (0.125, 1.0, 13)  # of ``hideable``
-PEOPLE = (1e3, 1e8, 11)
+SHARES = (0.125, 1.0, 25)  # of ``hideable``
+PEOPLE = (1e3, 1e8, 21)
 OPTIMUM = (0.01, 6.0, 129)
 OPTIMAL_REPORTS = (0.01, 6.0, 193)  # Its losses are not smooth in the budget: only these are composed.
 DRAWN = (0.1, 6.0, 20)
@@ -153,16 +156,32 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
             "people": PEOPLE,
             "optimum": OPTIMUM,
             "drawn": DRAWN,
+            "distributed": distribution.BUDGETS,
+            "values": distribution.VALUES,
         },
         "optimalReports": budgets("optimal").tolist(),
         "optimum": _columns(optimum(e) for e in grid(OPTIMUM)),
         "drawn": [optimal_rows(e) for e in grid(DRAWN)],
         "windowed": each("windowed", WINDOWED, _parameters),
-        "jumps": each("jumps", WINDOWED, jumps),
+        "jumps": {**each("jumps", WINDOWED, jumps), "hybrid": [HYBRID_EPSILON]},
         # By delta, then count or crowd, then budget.
         "composed": each("composed", COMPOSED, _composed),
         "shuffled": each("shuffled", SHUFFLED, _shuffled),
+        # By crowd, then budget.
+        "distribution": each("distribution", DISTRIBUTED, _distribution),
+        "narrow": _narrow(),
     }
+
+
+def _distribution(name: str) -> list[list[float]]:
+    return _columns(distribution.errors(made(name, e)) for e in grid(distribution.BUDGETS))
+
+
+def _narrow() -> dict[str, list[list[float]]]:
+    """Widths and errors of the piecewise mechanism that tells most of the distribution."""
+    found = [distribution.narrow(n, grid(distribution.BUDGETS)) for n in grid(distribution.VALUES)]
+    widths, errors = np.moveaxis(np.array(found), 2, 0)
+    return {"widths": [rounded(row) for row in widths], "errors": [rounded(row) for row in errors]}
 
 
 def _composed(name: str) -> list[list[list[float]]]:

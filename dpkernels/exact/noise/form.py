@@ -11,11 +11,10 @@ import numpy as np
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.namespace import namespace
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.exact.noise.vectors import VectorNoiseCertificate
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray, namespace
 
 NoiseKernel = Callable[[RealArray], RealArray]
 

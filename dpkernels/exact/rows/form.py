@@ -12,13 +12,12 @@ import numpy as np
 from jax import lax
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
-from dpkernels.exact.kernels import AliasColumns, alias_columns
-from dpkernels.exact.namespace import namespace, take
+from dpkernels.exact.kernels import AliasColumns, alias_columns, take
 from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import RealArray
+from dpkernels.numerics import RealArray, namespace
 
 RowKernel = Callable[[RealArray, RealArray], RealArray]
 

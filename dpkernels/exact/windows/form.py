@@ -11,14 +11,13 @@ import numpy as np
 
 from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.namespace import namespace
 from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate, certify_placed, certify_table
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import Real, RealArray, namespace
 
 CodeKernel = Callable[[RealArray, RealArray], RealArray]
 
