@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib.util
 import os
 import resource
 import shutil
@@ -23,6 +24,11 @@ if OWNS:
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+if importlib.util.find_spec("hypothesis"):  # The environment of the programs for a GPU has none.
+    hypothesis = importlib.import_module("hypothesis")
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
 
 # The files of the most seconds, first: what a worker begins last is short.
 LONG = ["tune", "fourier", "docs", "shuffle", "cli", "composition", "estimation", "optimal", "guarantee", "outputs"]

@@ -123,7 +123,8 @@ def test_json_round_trip(name):
     assert again == made
     assert hash(again) == hash(made)
     assert again.to_dict() == json.loads(made.to_json()) == made.to_dict()
-    if len(made.terms) == 1 and made.terms[0].count == 1:
+    # What is equal is one to the accountants; these show it.
+    if name in ("gaussian", "staircase-0.3", "recycled-merged"):
         np.testing.assert_array_equal(again.delta([0.0, 0.3]), made.delta([0.0, 0.3]))
 
 
