@@ -319,7 +319,7 @@ def test_what_it_writes_runs(show, state, tmp_path, monkeypatch, capsys):
         assert math.sqrt(own["m"].worst_variance) == close(number(ranking(page)[name][0]))
     said = [float(line.rpartition(": ")[2]) for line in lines.splitlines() if line.startswith("print") and "# " in line]
     printed = capsys.readouterr().out.split()
-    assert [float(word) for word in printed[-len(said) :]] == pytest.approx(said, rel=THREE_DIGITS)
+    assert [float(word) for word in printed[len(printed) - len(said) :]] == pytest.approx(said, rel=THREE_DIGITS)
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "values.csv").write_text("value\n" + "42.5\n" * 20)

@@ -50,12 +50,12 @@ def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[flo
     def error(log_m: float) -> float:
         return narrow_error(epsilon, people, log_m)
 
-    ends = np.array(_WIDTHS)
+    low, high = _WIDTHS
     if before is None:
-        scan = np.linspace(_WIDTHS[0], _WIDTHS[1], 25)
+        scan = np.linspace(low, high, 25)
         at = int(np.argmin([error(log_m) for log_m in scan]))
-        ends = scan[[max(at - 1, 0), min(at + 1, 24)]]
+        ends = scan[max(at - 1, 0)], scan[min(at + 1, 24)]
     else:
-        ends = np.clip([before - _NEAR, before + _NEAR], *ends)
+        ends = max(before - _NEAR, low), min(before + _NEAR, high)
     best = minimize_scalar(error, bounds=ends, method="bounded", options={"xatol": 1e-4})
     return float(best.x), float(best.fun)

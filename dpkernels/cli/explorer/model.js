@@ -540,7 +540,8 @@ function makeModel(tables) {
     }
     for (const [name, why] of state.have === "person" ? QUARTIC : OTHER_NOISE) refused.push({ one: { name }, why });
     const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.error;
-    rows.sort((a, b) => by(a) - by(b) || a.error - b.error || a.report - b.report);
+    const biased = (row) => Number(Boolean(row.law.mean));
+    rows.sort((a, b) => by(a) - by(b) || a.error - b.error || biased(a) - biased(b) || a.report - b.report);
     return { rows, refused };
   }
 
