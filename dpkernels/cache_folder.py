@@ -14,7 +14,8 @@ from pathlib import Path
 
 # Programs that compile in less are not kept: reading them takes about as long.
 _LEAST_SECONDS = "0.1"
-# Bytes of kept programs, above which the longest unused go until half is left. Every command run twice keeps 10 MB.
+# Bytes of kept programs, above which the longest unused go until half is left; tuning additive noise keeps
+# 2 MB (`benchmarks.commands`).
 # JAX's own limit needs another package, takes turns by a lock, and fails on a folder that was filled without it.
 _MOST_BYTES = 1 << 28
 

@@ -61,8 +61,8 @@ class MergedLaplaces(Family):
         return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Additive:
-        rates, breaks = self._rates(parameters), namespace(parameters["c"]).asarray(parameters["c"])
-        law = MergedLaplace(tuple(rates), tuple(breaks))
+        breaks: Any = parameters["c"]
+        law = MergedLaplace(tuple(self._rates(parameters)), tuple(breaks))
         return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
 
     def _rates(self, parameters: dict[str, Any]) -> RealArray:
