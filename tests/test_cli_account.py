@@ -46,7 +46,8 @@ def test_additive_mechanisms(run: Run, case: str) -> None:
     assert_profile(form, made)
     assert [row["epsilon"] for row in form["delta_at_epsilon"]] == [0.25, 0.5, 0.75, 1.0, 1.5, 2.0]
     assert [row["delta"] for row in form["epsilon_at_delta"]] == [1e-5, 1e-6, 1e-9]
-    assert form["delta_at_epsilon"][3]["delta"] <= made.delta * (1 + 1e-9)
+    # Next to the largest loss delta is rounded upwards.
+    assert form["delta_at_epsilon"][3]["delta"] <= made.delta * (1 + 1e-9) + 1e-14
     assert form["neighbouring"] == "true values at most 2 apart"
     assert form["variance"] == float(made.noise.variance)
     assert form["certified"].startswith("a release realises epsilon 1, delta ")

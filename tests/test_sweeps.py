@@ -444,7 +444,7 @@ def test_delta_next_to_the_largest_loss(settings, name):
     A staircase's first step is a difference of knots, whose share of the mass is near 1 where it is narrow.
     """
     lowest, highest = np.inf, 0.0
-    for random in draws(name, settings if settings == 30 else 120):
+    for random in draws(name, settings):
         m, largest = of_loss(name, random)
         eps = largest - np.spacing(largest) * np.append([-2, -1, 0], np.round(10.0 ** random.uniform(0, 15, 5)))
         lost = EPSILON["float64"] / m.noise.gamma if name == "staircase" else 0

@@ -117,7 +117,7 @@ class Guarantee:
 
         By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
         profile: precise to about 1e-9 relatively, and 1e-6 where few reports meet a delta that only their largest
-        losses do, or two pairs are the worst (asymmetric noise); where both hold, up to 1e-5 above, and eps 1e-6.
+        losses do, or two pairs are the worst (asymmetric noise); where both hold eps is up to 3e-5 above.
 
         Args:
             epsilon: eps >= 0, any shape.
