@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import gammaln
 
 import accountants
 import dpkernels as dpk
@@ -866,3 +868,51 @@ def test_few_reports_are_no_worse_than_equal_shares(count):
     shares = dpk.piecewise(epsilon=2.0 / count, **SIGNED).worst_variance
     assert found.value <= shares * (1 + 1e-6)
     assert found.delta <= 1e-6
+
+
+def three_losses(m, count, epsilon):
+    """delta of reports of a uniform window on a constant base, by adding up all outcomes."""
+    inside, loss = m.width * (m.level + m.height), m.epsilon
+    up, down = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
+    up, down = up[up + down <= count], down[up + down <= count]
+    middle = max(1 - inside * (1 + math.exp(-loss)), 1e-300)
+    ways = gammaln(count + 1) - gammaln(up + 1) - gammaln(down + 1) - gammaln(count - up - down + 1)
+    logs = ways + (up + down) * math.log(inside) - down * loss + (count - up - down) * math.log(middle)
+    return float((np.exp(logs) * -np.expm1(np.minimum(epsilon - (up - down) * loss, 0.0))).sum())
+
+
+def brute_force(count, epsilon, delta):
+    """The least worst-case variance over widths of the window, each with all that a report may spend."""
+    one = tune.piecewise(epsilon=1.0, **SIGNED)
+    (domain,) = one.domains.values()
+    (name,) = one.domains
+
+    def variance(z):
+        def member(log_loss):
+            return dataclasses.replace(one, epsilon=math.exp(log_loss)).build({name: domain.at(np.float64(z))})
+
+        least, most = math.log(epsilon / count), math.log(min(epsilon, 19.9))
+        if three_losses(member(most), count, epsilon) <= delta:
+            return float(member(most).worst_variance)
+        found = brentq(lambda t: three_losses(member(t), count, epsilon) - delta, least, most, xtol=1e-9)
+        return float(member(found).worst_variance)
+
+    grid = np.linspace(*domain.span, 25)
+    best = int(np.argmin([variance(z) for z in grid]))
+    ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return float(minimize_scalar(variance, bounds=ends, method="bounded", options={"xatol": 1e-5}).fun)
+
+
+@pytest.mark.slow
+def test_composed_piecewise_is_next_to_a_brute_force_optimum():
+    """200 random budgets, none of them infeasible.
+
+    Within 1e-6 for most; where few reports make narrow dips along the widths, the search was up to 7.6e-4 above in 15.
+    """
+    random = np.random.default_rng(12)
+    for _ in range(200):
+        count, epsilon = round(math.exp(random.uniform(math.log(2), math.log(60)))), float(random.uniform(0.6, 6.0))
+        delta = float(10.0 ** random.uniform(-10, -3))
+        family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=epsilon, delta=delta)
+        found = tune.best(family, tune.worst_variance)
+        assert found.value <= brute_force(count, epsilon, delta) * (1 + 5e-3), (count, epsilon, delta)

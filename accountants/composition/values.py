@@ -170,9 +170,10 @@ def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: An
 
     none = jnp.full_like(goal, jnp.inf)
     state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none
-    _, eps, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
-    last = eps - (value - goal) / jnp.where(slope < 0, slope, -1.0)
-    return jnp.where(jnp.abs(value - goal) <= near, jnp.maximum(last, floor), eps), value, slope
+    _, eps, value, slope, _, high = jax.lax.while_loop(unfinished, newton, state)
+    last = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
+    # What has not converged is on the safe side.
+    return jnp.where(jnp.abs(value - goal) <= near, last, jnp.where(value <= goal, eps, high)), value, slope
 
 
 def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, _Reading]:
