@@ -134,9 +134,9 @@ class Sum:
         """
         gain, further = self._weights(epsilon)
         below, s = self._place(epsilon)
-        kinks, moved = jax.jvp(self._kinks, (s,), (1 / self.step,))
+        kinks, shifted = jax.jvp(self._kinks, (s,), (1 / self.step,))
         pair = jnp.stack([gain, further])
-        near = jnp.stack([kinks, self.tilt * kinks - moved])
+        near = jnp.stack([kinks, self.tilt * kinks - shifted])
         spread = jax.lax.dynamic_update_slice(jnp.zeros_like(pair), near, (0 * below, below - 2))
         value, slope = ((self.g * pair) + (self.rest * spread)).sum(-1)
         scale = jnp.exp(self.log_scale - self.tilt * epsilon)
@@ -153,7 +153,8 @@ class Sum:
             others = [other.power(other.part.count) for i, other in enumerate(self.parts) if i != j]
             without = math.prod(others, start=one.power(part.count - 1))
             logs = jnp.fft.irfft(without * one.spectrum * _log(one.spectrum), SIZE)
-            by_count = one.log_scale * value + one.offset * slope + (logs * weights[0]).sum()
+            moved = one.offset * (slope - self.tilt * value)
+            by_count = one.log_scale * value + moved + (logs * weights[0]).sum()
             correlation = jnp.fft.irfft(jnp.conj(without) * jnp.fft.rfft(weights), SIZE)
             losses = self._by_losses(one, correlation, scale * part.count)
             found.append(Part(losses, 0.0 * part.mu, scale * by_count))
