@@ -42,7 +42,6 @@ from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.pairs.worst import take_none, worst_pairs
 from accountants.profile import epsilon_of
 from dpkernels import checks
-from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.pytrees import pytree
 
@@ -262,7 +261,7 @@ class Guarantee:
 _KINDS = {kind.__name__: kind for kind in (Guarantee, Term, *serial.PARTS)}
 
 
-def guarantee(mechanism: Mechanism, sensitivity: Any = None) -> Guarantee:
+def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     """What one report of a mechanism, or of its exact form, reveals.
 
     Args:
