@@ -15,12 +15,11 @@ from accountants.pairs.noise_sticks import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, floating, namespace, plain
 from dpkernels.roots import halved
 
 
-def delta(mechanism: Mechanism, epsilon: Real, sensitivity: Any = None) -> Any:
+def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
     """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
 
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
@@ -50,7 +49,7 @@ def delta(mechanism: Mechanism, epsilon: Real, sensitivity: Any = None) -> Any:
     return plain(profile(worst_pairs(mechanism, sensitivity), epsilon))
 
 
-def epsilon(mechanism: Mechanism, delta: Real = 0.0, sensitivity: Any = None) -> Any:
+def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """The least eps >= 0 for which the mechanism is (eps, delta)-DP.
 
     From the safe side: the profile at what is returned, as computed, is at most delta. For delta = 0 the pure level:
@@ -90,14 +89,14 @@ def epsilon_of(pairs: tuple[Pair, ...], delta: Real) -> Real:
     return plain(_safe(pairs, np.asarray(delta, np.float64)))
 
 
-def _check_numbers(mechanism: Mechanism, sensitivity: Any) -> None:
+def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
     parameters = jax.tree.leaves(mechanism) if isinstance(mechanism, Additive) else []
     for value in (sensitivity, *parameters):
         if np.ndim(value):
             raise ValueError(f"sensitivity, mechanism: an array of shape {np.shape(value)}; epsilon takes numbers")
 
 
-def _pure(mechanism: Mechanism, sensitivity: Any) -> float:
+def _pure(mechanism: Any, sensitivity: Any) -> float:
     if not isinstance(mechanism, Additive):
         level = pure.epsilon(mechanism)
         take_none(sensitivity)

@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table (\d+): (.+?) -->\n+)(.*?)(\n+<!-- end -->)", re.DOTALL)
 # Headings of what another run measures anew: times, speeds, memory and their ratios.
-_MEASURED = re.compile(r"(^|[ ,])(ns a value|ms|s)$|values/s$|^x |of the limit|MiB$|s/1e9$|^ray / local$")
+_MEASURED = re.compile(r"(^|[ ,])(ns a value|ms|s)$|values/s$|^x |of the limit|Mi?B$|/ without$|s/1e9$|^ray / local$")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # Of numbers that are computed: the last printed digits are a platform's.
 
 

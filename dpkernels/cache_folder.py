@@ -17,6 +17,8 @@ _LEAST_SECONDS = "0.1"
 # Bytes of kept programs, above which the longest unused go until half is left; tuning additive noise keeps
 # 2 MB (`benchmarks.commands`).
 # JAX's own limit needs another package, takes turns by a lock, and fails on a folder that was filled without it.
+# How JAX names what it keeps.
+_OWN = ("-cache", "-atime")
 _MOST_BYTES = 1 << 28
 
 
@@ -52,16 +54,18 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def trim(programs: Path, most: int) -> None:
-    """Remove the files unused for longest of a folder that holds too much, until it holds half of that.
+    """Remove the programs unused for longest of a folder that holds too many, until they take half of that.
 
-    Another process may remove some at the same time, or read one: JAX compiles again what it does not find.
+    Files of other names than JAX's are not touched. Another process may remove some at the same time, or read one: JAX
+    compiles again what it does not find.
 
     Args:
         programs: the folder.
         most: how many bytes it may hold.
     """
     with suppress(OSError), os.scandir(programs) as entries:
-        files = [(entry, entry.stat(follow_symlinks=False)) for entry in entries]
+        own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
+        files = [(entry, entry.stat(follow_symlinks=False)) for entry in own]
         size = sum(found.st_size for _, found in files)
         if size <= most:
             return
@@ -69,7 +73,8 @@ def trim(programs: Path, most: int) -> None:
         for entry, found in sorted(files, key=lambda one: max(one[1].st_atime, one[1].st_mtime)):
             if size <= most // 2:
                 return
-            Path(entry).unlink(missing_ok=True)
+            with suppress(OSError):
+                Path(entry).unlink(missing_ok=True)
             size -= found.st_size
 
 

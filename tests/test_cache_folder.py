@@ -111,6 +111,15 @@ def test_what_was_unused_for_longest_goes_when_there_is_too_much(place: Path, mo
     trim(place / "none", 0)
 
 
+def test_what_is_not_jaxs_stays(place: Path) -> None:
+    filled(place)
+    (place / "thesis.bin").write_bytes(b"x" * 100)
+    (place / "inner-cache").mkdir()
+    os.utime(place / "inner-cache", (1.0, 1.0))
+    trim(place, 0)
+    assert sorted(path.name for path in place.iterdir()) == ["inner-cache", "thesis.bin"]
+
+
 def test_the_commands_folder_is_trimmed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     filled(place)
     kept()

@@ -51,7 +51,7 @@ def test_top_k_costs_what_was_asked_for(noise, pick):
     release = known_domain_top_k(np.arange(30), 10, delta=1e-5, **scales, **SIMULATED)
     assert 2.0 * (1 - 1e-9) <= release.guarantee.epsilon <= 2.0
     assert pick in (None, plan.discovery_epsilon)
-    assert accountants.delta(plan.noise, plan.noise.epsilon) <= plan.noise.delta
+    assert accountants.delta(plan.noise, plan.noise.epsilon) <= plan.noise.delta + 4e-15  # It is rounded upwards.
 
 
 @pytest.mark.parametrize("share", [0.2, 0.7])

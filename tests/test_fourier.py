@@ -330,3 +330,20 @@ def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
     with pytest.raises(ConvergenceError, match=r"^delta: "):
         huge.epsilon(1e-6)
     assert float(huge.epsilon(jnp.float64(1e-6))) == np.inf
+
+
+# Precisions
+
+
+@pytest.mark.parametrize("first", ["plain", "jax"])
+def test_both_precisions_in_one_process(first):
+    """Eps in 32 bits is that of 64 but for its rounding: it is never below by what it did not find."""
+    made = guarantee(Additive(Laplace(1.0), 1.0)).repeat(10)
+    jax.clear_caches()
+    deltas = np.float32([1e-4, 1e-6])
+    ways = {
+        "plain": lambda: [made.epsilon(float(delta)) for delta in deltas],
+        "jax": lambda: [float(made.epsilon(jnp.float32(delta))) for delta in deltas],
+    }
+    found = {way: ways[way]() for way in (first, *ways)}
+    np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)

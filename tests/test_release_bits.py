@@ -239,6 +239,13 @@ def test_nobody_writes_once_a_release_has_failed(monkeypatch):
     assert len(begun) < 50
 
 
+def test_reports_that_nobody_made_are_an_error(monkeypatch):
+    monkeypatch.setattr(release, "CHUNK", 10)
+    monkeypatch.setattr(release, "iter", lambda pieces: iter([at for at in pieces if at != 50]), raising=False)
+    with pytest.raises(RuntimeError, match="990 of 1000 values"):
+        in_chunks(lambda x, start, out: None, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_fork_has_threads_of_its_own():
     program = """

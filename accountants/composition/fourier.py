@@ -86,7 +86,7 @@ class Sum:
         # Of a sum that jumps at eps, where its terms are those of the rest, the first term of the correction.
         jump = (0.5 - s) * (_shares(s) * around).sum()
         value = (self.g * gain).sum() + (self._kinks(s) * around).sum()
-        possible = value > 0
+        possible = ~(value <= 0)  # NaN stays.
         value = jnp.where(possible, value, 1.0)
         log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
         return log_delta, jnp.where(possible, -((self.g * further).sum() + jump) / value, 0.0)
@@ -111,9 +111,9 @@ class Sum:
         F(y) = rest(y) phi(h y) in steps y from eps, phi the weight; t = 1 - s is how far the next grid point is above
         eps; the rest is interpolated.
         """
-        decay = self.tilt * self.step
-        fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * _SIGNS
-        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, _POWERS)).sum(-1) / (_ORDERS[1:] + 1)
+        decay, orders = self.tilt * self.step, like(_ORDERS, self.g)
+        fall = (jnp.power(decay, orders) - jnp.power(decay + self.step, orders)) * like(_SIGNS, self.g)
+        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, like(_POWERS, self.g))).sum(-1) / (orders[1:] + 1)
         # The derivatives of the product at eps over j!, from those of either.
         by_taylor = (kink[:, None] * (jnp.take(fall, _ALONG) * _PRESENT)[1:]).sum(0)
         return ((by_taylor[:, None] * _moved(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
@@ -176,7 +176,7 @@ _TERMS = 18
 _ORDERS, _POWERS = np.arange(_TERMS, dtype=float), np.arange(_TERMS + 1, dtype=float)
 _SIGNS = (-1) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
 # Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
-_ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0)
+_ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
 _CHOICES = np.array([[math.comb(n, j) for j in range(_TERMS + 1)] for n in range(_TERMS + 1)], float)
 # Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
@@ -192,7 +192,7 @@ def _moved(s: Any) -> Any:
     """The coefficients of a polynomial developed at s, from those at 0."""
     many = len(POINTS)
     power = np.arange(many) - np.arange(many)[:, None]
-    return jnp.power(s, np.maximum(power, 0.0)) * np.where(power >= 0, _CHOICES[:many, :many].T, 0.0)
+    return jnp.power(s, like(np.maximum(power, 0.0), s)) * like(np.where(power >= 0, _CHOICES[:many, :many].T, 0.0), s)
 
 
 def _shares(s: Any) -> Any:

@@ -88,8 +88,9 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
         if goal is None:
             eps, found = at, jnp.clip(sure + jnp.exp(curve.value_and_slope(at)[0]), 0.0, 1.0)
         else:
-            eps, value, slope = _crossing(curve.value_and_slope, goal, jnp.maximum(guess, floor), floor, _noise(parts))
-            told = curve.tells(eps, value, slope, _noise(parts)) | (eps <= floor)
+            start, noise = jnp.maximum(guess, floor), _noise(parts)
+            eps, value, slope, is_found = _crossing(curve.value_and_slope, goal, start, floor, noise)
+            told = (is_found & curve.tells(eps, value, slope, noise)) | ((eps <= floor) & (value <= goal))
             found = jnp.where(told & (at > sure), eps, jnp.inf)
         if not sloped:
             return _Reading(found, None, None)
@@ -144,17 +145,23 @@ def _noise(parts: Parts) -> Any:
     return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
-def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any]:
+def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any]:
     """Where a falling function is the goal, or the floor if it is less there; its value and slope next to that.
+
+    Whether it was found, too: to a rounding of the place, or of the value.
 
     Newton's steps; one that leaves what is known to hold the root goes half-way, or twice as far.
     """
     unit = jnp.finfo(goal.dtype).eps
     near = unit**_NEAR + noise
 
+    def found(eps: Any, value: Any, slope: Any) -> Any:
+        rounding = 2 * unit * jnp.maximum(-slope, 0.0) * eps
+        return jnp.isfinite(value) & (jnp.abs(value - goal) <= near + rounding)
+
     def unfinished(state: Any) -> Any:
-        k, eps, value, _, low, high = state
-        done = (jnp.abs(value - goal) <= near) | ((eps <= floor) & (value <= goal))
+        k, eps, value, slope, low, high = state
+        done = found(eps, value, slope) | ((eps <= floor) & (value <= goal))
         return (k < _STEPS) & ~done & ((high == jnp.inf) | (high - low > unit * high))
 
     def newton(state: Any) -> Any:
@@ -170,10 +177,12 @@ def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: An
 
     none = jnp.full_like(goal, jnp.inf)
     state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none
-    _, eps, value, slope, _, high = jax.lax.while_loop(unfinished, newton, state)
+    _, eps, value, slope, low, high = jax.lax.while_loop(unfinished, newton, state)
     last = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
-    # What has not converged is on the safe side.
-    return jnp.where(jnp.abs(value - goal) <= near, last, jnp.where(value <= goal, eps, high)), value, slope
+    is_found = found(eps, value, slope)
+    # Halved to its end, it is on the safe side.
+    ended = jnp.where(value <= goal, eps, high)
+    return jnp.where(is_found, last, ended), value, slope, is_found | (high - low <= 4 * unit * high)
 
 
 def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, _Reading]:
@@ -182,7 +191,8 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
     def next_one(best: Any, way: Any) -> tuple[Any, None]:
         number, parts = way
         one = _read(what, sloped, parts, at, best[1].found)
-        return jax.tree.map(partial(jnp.where, ~(one.found <= best[1].found)), (number, one), best), None
+        larger = ~(one.found <= best[1].found) & ~jnp.isnan(best[1].found)  # NaN stays, in either.
+        return jax.tree.map(partial(jnp.where, larger), (number, one), best), None
 
     numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
     slopes = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), directions), 0.0 * at

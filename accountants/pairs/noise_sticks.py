@@ -192,7 +192,8 @@ def _growth(log_start: Real, r: Real, T: Real) -> Real:
     Nothing at T = 0, where e^eps q may be beyond the floats.
     """
     highest = log_start + jnp.maximum(r * jnp.where(jnp.isinf(T), 0.0, T), 0.0)
-    return jnp.exp(jnp.where(T > 0, highest, -jnp.inf)) * exponential_moment(0, 0.0, jnp.abs(r), T)
+    size = jnp.where(r == 0, 0.0, jnp.abs(r))  # Without a derivative at 0, where half of the maximum's is the whole.
+    return jnp.exp(jnp.where(T > 0, highest, -jnp.inf)) * exponential_moment(0, 0.0, size, T)
 
 
 def _gaussians(pair: Any) -> Curve:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import lru_cache
 from typing import Any
 
@@ -34,7 +34,6 @@ Checked = Callable[[int, int], np.ndarray]
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)
-_ONE_THREAD = 1 << 17  # So many values are done before another thread has started and found its place.
 
 _had_run = _after_fork = False
 
@@ -130,6 +129,7 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
     """Piece after piece, by this thread and by others that join it: to wake one takes as long as half a piece."""
     size = _piece(len(out))
     pieces, done, failed = iter(range(0, len(out), size)), deque[int](), dict[int, BaseException]()
+    told, tasks = 0, list[Future[None]]()
 
     def work(tell: Callable[[], Any] = lambda: None) -> None:
         for at in pieces:
@@ -143,11 +143,13 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
             tell()
 
     def tell() -> None:
+        nonlocal told
         while done:
-            advance(done.popleft())
+            told += (count := done.popleft())
+            advance(count)
 
-    tasks = [_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-len(out) // size)) - 1)]
     try:
+        tasks.extend(_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-len(out) // size)) - 1))
         work(tell)
     finally:
         # Nobody writes to the reports any more once this returns, whatever ended it.
@@ -156,12 +158,13 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
     if failed:
         raise failed[min(failed)]
     tell()
+    if told != len(out):
+        raise RuntimeError(f"x: {told} of {len(out)} values were perturbed")
 
 
 def _piece(count: int) -> int:
-    """Values of a piece: as many pieces as threads or a multiple, all alike, unless they would be too small."""
-    rounds = -(-count // (CHUNK * _WORKERS))
-    pieces = min(rounds * _WORKERS, -(-count // _ONE_THREAD))
+    """Values of a piece: at most a chunk, and all pieces alike."""
+    pieces = -(-count // CHUNK)
     return min(CHUNK, -(-count // (pieces * BLOCK_VALUES)) * BLOCK_VALUES)
 
 
