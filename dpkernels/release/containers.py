@@ -13,8 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real
-
 Rewrap = Callable[[Any], Any]
 
 
@@ -41,7 +39,7 @@ def is_ray_dataset(x: Any) -> bool:
     return "ray.Dataset" in _names(x)
 
 
-def _names(x: Real) -> frozenset[str]:
+def _names(x: object) -> frozenset[str]:
     """x's class and those it derives from, each by its library and its own name; no library is imported."""
     cls: type = type(x)
     return _named(cls)

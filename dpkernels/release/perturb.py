@@ -21,7 +21,7 @@ from dpkernels.exact.mixture import ExactMultivariate
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
 from dpkernels.random import host
 from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
@@ -106,7 +106,7 @@ def perturb(
         return _perturb_column(x, mechanism, key, exact, clip, progress, start)
 
 
-def _checked_start(start: Real, key: Array | None, exact: bool) -> int:
+def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
     start = checks.whole("start", start, 0, _MOST_VALUES)
     if start and not exact:
         raise ValueError(f"start: {start} is of a release; a simulation is made at once")
@@ -205,7 +205,7 @@ def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
 
 
 @_reports.register
-def _(sampler: ExactMultivariate, secret: bytes, x: Real, clip: bool, advance: Advance, first: int) -> Any:
+def _(sampler: ExactMultivariate, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
     return release_vectors(sampler, secret, np.asarray(x), clip, advance, first // sampler.mechanism.dimensions)
 
 
