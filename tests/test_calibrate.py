@@ -283,6 +283,21 @@ def test_rate_and_kernel_are_each_others_inverse():
     assert 1 - again.noise.outside == pytest.approx(0.6, rel=1e-9)
 
 
+@pytest.mark.parametrize("law", [calibrate.gaussian, calibrate.laplace])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_kernel_that_meets_the_budget_alone_is_never_refused(law, seed):
+    """Beyond a theta in its last tail recycling gains nothing, and q = 0 has no room but that of a rounding."""
+    rng = np.random.default_rng(seed)
+    target = {
+        "epsilon": 10 ** rng.uniform(-1, 1),
+        "delta": 10 ** rng.uniform(-9, -2),
+        "sensitivity": 10 ** rng.uniform(-2, 2),
+    }
+    kernel = law(**target).noise
+    m = calibrate.budget_recycled(kernel, theta=kernel.isf(10 ** rng.uniform(-30, -10)), **target)
+    assert float(accountants.delta(m, m.epsilon)) <= m.delta * (1 + 1e-5)
+
+
 def test_tuned_kernel_is_the_best():
     common = {"theta": 1.0, "epsilon": 2.0, "delta": 1e-5}
     best = calibrate.budget_recycled(Gaussian, **common)

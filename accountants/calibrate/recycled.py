@@ -15,7 +15,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike, best_on, first_crossing, lowest, on_grid, safe_root
+from dpkernels.roots import alike, best_on, first_crossing, lowest, safe_root
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -36,7 +36,7 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
         sensitivity: D, in the kernel's unit.
 
     Returns:
-        q in [0, 1); as computed its delta(eps) is at most delta. NaN where no q is feasible.
+        q in [0, 1); as computed its delta(eps) is at most delta (at q = 0, the kernel's). NaN where no q is feasible.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
@@ -46,7 +46,9 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 def _rate(parameters: tuple[Distribution, Real, Real, Real, Real], rtol: float = 0.0) -> Real:
     valley = lowest(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
     xp = namespace(valley)
-    plain, best = on_grid(_recycled_excess, parameters, xp.stack([xp.asarray(0.0), valley]))
+    # At q = 0 the law is the kernel: summed in three parts, its delta would be above the target by a rounding.
+    kernel, _, eps, delta, D = parameters
+    plain, best = additive_profile(kernel, D, eps) - delta, _recycled_excess(valley, parameters)
     root = safe_root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
     return xp.where(xp.minimum(plain, best) <= 0, root, xp.nan)[()]
 
