@@ -43,27 +43,28 @@ class Deposit:
     Attributes:
         mass: tilted masses.
         on_grid: whether it is an atom on the grid.
+        lumped: whether it is one, or next to one: samples' losses crowd there, on no grid's scale.
         index: entries of the grid, of shape (n, 6).
         above: how far above the third of these, in steps.
     """
 
     mass: Any
     on_grid: Any
+    lumped: Any
     index: Any
     above: Any
 
     def masses(self, size: int) -> Any:
-        """(all tilted masses, those of atoms on the grid), of shape (2, size)."""
-        both = jnp.stack([self.mass, jnp.where(self.on_grid, self.mass, 0.0)], -1)
+        """(all tilted masses, those at atoms on the grid), of shape (2, size)."""
+        both = jnp.stack([self.mass, jnp.where(self.lumped, self.mass, 0.0)], -1)
         both = both[:, None, :] * _shares(self.above)[:, :, None]
         return jnp.zeros((size, 2), self.mass.dtype).at[self.index].add(both).T
 
     def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
-        around = grid[self.index]
+        around = grid[self.index] + jnp.where(self.lumped[:, None], at_atoms[self.index], 0.0)
         shares, moved = jax.jvp(_shares, (self.above,), (jnp.ones_like(self.above),))
-        more = jnp.where(self.on_grid, at_atoms[self.index[:, 2]], 0.0)
-        return (shares * around).sum(-1) + more, (moved * around).sum(-1)
+        return (shares * around).sum(-1), (moved * around).sum(-1)
 
 
 def _shares(above: Any) -> Any:
@@ -80,9 +81,11 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     place = (loss - offset) / step
     nearest = jnp.round(place)
     on_grid = (nodes.width == 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
+    point = jnp.mod(nearest, size).astype(int)
+    lumped = jnp.zeros(size, bool).at[point].max(on_grid)[point]
     below = jnp.where(on_grid, nearest, jnp.floor(place))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
-    return Deposit(mass, on_grid, index, jnp.where(on_grid, 0.0, place - below))
+    return Deposit(mass, on_grid, lumped, index, jnp.where(on_grid, 0.0, place - below))
 
 
 def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
