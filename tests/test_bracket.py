@@ -61,6 +61,14 @@ def test_bracket_of_the_reference_sampled_gaussian(delta):
     assert high - low < 1e-4 * high
 
 
+@pytest.mark.parametrize("loss", [0.3905, 0.391])
+def test_the_third_of_three_losses_is_on_the_grid_too(loss):
+    """No loss may lie half-way between the two heaviest: a bound of the first grid was 3.5e-4 too high."""
+    uniform = dpk.composite("uniform", epsilon=loss, width=0.735, **UNIT)
+    made = guarantee(uniform).repeat(9)
+    assert bracket.Bracket(made).upper_epsilon(3.1e-4) == pytest.approx(made.epsilon(3.1e-4), rel=1e-8)
+
+
 @pytest.mark.parametrize("n", [1, 2, 100])
 def test_gaussian_far_out(n):
     """Against the closed form where it has its digits."""

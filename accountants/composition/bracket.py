@@ -159,8 +159,8 @@ class Bracket:
         return self._on_atoms(min(float(np.sqrt(12 * _FIRST * max(size, 1e-2) / (tilt * count))), _WIDEST))
 
     def _on_atoms(self, step: float) -> float:
-        """A step not above this one, such that the two heaviest atoms can be on the grid."""
-        return self._gap / float(np.ceil(self._gap / step)) if self._gap else step
+        """A step not above this one, such that the two heaviest atoms can be on the grid, and one half-way."""
+        return self._gap / (2 * float(np.ceil(self._gap / (2 * step)))) if self._gap else step
 
     @cached_property
     def _gap(self) -> float:
