@@ -15,10 +15,11 @@ from dpkernels.mechanisms import named
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.heights import CONDITIONS
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.square_wave import square_wave as named_square_wave
 from dpkernels.mechanisms.windowed.tabulated import base_from
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
