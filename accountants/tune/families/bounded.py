@@ -9,6 +9,7 @@ from typing import Any
 
 from accountants.tune import height
 from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
+from accountants.tune.families.reports import Budgeted
 from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
@@ -30,7 +31,7 @@ _LOWEST_EDGE = 1e-6
 
 @partial(pytree, static=("condition",))
 @dataclass(frozen=True)
-class Composite(Family):
+class Composite(Budgeted):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``.
 
     Attributes:
@@ -93,7 +94,7 @@ class Composite(Family):
 
 @partial(pytree, static=("window",))
 @dataclass(frozen=True)
-class Piecewise(Family):
+class Piecewise(Budgeted):
     """Piecewise transformations (Ma 2021) of type I (uniform window) and II (triangle), with eta = 2/m free.
 
     Their height is the source's, y (e^eps - 1); for type I it is the tallest by the pointwise condition too.
@@ -162,7 +163,7 @@ class SquareWaves(Family):
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class Plain(Determined):
+class Plain(Determined, Budgeted):
     """A bounded mechanism that its budget determines."""
 
     kind: str

@@ -12,7 +12,7 @@ import numpy as np
 from accountants.profile import epsilon as realised_epsilon
 from accountants.tune.domains import Between, Domain, Ordered
 from accountants.tune.families.noise import check_budget
-from accountants.tune.family import Family
+from accountants.tune.families.reports import Budgeted
 from dpkernels import checks
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.mechanisms import named_additive as named
@@ -29,7 +29,7 @@ _GAPS = (1e-4, 2.0)
 
 @partial(pytree, static=("segments",))
 @dataclass(frozen=True)
-class MergedLaplaces(Family):
+class MergedLaplaces(Budgeted):
     """Merged Laplace noise (Mugunthan 2020) with free rates and breaks; see ``merged_laplace``.
 
     Free are the breaks c_i and the falls f_i = r_i (c_i - c_(i-1)) of the log density between them, in the unit of its

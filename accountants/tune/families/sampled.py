@@ -16,8 +16,8 @@ from accountants.tune import errors
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
-from accountants.tune.families.noise import check_budget
-from accountants.tune.families.recycled import SPAN, kernel_of, scale_symbol, width_of
+from accountants.tune.families.noise import check_budget, scale_of
+from accountants.tune.families.recycled import SPAN, kernel_of
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -118,11 +118,7 @@ class SampledRecycled(Family):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
-        return {
-            scale_symbol(self.kernel): width_of(noise.kernel) / width_of(self.kernel),
-            "p": mechanism.rate,
-            "q": 1 - noise.outside,
-        }
+        return {**scale_of(noise.kernel, self.kernel), "p": mechanism.rate, "q": 1 - noise.outside}
 
 
 @realised.register

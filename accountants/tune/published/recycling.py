@@ -11,7 +11,8 @@ import numpy as np
 
 from accountants import recycling
 from accountants.scale import smallest_scale
-from accountants.tune.families.recycled import Recycled, scale_symbol
+from accountants.tune.families.noise import scale_symbol
+from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.sampled import SampledRecycled
 from accountants.tune.objectives import Objective
 from accountants.tune.published.composite import Enumerated
