@@ -54,6 +54,15 @@ def until_private(step: Callable[[float], T], holds: Callable[[T], object], nudg
     raise NotPrivateError(f"moved by up to {furthest:.3g} to the safe side, what was made is still not private")
 
 
+def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    """``jax.lax.while_loop`` where the state holds a JAX array; else the same on the host."""
+    if namespace(*jax.tree.leaves(state)) is jnp:
+        return jax.lax.while_loop(unfinished, body, state)
+    while unfinished(state):
+        state = body(state)
+    return state
+
+
 def halved(before: Callable[[Any], Real], low: Real, high: Real, steps: int) -> tuple[Any, Any]:
     """Ends between which ``before`` turns from true to false, after so many halvings; element by element."""
     xp = namespace(low, high)
@@ -112,9 +121,9 @@ def lowest(
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = alike(parameters, low, high)
     if namespace(low) is np:
-        return float(_valley(function, parameters, float(low), float(high), enough, steps, _host_while))
+        return float(_valley(function, parameters, float(low), float(high), enough, steps))
     parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
-    return _valley(function, parameters, low, high, enough, steps, jax.lax.while_loop)
+    return _valley(function, parameters, low, high, enough, steps)
 
 
 def best_on(function: Excess, grid: np.ndarray, rtol: float) -> float:
@@ -125,9 +134,7 @@ def best_on(function: Excess, grid: np.ndarray, rtol: float) -> float:
     return found if function(found, ()) < values[at] else float(grid[at])
 
 
-def _valley(
-    function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int, while_loop: Callable[..., Any]
-) -> Real:
+def _valley(function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int) -> Real:
     left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
     at_left, at_right = on_grid(function, parameters, namespace(low).stack([left, right]))
     state = (0, low, left, right, high, at_left, at_right)
@@ -170,7 +177,6 @@ def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float
         holds = excess(middle, parameters) <= 0
         return xp.where(holds, middle, safe), xp.where(holds, unsafe, middle)
 
-    while_loop = _host_while if xp is np else jax.lax.while_loop
     return while_loop(unfinished, halve, (safe, unsafe))[0]
 
 
@@ -189,12 +195,6 @@ def _(excess: Excess, rtol: float, primals: Any, tangents: Any) -> tuple[Any, An
     # Where the excess is flat the root is an end of the bracket, and stays there.
     steep = slope != 0
     return x, jnp.where(steep, -moved / jnp.where(steep, slope, 1.0), 0.0)
-
-
-def _host_while(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> tuple[Real, ...]:
-    while unfinished(state):
-        state = body(state)
-    return state
 
 
 def _narrow(function: Excess, parameters: Any, state: tuple[Real, ...]) -> tuple[Real, ...]:

@@ -67,10 +67,6 @@ class Composite(Budgeted):
             return _LOWEST_EDGE
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
-
     def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
         interval = self.epsilon, self.lower, self.upper
@@ -112,10 +108,6 @@ class Piecewise(Budgeted):
     @property
     def domains(self) -> dict[str, Domain]:
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Windowed:
         interval = self.epsilon, self.lower, self.upper
@@ -170,10 +162,6 @@ class Plain(Determined, Budgeted):
     epsilon: Any
     lower: Any
     upper: Any
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from accountants.composition.bracket import Bracket
@@ -12,26 +11,11 @@ from accountants.recycling import Subsampled
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families.reports import Report, Reports
-from accountants.tune.families.sampled import QUERIES
+from accountants.tune.families.sampled import FreeRate
 from accountants.tune.family import Family, Member
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-
-
-@partial(pytree, static=("query",))
-@dataclass(frozen=True)
-class FreeRate:
-    """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
-
-    query: str | None
-    spread: Any
-    size: Any
-
-    def error(self, p: Any) -> Any:
-        """The standard deviation of the sample's estimate."""
-        return 0.0 * p if self.query is None else QUERIES[self.query](self.spread, self.size, p)
-
 
 # A tuned rate is not less, nor less than so many times delta: samples of that rate need no noise at all.
 _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
@@ -113,27 +97,6 @@ def _(family: Composed, mechanism: Member) -> tuple[float, float]:
     found = Bracket(family.together(mechanism)).delta(epsilon)[1]
     refuse_above(family, "delta", found, delta * (1 + ROUNDING))
     return epsilon, found
-
-
-def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
-    """The rate p of ``composed``'s samples as one more free parameter.
-
-    The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
-    sensitivity D/p; of a named query with the error of sampling. Without one the rate goes where the noise is least.
-
-    Args:
-        query: "count", "sum" or "average", whose error of sampling counts; None for none.
-        spread: standard deviation of the records; for counts the share that is counted.
-        size: how many records there are.
-
-    Raises:
-        ValueError: spread not positive; size not in [1, 1e300]; an unknown query.
-    """
-    checks.positive("spread", spread)
-    checks.within("size", size, 1.0, 1e300)
-    if query is not None:
-        checks.one_of("query", query, QUERIES)
-    return FreeRate(query, spread, size)
 
 
 def composed(

@@ -56,10 +56,6 @@ class MergedLaplaces(Budgeted):
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         breaks: Any = parameters["c"]
         law = MergedLaplace(tuple(self._rates(parameters)), tuple(breaks))

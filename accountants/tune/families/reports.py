@@ -88,6 +88,10 @@ class Budgeted(Report):
 
     epsilon: Any
 
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, 0.0
+
     def report_domains(self, reports: Reports) -> dict[str, Domain]:
         return self.domains
 

@@ -36,10 +36,6 @@ class Staircases(Budgeted):
     def domains(self) -> dict[str, Domain]:
         return {"gamma": Between(0.0, 1.0)}
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])
         return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
