@@ -20,9 +20,9 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
+from dpkernels.roots import newton
 
-_NEWTON_STEPS = 30
-_FOUND = 1e-8  # Of ln eps: a root.
+_FOUND = 1e-4  # The last step of ln loss, which leaves an error of about 1e-8.
 _TINY = 1e-300
 
 
@@ -115,36 +115,15 @@ class Budgeted(Report):
 def largest_loss(inner: Any, reports: Reports, parameters: dict[str, Any]) -> jax.Array:
     """The loss at which reports of ``inner.member`` have their eps at delta; NaN where there is none.
 
-    By Newton in ln loss on ln eps, which is next to linear in it, and rises. A step that leaves what is known to hold
-    the root goes half-way. The last one carries the derivatives.
+    By Newton in ln loss on ln eps, which is next to linear in it, and rises.
     """
-
-    def log_excess(t: Real, inner: Any, reports: Reports, parameters: dict[str, Real]) -> Any:
-        eps = reports.estimated(inner.member(jnp.exp(t), parameters)).epsilon(reports.delta)
-        return jnp.log(jnp.clip(eps, _TINY, 1 / _TINY)) - jnp.log(reports.epsilon)
-
-    still = jax.lax.stop_gradient((inner, reports, parameters))
     least, most = (jnp.log(end) for end in checks.EPSILON_RANGE)
+    start = jax.lax.stop_gradient(jnp.clip(jnp.log(2 * reports.about), least, jnp.log(reports.epsilon)))
+    return jnp.exp(newton(_log_room, (inner, reports, parameters), start, (least, most), found=_FOUND))
 
-    def unfinished(state: Any) -> Any:
-        count, _, value, *_ = state
-        return (count < _NEWTON_STEPS) & ~(jnp.abs(value) < _FOUND)
 
-    def newton(state: Any) -> Any:
-        """To the next trial from what is known of this one; of the first one nothing is."""
-        count, at, value, slope, low, high = state
-        low = jnp.where((count > 0) & (value < 0), at, low)
-        high = jnp.where((count == 0) | (value < 0), high, at)
-        new = at - value / jnp.where(slope > 0, slope, 1.0)
-        new = jnp.where((new > low) & (new < high), new, (low + high) / 2)
-        new = jnp.where(count > 0, new, at)
-        value, slope = jax.jvp(lambda t: log_excess(t, *still), (new,), (jnp.ones_like(new),))
-        return count + 1, new, value, slope, low, high
-
-    start = jnp.clip(jnp.log(2 * still[1].about), least, jnp.log(still[1].epsilon))
-    unknown = jnp.full_like(start, jnp.nan)
-    state = 0, start, unknown, unknown, jnp.full_like(start, least), jnp.full_like(start, most)
-    _, at, value, slope, *_ = jax.lax.while_loop(unfinished, newton, state)
-    moved = log_excess(at, inner, reports, parameters)
-    found = (jnp.abs(value) < _FOUND) & (slope > 0)
-    return jnp.where(found, jnp.exp(at - (moved - jax.lax.stop_gradient(moved)) / slope), jnp.nan)
+def _log_room(t: Real, given: tuple[Any, Reports, dict[str, Any]]) -> Any:
+    """ln of the eps of the reports over that of reports of the loss e^t."""
+    inner, reports, parameters = given
+    eps = reports.estimated(inner.member(jnp.exp(t), parameters)).epsilon(reports.delta)
+    return jnp.log(reports.epsilon) - jnp.log(jnp.clip(eps, _TINY, 1 / _TINY))
