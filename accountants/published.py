@@ -17,7 +17,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import lowest, safe_root
+from dpkernels.roots import Excess, lowest, safe_root
 
 
 def published_weight(kernel: Distribution, theta: Real, sensitivity: Real) -> Real:
@@ -70,11 +70,12 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, 
     """
     parameters = kernel, theta, epsilon, delta, sensitivity
     xp = namespace(*jax.tree.leaves(parameters))
-    root = safe_root(_published_excess, parameters, 0.0, 1.0)
-    return xp.where(_published_excess(0.0, parameters) <= 0, root, xp.nan)[()]
+    root = safe_root(published_excess, parameters, 0.0, 1.0)
+    return xp.where(published_excess(0.0, parameters) <= 0, root, xp.nan)[()]
 
 
-def _published_excess(q: Any, parameters: Any) -> Any:
+def published_excess(q: Any, parameters: tuple[Any, ...]) -> Any:
+    """How far ``published_profile`` is above delta; of (kernel, theta, epsilon, delta, sensitivity)."""
     kernel, theta, eps, delta, D = parameters
     return published_profile(kernel, theta, q, D, eps) - delta
 
@@ -112,11 +113,22 @@ def published_budget(
     """
     checks.positive("theta", theta)
     checks.epsilon(epsilon)
+    return published_search(kernel, theta, epsilon, delta, sensitivity, published_excess)
+
+
+def published_search(
+    kernel: type, theta: float, epsilon: float, delta: float, sensitivity: float, excess: Excess
+) -> PublishedChoice:
+    """``published_budget`` by an excess that may count how often it is computed.
+
+    Raises:
+        ValueError: a kernel other than ``Gaussian`` and ``Laplace``.
+    """
     checks.one_of("kernel", kernel.__name__, _KERNELS)
 
     def choice(share: float) -> PublishedChoice:
         law = _KERNELS[kernel.__name__](share * epsilon, delta, sensitivity)
-        q = published_rate(law, theta, epsilon, delta, sensitivity)
+        q = safe_root(excess, (law, theta, epsilon, delta, sensitivity), 0.0, 1.0)
         return PublishedChoice(share * epsilon, law, q, float(Reweighted(law, -theta, theta, 1 - q).acceptance))
 
     return choice(lowest(lambda share, _: -choice(share).acceptance, (), 0.01, 1.0, rtol=1e-7))

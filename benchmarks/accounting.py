@@ -11,12 +11,8 @@ interval is (lower to upper) as its maker states it.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import importlib.metadata
 import math
-import os
-import platform
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -33,8 +29,7 @@ from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.guarantee import Guarantee, Term, guarantee
 from accountants.pairs.tables import Atoms
-from benchmarks.recycling import markdown
-from benchmarks.sampling import _processor
+from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.distributions.gaussian import Gaussian
 
 SIGMA, RATE, COUNT, PURE, PURE_COUNT = 30.74956613197745, 0.01, 1000, 0.1, 100
@@ -299,25 +294,11 @@ def gradient_rows(count: int, sets: int, seconds: float) -> Iterator[list[str]]:
             ]
 
 
-def machine() -> str:
-    """What the figures were measured on, with the load at the start."""
-    versions = []
-    for name in ("jax", "numpy", "scipy", *PEERS):
-        try:
-            versions.append(f"{name} {importlib.metadata.version(name)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    where = f"{_processor()}, {os.cpu_count()} cores, JAX on {jax.devices()[0].device_kind}"
-    return f"{where}, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, {', '.join(versions)}"
-
-
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.accounting", description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="no brackets and short runs")
-    options = parser.parse_args()
+    options = parser_of(__doc__, "no brackets and short runs").parse_args()
     warnings.simplefilter("ignore")
-    print(machine(), flush=True)
+    print(machine(*PEERS), flush=True)
     accountants = [ours(), *([] if options.quick else [brackets()]), *installed()]
     seconds = 0.1 if options.quick else 1.0
     for title, tasks, against in (

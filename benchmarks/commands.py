@@ -9,7 +9,6 @@ lengthens less than the clock's, and the least of the runs of a kind.
 
 from __future__ import annotations
 
-import argparse
 import os
 import resource
 import subprocess
@@ -20,8 +19,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks.recycling import markdown
-from benchmarks.sampling import machine
+from benchmarks.shown import machine, markdown, parser_of
 
 COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
 _BOUNDS = ["--lower", "0", "--upper", "120", "--epsilon", "1"]
@@ -96,9 +94,7 @@ def rows(names: list[str], rounds: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="each run once, the fast ones")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__, "each run once, the fast ones").parse_args()
     print(machine())
     heading = ["command", "without the folder, s", "first run, s", "second, s", "second / without", "kept, MB"]
     names = [name for name in RUNS if not (arguments.quick and name in SLOW)]

@@ -10,7 +10,6 @@ that of the command in a process of its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import statistics
@@ -28,8 +27,7 @@ import pyarrow.parquet as pq
 import ray
 
 from benchmarks.files import COMMAND, PEAK
-from benchmarks.recycling import markdown
-from benchmarks.sampling import machine
+from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.cli import main as command
 from dpkernels.release.engines import CORES
 
@@ -131,9 +129,7 @@ def task_milliseconds(tasks: int = 3000) -> float:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
-    quick = parser.parse_args().quick
+    quick = parser_of(__doc__).parse_args().quick
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=CORES, object_store_memory=80 << 20, include_dashboard=False, log_to_driver=False)
     print(machine())

@@ -14,7 +14,6 @@ left out above 10^5 of them.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
@@ -28,7 +27,7 @@ import numpy as np
 
 import dpkernels as dpk
 from accountants import tune
-from benchmarks.recycling import markdown
+from benchmarks.shown import markdown, parser_of
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.distribution import Distribution, Shares
 
@@ -199,8 +198,7 @@ def tables(found: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true")
+    parser = parser_of(__doc__)
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     found = list(rows(QUICK, QUICK_RELEASES) if given.quick else rows(CELLS, RELEASES))

@@ -9,7 +9,6 @@ that of the command in a process of its own, its imports included.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
@@ -23,8 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from benchmarks.recycling import markdown
-from benchmarks.sampling import machine
+from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.cli import main as command
 
 OPTIONS = ["--column", "age", "--lower", "0", "--upper", "120", "--epsilon", "1", "--force", "--quiet"]
@@ -125,9 +123,7 @@ def rows(quick: bool) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a smoke run")
-    arguments = parser.parse_args()
+    arguments = parser_of(__doc__).parse_args()
     print(machine())
     heading = ["file", "rows", "MB", "Arrow, s", "ours, s", "ours / Arrow", "peak, MiB"]
     print(markdown(heading, rows(arguments.quick)))

@@ -11,7 +11,6 @@ benchmarks.printed`` has every printed number beside its computed one.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from benchmarks import literature_composite as composite
 from benchmarks import literature_composition as composition
 from benchmarks import literature_piecewise as piecewise
 from benchmarks import literature_recycling as recycled
-from benchmarks.recycling import markdown
+from benchmarks.shown import markdown, parser_of
 
 DATA = Path(__file__).parents[1] / "notebooks" / "data" / "rand_hie.csv"
 
@@ -128,9 +127,7 @@ def column(name: str) -> np.ndarray:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer budgets and repetitions")
-    quick = parser.parse_args().quick
+    quick = parser_of(__doc__, "fewer budgets and repetitions").parse_args().quick
     for source in (zhang, ma, jiang, cesar):
         for text in source(quick):
             print(text, flush=True)

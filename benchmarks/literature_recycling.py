@@ -258,7 +258,7 @@ def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, 
         found: Any = enumerated(family, tune.acceptance(theta)).mechanism
         return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
     law = published_recycling(family.kernel, theta, *family.on_sample(rate))[0]
-    return _rated(law, rate, theta, float(family.sampling_noise(rate)))
+    return _rated(law, rate, theta, float(family.rate.error(rate)))
 
 
 def _rated(law: Any, rate: float, theta: float, noise: float) -> Rated:

@@ -13,7 +13,6 @@ different; the second size is that of a gzip file, the seconds those of reading 
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 
 import dpkernels as dpk
-from benchmarks.recycling import markdown
+from benchmarks.shown import markdown, parser_of
 from dpkernels.mechanisms.optimal.grid import Grid, grid, outputs_for
 from dpkernels.mechanisms.optimal.program import least_variance
 
@@ -97,9 +96,8 @@ def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "four budgets")
     parser.add_argument("pair", nargs="*", type=float, help="eps and R/D of one row")
-    parser.add_argument("--quick", action="store_true", help="four budgets")
     parser.add_argument("--steps", action="store_true", help="the default steps of central_piecewise")
     given = parser.parse_args()
     os.environ["DPKERNELS_CACHE"] = ""

@@ -12,7 +12,6 @@ its value.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from benchmarks import literature_laplace as laplace
 from benchmarks import literature_piecewise as piecewise
 from benchmarks import literature_queries as queries
 from benchmarks import literature_recycling as recycling
-from benchmarks.recycling import markdown
+from benchmarks.shown import markdown, parser_of
 from benchmarks.sources import Table, tables
 
 
@@ -208,9 +207,8 @@ def chosen(text: str, quick: bool) -> list[Table]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the summaries and findings, or every cell; 1 if a table lacks something, or none has the name."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, "without compositions and searches")
     parser.add_argument("text", nargs="?", default="", help="part of a table's name")
-    parser.add_argument("--quick", action="store_true", help="without compositions and searches")
     parser.add_argument("--cells", action="store_true", help="every number")
     given = parser.parse_args(arguments)
     asked, missing = chosen(given.text, given.quick), 0

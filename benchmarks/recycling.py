@@ -8,10 +8,11 @@ algorithms, with the delta that they really have.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from accountants import calibrate, recycling
+from benchmarks.shown import markdown
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 
@@ -55,12 +56,6 @@ def unsound_rows() -> Iterable[list[str]]:
         share = f"{found.kernel_epsilon:.4g}"
         realised = true_delta(found.kernel, theta, found.q, D, eps)
         yield ["Algorithm 2, Laplace", f"{theta:g}", f"{D:g}", f"{eps:g}", share, *realised]
-
-
-def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A markdown table."""
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def main() -> None:

@@ -13,17 +13,12 @@ run; on a device, of reading and writing float32.
 
 from __future__ import annotations
 
-import argparse
-import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -48,6 +43,7 @@ from benchmarks.sampling_peers import (
     textbook_jax,
     textbook_numpy,
 )
+from benchmarks.shown import machine, parser_of
 
 
 @dataclass(frozen=True)
@@ -209,36 +205,18 @@ def table(results: dict[str, float], count: int, least: dict[str, float]) -> str
     return f"### {count:,} values\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def machine() -> str:
-    """What the figures were measured on."""
-    packages = ("jax", "jaxlib", "numpy", "opendp", "diffprivlib", "cryptography")
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in packages)
-    device = jax.devices()[0]
-    where = f"{_processor()}, {os.cpu_count()} cores, JAX on {device.device_kind}"
-    return f"{where}; Python {platform.python_version()}, {versions}"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
 def main() -> None:
     """Run and print."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.sampling", description=__doc__.partition("\n")[0])
+    parser = parser_of(__doc__, "sizes 4,5 and short runs")
     about = "decimal exponents, comma-separated (default %(default)s)"
     parser.add_argument("--sizes", default="2,3,4,5,6,7,8", help=about)
     parser.add_argument("--only", default="", help="run samplers whose name contains one of these, comma-separated")
-    parser.add_argument("--quick", action="store_true", help="sizes 4,5 and short runs")
     parser.add_argument("--device", action="store_true", help="arrays that stay on JAX's device")
     options = parser.parse_args()
     sizes = [4, 5] if options.quick else [int(size) for size in options.sizes.split(",")]
     every = ON_DEVICE if options.device else CONTESTANTS
     wanted = [c for c in every if any(part in c.name for part in options.only.split(","))]
-    print(machine(), flush=True)
+    print(machine("opendp", "diffprivlib"), flush=True)
     for size in sizes:
         results = {c.name: nanoseconds(c, 10**size, 0.1 if options.quick else 3.0) for c in wanted}
         print("\n" + table(results, 10**size, limits(wanted, results)), flush=True)

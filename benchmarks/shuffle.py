@@ -18,7 +18,7 @@ import numpy as np
 import dpkernels as dpk
 from accountants import calibrate, shuffled
 from accountants.shuffle import Shuffled, published
-from benchmarks.recycling import markdown
+from benchmarks.shown import markdown
 
 DELTA = 1e-6
 LEVELS, COUNTS = (0.5, 1.0, 2.0, 4.0, 6.0), (10**3, 10**4, 10**5, 10**7, 10**9)

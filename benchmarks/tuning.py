@@ -11,10 +11,7 @@ evaluated by the same compiled objectives; their evaluations are of the objectiv
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import time
@@ -26,8 +23,7 @@ import jax
 import numpy as np
 
 from accountants import tune
-from benchmarks.recycling import markdown
-from benchmarks.sampling import _processor
+from benchmarks.shown import machine, markdown, parser_of
 
 SIGNED: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
 DELTA = 1e-5
@@ -124,15 +120,14 @@ def many_rows(count: int) -> Iterator[list[str]]:
 
 def main() -> None:
     """Print the tables, or with ``--one`` a measurement as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="two families and 20 budgets")
+    parser = parser_of(__doc__, "two families and 20 budgets")
     parser.add_argument("--one", choices=CASES, help="one case only, as JSON")
     parser.add_argument("--method", choices=("gradient", "enumeration"), default="gradient", help="of --one")
     options = parser.parse_args()
     if options.one:
         print(json.dumps(measured(options.one, options.method)))
         return
-    print(f"jax {jax.__version__}, Python {platform.python_version()}, {_processor()}, {os.cpu_count()} cores\n")
+    print(f"{machine()}\n")
     header = ["family", "method", "cold, s", "of a core, s", "warm, ms", "evaluations", "objective at eps = 1"]
     print(markdown(header, rows(QUICK if options.quick else CASES)))
     print()

@@ -11,9 +11,9 @@ __version__ = "0.2.0"
 _HOMES = {
     "Constant": "mechanisms.windowed.bases",
     "Quartic": "mechanisms.windowed.bases",
-    "Sine": "mechanisms.windowed.mechanism",
-    "Triangle": "mechanisms.windowed.mechanism",
-    "Uniform": "mechanisms.windowed.mechanism",
+    "Sine": "mechanisms.windowed.windows",
+    "Triangle": "mechanisms.windowed.windows",
+    "Uniform": "mechanisms.windowed.windows",
     "Windowed": "mechanisms.windowed.mechanism",
     "Additive": "mechanisms.additive",
     "AdditiveVector": "mechanisms.additive_vector",
@@ -122,9 +122,10 @@ if TYPE_CHECKING:
     from dpkernels.mechanisms.optimal.search import optimal
     from dpkernels.mechanisms.two_point import Mixture, TwoPoint
     from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-    from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Windowed
+    from dpkernels.mechanisms.windowed.mechanism import Windowed
     from dpkernels.mechanisms.windowed.square_wave import SquareWave, square_wave
     from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
+    from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
     from dpkernels.random.keys import key_from_bytes, os_key, simulation_key
     from dpkernels.release.estimate import estimate_mean
     from dpkernels.release.perturb import perturb

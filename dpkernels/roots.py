@@ -20,6 +20,7 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
+_NEWTON_STEPS = 60
 
 Excess = Callable[[Any, Any], Any]
 T = TypeVar("T")
@@ -52,6 +53,15 @@ def until_private(step: Callable[[float], T], holds: Callable[[T], object], nudg
         if holds(made):
             return made
     raise NotPrivateError(f"moved by up to {furthest:.3g} to the safe side, what was made is still not private")
+
+
+def while_loop(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
+    """``jax.lax.while_loop`` where the state holds a JAX array; else the same on the host."""
+    if namespace(*jax.tree.leaves(state)) is jnp:
+        return jax.lax.while_loop(unfinished, body, state)
+    while unfinished(state):
+        state = body(state)
+    return state
 
 
 def halved(before: Callable[[Any], Real], low: Real, high: Real, steps: int) -> tuple[Any, Any]:
@@ -112,9 +122,9 @@ def lowest(
     steps = math.ceil(math.log(rtol) / math.log(_GOLDEN))
     parameters, low, high = alike(parameters, low, high)
     if namespace(low) is np:
-        return float(_valley(function, parameters, float(low), float(high), enough, steps, _host_while))
+        return float(_valley(function, parameters, float(low), float(high), enough, steps))
     parameters, low, high = jax.lax.stop_gradient((parameters, low, high))
-    return _valley(function, parameters, low, high, enough, steps, jax.lax.while_loop)
+    return _valley(function, parameters, low, high, enough, steps)
 
 
 def best_on(function: Excess, grid: np.ndarray, rtol: float) -> float:
@@ -125,9 +135,7 @@ def best_on(function: Excess, grid: np.ndarray, rtol: float) -> float:
     return found if function(found, ()) < values[at] else float(grid[at])
 
 
-def _valley(
-    function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int, while_loop: Callable[..., Any]
-) -> Real:
+def _valley(function: Excess, parameters: Any, low: Any, high: Real, enough: float, steps: int) -> Real:
     left, right = (low + share * (high - low) for share in (1 - _GOLDEN, _GOLDEN))
     at_left, at_right = on_grid(function, parameters, namespace(low).stack([left, right]))
     state = (0, low, left, right, high, at_left, at_right)
@@ -170,7 +178,6 @@ def _bisect(excess: Excess, parameters: Any, safe: Any, unsafe: Any, rtol: float
         holds = excess(middle, parameters) <= 0
         return xp.where(holds, middle, safe), xp.where(holds, unsafe, middle)
 
-    while_loop = _host_while if xp is np else jax.lax.while_loop
     return while_loop(unfinished, halve, (safe, unsafe))[0]
 
 
@@ -191,12 +198,6 @@ def _(excess: Excess, rtol: float, primals: Any, tangents: Any) -> tuple[Any, An
     return x, jnp.where(steep, -moved / jnp.where(steep, slope, 1.0), 0.0)
 
 
-def _host_while(unfinished: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> tuple[Real, ...]:
-    while unfinished(state):
-        state = body(state)
-    return state
-
-
 def _narrow(function: Excess, parameters: Any, state: tuple[Real, ...]) -> tuple[Real, ...]:
     """One step of the golden section: the valley is left of ``right``, or right of ``left``."""
     step, low, left, right, high, at_left, at_right = state
@@ -208,6 +209,45 @@ def _narrow(function: Excess, parameters: Any, state: tuple[Real, ...]) -> tuple
     left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
     at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
     return step + 1, low, left, right, high, at_left, at_right
+
+
+def newton(
+    falling: Excess, parameters: Any, start: Real, ends: tuple[Real, Real], *, found: float, longest: float = np.inf
+) -> Any:
+    """Where a falling function is 0, by Newton's method from ``start``; NaN where it was not found. JAX alone.
+
+    A step beyond what is known of the root's place goes half-way there. Derivatives are implicit.
+
+    Args:
+        falling: from (x, parameters) to a JAX scalar.
+        parameters: any pytree of numbers.
+        start: between the ends.
+        ends: a step goes beyond neither.
+        found: the length of the last step; the error is about its square.
+        longest: no step is longer.
+    """
+    still = jax.lax.stop_gradient(parameters)
+
+    def unfinished(state: Any) -> Any:
+        count, step, *_ = state
+        return (count < _NEWTON_STEPS) & (jnp.abs(step) > found)
+
+    def improve(state: Any) -> Any:
+        """To the next trial from what is known of this one; of the first one nothing is."""
+        count, _, x, value, slope, low, high = state
+        new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -longest, longest)
+        new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
+        value, slope = jax.jvp(lambda x: falling(x, still), (new,), (jnp.ones_like(new),))
+        low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
+        return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, value, slope, low, high
+
+    start = jnp.asarray(start)
+    zero, (low, high) = jnp.zeros_like(start), (jnp.full_like(start, end) for end in ends)
+    first = 0, jnp.full_like(start, jnp.inf), start, zero, zero, low, high
+    _, step, x, _, slope, *_ = jax.lax.while_loop(unfinished, improve, first)
+    value = falling(x, parameters)
+    moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
+    return jnp.where(jnp.abs(step) <= found, x - moved, jnp.nan)
 
 
 def first_crossing(

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
+from accountants.pairs.hockey_stick import profile
+from accountants.pairs.worst import shifted
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 
@@ -176,6 +178,11 @@ def knots(m: Any, x: float) -> np.ndarray:
             points.append(centre + half * part.width * (shape_knots(part.window) - 0.5))
             points.append(part.middle + half * (2 * shape_knots(part.base) - 1))
     return np.unique(np.clip(np.concatenate(points), low, high))
+
+
+def shift_profile(noise: Any, shift: Any, epsilon: Any) -> Any:
+    """delta(eps) of the pair (Z, Z + shift)."""
+    return profile((shifted(noise, shift),), epsilon)
 
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(20)

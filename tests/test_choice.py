@@ -82,7 +82,7 @@ def test_close_to_a_boundary_integers_decide(distance):
         for side, expected in ((-1, 1), (1, 2)):
             u = fixed(int(mpmath.floor(mpmath.ldexp(edge + side * distance, bits))), bits)
             assert choice._by_floats(gaps, rational(epsilon), u(64)) is None
-            assert choice.exponential_choice(scores, epsilon, u) == expected
+            assert choice._choose(np.array(scores), rational(epsilon), u) == expected
 
 
 def test_forced_into_integers_the_choices_are_the_same(monkeypatch):

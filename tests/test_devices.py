@@ -21,12 +21,20 @@ import dpkernels as dpk
 KEY_BYTES = bytes(range(3, 35))
 SPAN = {"epsilon": 1.0, "lower": -1.0, "upper": 2.0}
 LINE = np.linspace(-1, 2, 4096, dtype=np.float32)
+WIDE = np.linspace(-100, 200, 4096, dtype=np.float32)
 
 
 def mechanisms():
-    """One that divides, one that looks up, one that does both."""
-    sine = dpk.composite("sine", "constant", **SPAN)
-    return {"piecewise": dpk.piecewise(**SPAN), "sine": sine, "hybrid": dpk.hybrid(**SPAN)}
+    """One that divides, one that looks up, one that does both; noise, of numbers and of vectors."""
+    return {
+        "piecewise": dpk.piecewise(**SPAN),
+        "sine": dpk.composite("sine", "constant", **SPAN),
+        "hybrid": dpk.hybrid(**SPAN),
+        "noise": dpk.laplace(epsilon=1.0, sensitivity=3.0),
+        "counts": dpk.on_vectors(
+            dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0
+        ),
+    }
 
 
 def placed(values, *axes, devices=None):
@@ -37,11 +45,18 @@ def placed(values, *axes, devices=None):
 
 def cases():
     """Inputs by name: NumPy arrays whose lengths are no multiples, JAX arrays split and placed in many ways."""
-    for name in mechanisms():
+    for name in ("piecewise", "sine", "hybrid"):
         yield f"numpy {name}", name, np.linspace(-1, 2, 20_011)
         yield f"split {name}", name, placed(LINE, "values")
     yield "one value", "piecewise", np.array([0.5])
     yield "numpy float32", "piecewise", LINE[:4001]
+    yield "numpy noise", "noise", np.linspace(-50, 70, 20_011)
+    yield "noise of numpy float32", "noise", WIDE[:4001]
+    yield "noise of one value", "noise", np.array([0.5])
+    yield "split noise", "noise", placed(WIDE, "values")
+    yield "uneven noise", "noise", placed(WIDE[:4001])
+    yield "counts", "counts", np.arange(8 * 501.0).reshape(501, 8)
+    yield "split counts", "counts", placed(np.arange(8 * 512.0, dtype=np.float32).reshape(512, 8), "values")
     yield "replicated", "piecewise", placed(LINE)
     yield "uneven", "piecewise", placed(LINE[:4001])
     yield "split rows", "piecewise", placed(LINE.reshape(64, 64), "values")
@@ -91,9 +106,10 @@ def test_releases_of_the_same_values_are_the_same_wherever_they_are():
     digests = {case: result for case, result in released().items() if not case.startswith("row")}
     assert {len(result) for result in digests.values()} == {64}
     assert digests["uneven"] == digests["numpy float32"]
+    assert digests["uneven noise"] == digests["noise of numpy float32"]
     moved = ("split piecewise", "replicated", "split rows", "split columns", "devices in reverse", "last device")
     assert len({digests[case] for case in moved}) == 1
-    assert len(set(digests.values())) == len(digests) - 6
+    assert len(set(digests.values())) == len(digests) - 7
 
 
 def test_bad_rows_are_named():

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from helpers import piece_integrals
+from helpers import piece_integrals, shift_profile
 from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
 
 from accountants import guarantee
-from accountants.pairs.hockey_stick import additive_profile, shift_profile
+from accountants.pairs.hockey_stick import additive_profile
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace

@@ -1,21 +1,14 @@
 """``perturb`` with additive noise: reports are the table's codes about the input, on any kind and device.
 
-Keys are fixed, so no run can fail by chance. Run as a script this file prints what its process releases.
+Keys are fixed, so no run can fail by chance.
 """
 
-import hashlib
-import json
-import os
-import subprocess
-import sys
 from fractions import Fraction
-from functools import cache
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from noise_tables import claim, exact, form_of, positions, slow_position, slow_sampler, small_table
 from scipy import stats
 
@@ -346,63 +339,11 @@ def test_subnormal_inputs_are_next_to_0():
             assert positions(form, x, words).tolist() == [slow_position(form.table, at, r) for at in x]
 
 
-# Devices.
-
-LINE = np.linspace(-100, 200, 4096, dtype=np.float32)
-
-
-def placed(values, *axes):
-    return jax.device_put(
-        jnp.asarray(values), NamedSharding(Mesh(np.array(jax.devices()), ("values",)), PartitionSpec(*axes))
-    )
-
-
-def cases():
-    """Inputs by name: lengths that are no multiples, arrays split and not, vectors."""
-    scalar = dpk.laplace(epsilon=1.0, sensitivity=3.0)
-    counts = dpk.on_vectors(dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0), dimensions=8, norm="l1", lattice=1.0)
-    yield "numpy", scalar, np.linspace(-50, 70, 20_011)
-    yield "numpy float32", scalar, LINE[:4001]
-    yield "one value", scalar, np.array([0.5])
-    yield "split", scalar, placed(LINE, "values")
-    yield "uneven", scalar, placed(LINE[:4001])
-    yield "counts", counts, np.arange(8 * 501.0).reshape(501, 8)
-    yield "split counts", counts, placed(np.arange(8 * 512.0, dtype=np.float32).reshape(512, 8), "values")
-
-
-def digest(x, made):
-    reports = dpk.perturb(x, made, key=KEY)
-    return hashlib.sha256(np.asarray(reports).tobytes()).hexdigest()
-
-
-@cache
-def released(devices=None):
-    """Digests by case, of this process or of one with so many devices."""
-    if devices is None:
-        return {name: digest(x, made) for name, made, x in cases()}
-    flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", "JAX_PLATFORMS": "cpu"}
-    command = [sys.executable, __file__, str(devices)]
-    return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
-
-
-@pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
-def test_a_release_is_the_same_bits_on_any_devices(devices):
-    here = released()
-    assert released(devices) == here
-    assert here["uneven"] == here["numpy float32"]
-    assert len(set(here.values())) == len(here) - 1
-
-
 def test_noise_tables_is_lazy():
     """A law is only tabulated as wide as it has to be."""
     tables = noise_tables(dpk.Laplace(1.0), Fraction(1))
     first, second = next(tables), next(tables)
     assert first.variance <= second.variance
-
-
-if __name__ == "__main__":
-    assert jax.device_count() == int(sys.argv[1])
-    print(json.dumps(released()))
 
 
 def test_integers_that_the_floats_of_reports_would_round_are_refused():

@@ -9,14 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, ATOMIC, MULTIVARIATE, SKEW, UNIT, WINDOWED, knots, over, piece_integrals
+from helpers import ALL, ATOMIC, MULTIVARIATE, SKEW, UNIT, WINDOWED, knots, over, piece_integrals, shift_profile
 from noise_registry import LAWS, scale
 
 import accountants
 import dpkernels as dpk
 from accountants.pairs import hockey_stick, placed_sticks, pure
 from accountants.pairs.base import Mixed
-from accountants.pairs.hockey_stick import profile, shift_profile
+from accountants.pairs.hockey_stick import profile
 from accountants.pairs.placed import Placed, falls
 from accountants.pairs.shifted import Shifted, is_even
 from accountants.pairs.tables import Atoms

@@ -23,7 +23,7 @@ from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import Uniform, Window
+from dpkernels.mechanisms.windowed.windows import Uniform, Window
 from dpkernels.numerics import gauss_legendre
 
 UNIT_ROUNDING = 2.0**-53

@@ -23,7 +23,7 @@ from accountants.pairs.hockey_stick import as_float64
 from accountants.scale import certain_shift, rescaled
 from accountants.tune import domains, errors, excess, search
 from accountants.tune.families.bounded import Piecewise
-from accountants.tune.families.recycled import KERNELS
+from accountants.tune.families.noise import KERNELS
 from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.truncated import TruncatedLaplace
 from accountants.tune.published import composite as published

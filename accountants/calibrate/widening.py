@@ -18,10 +18,10 @@ from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike
+from dpkernels.roots import alike, newton
 
-# Newton's steps of log c: how many, the longest, and the last.
-_STEPS, _LONGEST, _FOUND = 60, 2.0, 1e-8
+# Newton's steps of log c: the longest, and the last.
+_LONGEST, _FOUND = 2.0, 1e-8
 
 
 def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
@@ -48,7 +48,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
         goal = float(log_mu(np.float64(delta), epsilon))
         return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta, goal))
     made, epsilon, delta = alike(made, epsilon, delta)
-    return jnp.exp(_newton(made, epsilon, delta))
+    return jnp.exp(_log_factor(made, epsilon, delta))
 
 
 def _check_needed(made: Guarantee, delta: Real) -> None:
@@ -90,30 +90,12 @@ def _all_wider(made: Guarantee, factor: Real) -> Guarantee:
 
 
 @jax.jit
-def _newton(made: Guarantee, epsilon: Any, delta: Any) -> Any:
-    """log c, by Newton's method kept between the ends known; derivatives are implicit, from the last step."""
-    goal = log_mu(delta, epsilon)
-    still = jax.lax.stop_gradient((made, epsilon, goal))
-
-    def unfinished(state: Any) -> Any:
-        count, step, *_ = state
-        return (count < _STEPS) & (jnp.abs(step) > _FOUND)
-
-    def improve(state: Any) -> Any:
-        count, _, t, value, slope, low, high = state
-        new = t - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -_LONGEST, _LONGEST)
-        new = jnp.where(new <= low, (low + t) / 2, jnp.where(new >= high, (high + t) / 2, new))
-        value, slope = jax.jvp(lambda t: _excess(t, *still), (new,), (jnp.ones_like(new),))
-        low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
-        return count + 1, jnp.where(count > 0, new - t, jnp.inf), new, value, slope, low, high
-
-    zero, far = jnp.zeros_like(goal), jnp.full_like(goal, FARTHEST)
-    _, step, t, _, slope, *_ = jax.lax.while_loop(unfinished, improve, (0, far, zero, zero, zero, -far, far))
-    value = _excess(t, made, epsilon, goal)
-    moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
-    return jnp.where(jnp.abs(step) <= _FOUND, t - moved, jnp.nan)
+def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
+    given = made, epsilon, log_mu(delta, epsilon)
+    return newton(_excess, given, jnp.zeros_like(delta), (-FARTHEST, FARTHEST), found=_FOUND, longest=_LONGEST)
 
 
-def _excess(t: Real, made: Guarantee, epsilon: Any, goal: Any) -> Any:
+def _excess(t: Real, given: tuple[Guarantee, Any, Any]) -> Any:
     """log mu with noise e^t times as wide, less the goal."""
+    made, epsilon, goal = given
     return log_mu(_all_wider(made, jnp.exp(t)).delta(epsilon), epsilon) - goal

@@ -12,21 +12,26 @@ Every delta(rest; .) is convex in y = e^x. So chords in y between nodes of a gri
 supremum over t is a closed form in every cell (at t it is c + c1 e^t + c2 e^-t with c1, c2 <= 0), and never at a kink,
 since the function is convex. Tables of chords are upper bounds; an adversary whose t must be on the grid gives lower
 bounds. For each BR mechanism the two move O(h^2) apart, h = eps0/cells.
+
+The upper bound is differentiable in eps0, with which the grid moves, and in eps. By the envelope theorem the derivative
+of a supremum is that of what is below it at the best t held fixed: that t is searched without derivatives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
+from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.adaptive_gradient import upper_delta
 from dpkernels import checks
-from dpkernels.numerics import namespace
+from dpkernels.numerics import RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
 # Of the grid, on eps0: twice as many give bounds four times as close in four times the time.
@@ -50,7 +55,7 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, c
     if namespace(epsilon0, epsilon) is jnp:
         checks.positive("epsilon0", epsilon0)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return upper_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
+        return _traced_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
     return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
 
 
@@ -75,9 +80,8 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
         ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 not positive; epsilon negative;
             cells not in 2..10^5.
     """
-    order = _kinds(order)
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
-    return _read(grid, _table(grid, order, {}), _levels(epsilon))
+    return _bracket(grid, _kinds(order), _levels(epsilon), {})
 
 
 def ordering_table(
@@ -106,10 +110,10 @@ def ordering_table(
     k = checks.whole("k", k, 1, 20)
     m = checks.whole("bounded_range", bounded_range, 0, k)
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
-    tables: dict[tuple[str, ...], Bracket] = {}
-    places = combinations(range(k), m)
-    orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in places]
-    found = {",".join(order): _read(grid, _table(grid, order, tables), _levels(epsilon)) for order in orders}
+    levels = _levels(epsilon)
+    tables: _Tables = {}
+    orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
+    found = {",".join(order): _bracket(grid, order, levels, tables) for order in orders}
     return dict(sorted(found.items(), key=lambda item: -float(item[1].upper)))
 
 
@@ -117,54 +121,72 @@ def ordering_table(
 class _Grid:
     """Nodes x = i h. The table of k mechanisms holds delta at i = -(k + 1) N .. (k + 1) N, where N h = eps0."""
 
-    epsilon0: float
+    epsilon0: Any
     cells: int
 
     @property
-    def h(self) -> float:
+    def xp(self) -> ModuleType:
+        return namespace(self.epsilon0)
+
+    @property
+    def h(self) -> Any:
         return self.epsilon0 / self.cells
 
-    def nodes(self, count: int) -> np.ndarray:
+    def nodes(self, count: int) -> Any:
         size = (count + 1) * self.cells
-        return np.arange(-size, size + 1) * self.h
+        return self.xp.arange(-size, size + 1) * self.h
+
+    def known(self, count: int) -> Any:
+        """[1 - e^x]_+ at the nodes: delta of no mechanism, and of any beyond all its losses."""
+        x = self.nodes(count)
+        return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
 
 
-def _table(grid: _Grid, order: tuple[str, ...], tables: dict[tuple[str, ...], Bracket]) -> Bracket:
-    """delta(order; x) at the nodes; ``tables`` keeps all of them."""
-    if order not in tables:
-        tables[order] = _step(grid, order, tables) if order else _start(grid)
-    return tables[order]
+# The supremum over the t of one BR mechanism: from a table to one at the nodes that are eps0 or more inside.
+_Supremum = Callable[[_Grid, Any], Any]
+_Tables = dict[tuple[_Supremum, tuple[str, ...]], Any]
 
 
-def _start(grid: _Grid) -> Bracket:
-    none = -np.expm1(np.minimum(grid.nodes(0), 0.0))
-    return Bracket(none, none)
+def _bracket(grid: _Grid, order: tuple[str, ...], epsilon: np.ndarray, tables: _Tables) -> Bracket:
+    lower, upper = (_table(grid, order, supremum, tables) for supremum in (_on_grid, _on_chords))
+    return Bracket(_read_below(grid, lower, upper, epsilon)[()], _read(grid, upper, epsilon)[()])
 
 
-def _step(grid: _Grid, order: tuple[str, ...], tables: dict[tuple[str, ...], Bracket]) -> Bracket:
+@partial(jax.jit, static_argnames=("order", "cells"))
+def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: int) -> Any:
+    grid = _Grid(floating(jnp.asarray(epsilon0)), cells)
+    return _read(grid, _table(grid, order, _on_chords, {}), floating(jnp.asarray(epsilon)))
+
+
+def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
+    """delta(order; x) at the nodes, from below on the grid and from above on chords; ``tables`` keeps all of them."""
+    if not order:
+        return grid.known(0)
+    if (supremum, order) not in tables:
+        tables[supremum, order] = _step(grid, order, supremum, tables)
+    return tables[supremum, order]
+
+
+def _step(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
     """One more mechanism, run before those of the table; beyond all losses delta is [1 - e^x]_+."""
-    rest, known = _table(grid, order[1:], tables), -np.expm1(np.minimum(grid.nodes(len(order)), 0.0))
+    xp, known = grid.xp, grid.known(len(order))
 
-    def extended(values: np.ndarray) -> np.ndarray:
-        return np.r_[known[: grid.cells], values, known[-grid.cells :]]
+    def extended(values: RealArray) -> RealArray:
+        return xp.concatenate([known[: grid.cells], values, known[-grid.cells :]])
 
-    step = _response if order[0] == "DP" else _bounded_range
-    lower, upper = map(extended, step(grid, extended(rest.lower), extended(rest.upper)))
-    slack = ROUNDING / -np.expm1(-grid.epsilon0)
-    return Bracket(np.maximum(lower - slack, known), np.minimum(upper + slack, 1.0))
-
-
-def _response(grid: _Grid, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, ...]:
-    N, a = grid.cells, 1 / (1 + np.exp(-grid.epsilon0))
-    return tuple(a * values[: -2 * N] + (1 - a) * values[2 * N :] for values in (lower, upper))
+    step = _response if order[0] == "DP" else supremum
+    values = extended(step(grid, extended(_table(grid, order[1:], supremum, tables))))
+    slack = 0.0 if xp is jnp else ROUNDING / -np.expm1(-grid.epsilon0)
+    return xp.clip(values + (slack if supremum is _on_chords else -slack), known, 1.0)
 
 
-def _bounded_range(grid: _Grid, lower: np.ndarray, upper: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return _on_grid(grid, lower), _on_chords(grid, upper)
+def _response(grid: _Grid, values: RealArray) -> Any:
+    N, a = grid.cells, 1 / (1 + grid.xp.exp(-grid.epsilon0))
+    return a * values[: -2 * N] + (1 - a) * values[2 * N :]
 
 
 def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
-    """The supremum over t = j h, at the nodes that are eps0 or more inside."""
+    """The supremum over t = j h."""
     N, inside = grid.cells, len(values) - 2 * grid.cells
     best = np.zeros(inside)
     for j in range(N + 1):
@@ -173,44 +195,72 @@ def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
     return best
 
 
-def _on_chords(grid: _Grid, values: np.ndarray) -> np.ndarray:
-    """The supremum over all t, the table's chords taken for the function.
+def _on_chords(grid: _Grid, values: Any) -> Any:
+    """The supremum over all t, the table's chords taken for the function; in JAX the best cell is found first."""
+    xp, N, inside = grid.xp, grid.cells, len(values) - 2 * grid.cells
+    S = xp.diff(values) / -xp.expm1(-grid.h)  # The chord's slope times y at its right end.
+    A = values[1:] - S
+    if xp is np:
+        best = np.zeros(inside)
+        for j in range(N):
+            np.maximum(best, _in_cell(grid, A, S, j), out=best)
+        return best
+    epsilon0, still_A, still_S = jax.lax.stop_gradient((grid.epsilon0, A, S))
 
-    In the cell of t = t_j + ln v, 1 <= v <= e^h, the chord at x - t is A + S/v, and A1 + S1/v the one at x - t + eps0:
+    def better(j: Any, best: tuple[Any, Any]) -> tuple[Any, Any]:
+        value = _in_cell(_Grid(epsilon0, N), still_A, still_S, j)
+        return jnp.maximum(best[0], value), jnp.where(value > best[0], j, best[1])
+
+    start = jnp.full(inside, -jnp.inf, values.dtype), jnp.zeros(inside, int)
+    return _in_cell(grid, A, S, jax.lax.fori_loop(0, N, better, start)[1])
+
+
+def _in_cell(grid: _Grid, A: Any, S: Any, j: Any) -> Any:
+    """The supremum over t in cell j, in closed form.
+
+    At t = t_j + ln v, 1 <= v <= e^h, the chord at x - t is A + S/v, and A1 + S1/v the one at x - t + eps0:
 
         (1 - E) value = A - E A1 - K (S - S1) - v K (A - A1) + (S - E S1)/v,    K = e^(t_j - eps0)
 
     where A > A1 and S < E S1 < 0, so that v = sqrt((E S1 - S)/(K (A - A1))) is best, or the end nearest to it.
     """
-    N, inside = grid.cells, len(values) - 2 * grid.cells
-    E, whole = np.exp(-grid.epsilon0), -np.expm1(-grid.epsilon0)
-    S = np.diff(values) / -np.expm1(-grid.h)  # The chord's slope times y at its right end.
-    A = values[1:] - S
-    best = np.zeros(inside)
-    for j in range(N):
-        near, far = (slice(start, start + inside) for start in (N - j - 1, 2 * N - j - 1))
-        K = np.exp((j - N) * grid.h)
-        fall, rise = K * np.maximum(A[near] - A[far], 0.0), np.maximum(E * S[far] - S[near], 0.0)
-        v = np.clip(np.sqrt(rise / np.maximum(fall, 1e-300)), 1.0, np.exp(grid.h))
-        constant = A[near] - E * A[far] - K * (S[near] - S[far])
-        np.maximum(best, (constant - v * fall - rise / v) / whole, out=best)
-    return best
+    xp, N, inside = grid.xp, grid.cells, len(A) + 1 - 2 * grid.cells
+
+    def chord(start: Any) -> tuple[Any, Any]:
+        at = slice(start, start + inside) if xp is np else start + xp.arange(inside)
+        return A[at], S[at]
+
+    (A0, S0), (A1, S1) = chord(N - j - 1), chord(2 * N - j - 1)
+    E, K = xp.exp(-grid.epsilon0), xp.exp((j - N) * grid.h)
+    fall, rise = K * xp.maximum(A0 - A1, 0.0), xp.maximum(E * S1 - S0, 0.0)
+    best = xp.sqrt(rise / xp.maximum(fall, xp.finfo(fall.dtype).tiny))
+    v = xp.clip(best if xp is np else jax.lax.stop_gradient(best), 1.0, xp.exp(grid.h))
+    return (A0 - E * A1 - K * (S0 - S1) - v * fall - rise / v) / -xp.expm1(-grid.epsilon0)
 
 
-def _read(grid: _Grid, table: Bracket, epsilon: np.ndarray) -> Bracket:
-    """The table between nodes: above by the chord; below by continuing the chords of both sides, by convexity.
+def _read(grid: _Grid, upper: Any, epsilon: Any) -> Any:
+    """The upper bound by the chord between two nodes; 0 beyond all losses."""
+    i, y, beyond = _between(grid, upper, epsilon)
+    return grid.xp.where(beyond, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))
+
+
+def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
+    """By continuing the chords of both sides, by convexity.
 
     A chord of a lower bound at its near end and an upper one at its far end stays below the function beyond the near.
     """
-    x = grid.nodes((len(table.upper) - 1) // (2 * grid.cells) - 1)
-    i = np.clip(np.searchsorted(x, epsilon, side="right") - 1, 1, len(x) - 3)
-    y = np.expm1(np.minimum(epsilon, x[-1]) - x[i]) / np.expm1(grid.h)  # 0 at node i, 1 at the next.
-    left = table.lower[i] + y * np.exp(grid.h) * (table.lower[i] - table.upper[i - 1])
-    right = table.lower[i + 1] + (1 - y) * np.exp(-grid.h) * (table.lower[i + 1] - table.upper[i + 2])
-    lower = np.maximum(np.maximum(left, right), table.lower[i + 1])
-    upper = table.upper[i] + y * (table.upper[i + 1] - table.upper[i])
-    known = epsilon >= x[-1] - grid.epsilon0
-    return Bracket(np.where(known, 0.0, np.maximum(lower, 0.0))[()], np.where(known, 0.0, upper)[()])
+    i, y, beyond = _between(grid, lower, epsilon)
+    left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])
+    right = lower[i + 1] + (1 - y) * np.exp(-grid.h) * (lower[i + 1] - upper[i + 2])
+    return np.where(beyond, 0.0, np.maximum(np.maximum(np.maximum(left, right), lower[i + 1]), 0.0))
+
+
+def _between(grid: _Grid, table: Any, epsilon: Any) -> tuple[Any, Any, Any]:
+    """Node i at or below eps; y, 0 there and 1 at the next, in e^x; whether eps is beyond all losses."""
+    xp, x = grid.xp, grid.nodes((len(table) - 1) // (2 * grid.cells) - 1)
+    i = xp.clip(xp.searchsorted(x, epsilon, side="right") - 1, 1, len(x) - 3)
+    y = xp.expm1(xp.minimum(epsilon, x[-1]) - x[i]) / xp.expm1(grid.h)
+    return i, y, epsilon >= x[-1] - grid.epsilon0
 
 
 def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:

@@ -54,16 +54,6 @@ def pure_rho(epsilon: Real) -> Real:
     return eps * np.tanh(eps / 2)
 
 
-def simple_epsilon(rho: Real, delta: Real) -> Real:
-    """eps = rho + 2 sqrt(rho ln(1/delta)) (Bun & Steinke 2016, Proposition 1.3); ``best_epsilon`` is never larger.
-
-    Raises:
-        ValueError: rho is negative, or delta not in (0, 1).
-    """
-    rho, delta = _checked(rho, delta)
-    return rho + 2 * np.sqrt(rho * np.log(1 / delta))
-
-
 def best_epsilon(rho: Real, delta: Real) -> Real:
     """eps at delta of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Corollary 13).
 

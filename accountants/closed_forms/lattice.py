@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
-from dpkernels.roots import alike
+from dpkernels.roots import alike, while_loop
 
 
 def lattice_delta(top: Any, step: Any, mass: Any, epsilon: Any) -> Any:
@@ -115,15 +115,6 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
     first = 4 * xp.finfo(start.dtype).eps * (start + scale)
     moved = while_loop(high, move, (start, first, at(start, parameters) > delta))[0]
     return epsilon + (moved - start) if xp is jnp else moved
-
-
-def while_loop(unfinished: Callable[[Real], Real], body: Callable[[Any], Any], state: Any) -> Any:
-    """jax.lax.while_loop where the state holds a JAX array; else the same on the host."""
-    if namespace(*jax.tree.leaves(state)) is jnp:
-        return jax.lax.while_loop(unfinished, body, state)
-    while unfinished(state):
-        state = body(state)
-    return state
 
 
 @lru_cache(maxsize=64)

@@ -18,8 +18,9 @@ from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
+from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
 
 Kinds = Mapping[str, type]
 # What pairs are made of, by name.

@@ -10,7 +10,6 @@ import numpy as np
 
 from accountants.pairs.base import Curve, Pair
 from accountants.pairs.noise_sticks import cap
-from accountants.pairs.shifted import shifted
 from accountants.pairs.worst import noise_pairs
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, RealArray, floating, namespace
@@ -38,20 +37,6 @@ def profile(pairs: tuple[Pair, ...], epsilon: Real) -> Any:
 def as_float64(tree: Any) -> Any:
     """Every number of a pytree as NumPy float64, so that what is compiled does not depend on how it was given."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-
-
-def shift_profile(noise: Distribution, shift: Any, epsilon: Any) -> Any:
-    """delta(eps) of the pair (Z, Z + shift).
-
-    Args:
-        noise: the law of Z.
-        shift: how far the second law is shifted; any sign.
-        epsilon: any shape; negative values are allowed.
-
-    Returns:
-        delta, of epsilon's shape; NumPy for NumPy arguments, JAX for JAX ones.
-    """
-    return profile((shifted(noise, shift),), epsilon)
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:

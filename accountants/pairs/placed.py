@@ -15,8 +15,9 @@ from accountants.pairs.losses import FEW, Losses, panel_rule, range_of
 from accountants.pairs.runs import Spectrum, between_knots, flat
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
+from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 

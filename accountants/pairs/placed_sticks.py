@@ -21,8 +21,8 @@ import numpy as np
 from accountants.pairs.base import Pair
 from accountants.pairs.noise_sticks import Curve, total
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import Triangle, Uniform
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
+from dpkernels.mechanisms.windowed.windows import Triangle, Uniform
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like
 from dpkernels.roots import halved
 

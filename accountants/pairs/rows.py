@@ -166,13 +166,8 @@ def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms,
 def window_pair(form: ExactWindow) -> Atoms:
     """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
     table = form.table
-    if not all(_falls(weights) for weights in (table.window, table.base)):
+    if not table.falls:
         level = form.certificate.realised_epsilon
         return two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level)))
     first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
     return Atoms(first, last)
-
-
-def _falls(weights: np.ndarray) -> bool:
-    outward = weights[len(weights) // 2 :]
-    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())

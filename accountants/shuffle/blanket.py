@@ -195,18 +195,13 @@ def _of_window(table: WindowTable) -> Blanket:
     """The first and the last row, where weights fall from their middles; else any table of its level and gamma."""
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
-    if not all(_falls(weights) for weights in (table.window, table.base)):
+    if not table.falls:
         return Blanket((of_level(level, least.sum()),), level)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
     made = Reports(least, first, last, np.stack([last, middle, first]))
     if table.is_flat or len(table.window) <= table.shifts:
         return Blanket((made,), level)
     return Blanket((made,), level, partial(_overlapping, made))
-
-
-def _falls(weights: np.ndarray) -> bool:
-    outward = weights[len(weights) // 2 :]
-    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
 
 
 def _overlapping(ends: Reports, E: float, t: np.ndarray) -> np.ndarray:

@@ -18,6 +18,7 @@ import numpy as np
 
 from accountants.shuffle.crowds import Crowd
 from dpkernels.numerics import Real, like
+from dpkernels.roots import halved
 
 # Nodes, and the largest v: the integrand at 11 and at 200 widths.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
@@ -52,14 +53,12 @@ def _saddle(crowd: Crowd, L: Any, n: Real) -> Any:
     """c, with K'(c) = 2/c."""
     highest = jnp.log(_LARGEST / jnp.maximum(L.max(), 1e-300))
 
-    def halve(_: int, ends: Any) -> Any:
-        middle = (ends[0] + ends[1]) / 2
-        c = jnp.exp(middle)
+    def before(log_c: Real) -> Any:
+        c = jnp.exp(log_c)
         z, slope, _ = _moments(crowd, L, c)
-        low = n * slope * c < 2 * (1 + z)
-        return jnp.where(low, middle, ends[0]), jnp.where(low, ends[1], middle)
+        return n * slope * c < 2 * (1 + z)
 
-    low, high = jax.lax.fori_loop(0, _BISECTIONS, halve, (highest - 80.0, highest))
+    low, high = halved(before, highest - 80.0, highest, _BISECTIONS)
     return jnp.exp((low + high) / 2)
 
 

@@ -18,11 +18,11 @@ from accountants.tune.families.bounded import (
     piecewise_triangle,
     square_wave,
 )
-from accountants.tune.families.composed import composed, free_rate
+from accountants.tune.families.composed import composed
 from accountants.tune.families.merged import merged_laplace
 from accountants.tune.families.noise import gaussian, laplace
 from accountants.tune.families.recycled import budget_recycled
-from accountants.tune.families.sampled import sampled_recycled
+from accountants.tune.families.sampled import free_rate, sampled_recycled
 from accountants.tune.families.shuffled import shuffled
 from accountants.tune.families.staircase import staircase
 from accountants.tune.families.truncated import truncated_gaussian, truncated_laplace

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Base
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed, distances
+from dpkernels.mechanisms.windowed.mechanism import Windowed, distances
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray
 
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,

@@ -91,21 +91,6 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
     return found
 
 
-def exponential_choice(scores: Any, epsilon: float, uniform: Uniform) -> int:
-    """The index that the exponential mechanism chooses at a uniform number; as ``exponential_top_k`` with k = 1.
-
-    Args:
-        scores: integers, 1-D.
-        epsilon: eps, the factor of the scores in the exponent.
-        uniform: U, as ``uniform_number`` makes it: floor(U 2^bits) for bits = 64, 128, 256, ...
-
-    Raises:
-        TypeError: scores are not integers.
-        ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20].
-    """
-    return _choose(*_checked(scores, epsilon), uniform)
-
-
 def _checked(scores: Any, epsilon: Any) -> tuple[np.ndarray, Fraction]:
     checks.within("epsilon", epsilon, *EPSILON_RANGE)
     array = checks.integers("scores", scores)

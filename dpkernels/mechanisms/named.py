@@ -18,8 +18,9 @@ from dpkernels.mechanisms.optimal.search import optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant
-from dpkernels.mechanisms.windowed.mechanism import Sine, Triangle, Uniform, Window, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
+from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
 from dpkernels.numerics import Real
 
 WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}

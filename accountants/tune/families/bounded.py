@@ -9,16 +9,18 @@ from typing import Any
 
 from accountants.tune import height
 from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
+from accountants.tune.families.reports import Budgeted
 from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.heights import CONDITIONS
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.square_wave import square_wave as named_square_wave
 from dpkernels.mechanisms.windowed.tabulated import base_from
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
@@ -29,7 +31,7 @@ _LOWEST_EDGE = 1e-6
 
 @partial(pytree, static=("condition",))
 @dataclass(frozen=True)
-class Composite(Family):
+class Composite(Budgeted):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``.
 
     Attributes:
@@ -65,10 +67,6 @@ class Composite(Family):
             return _LOWEST_EDGE
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
-
     def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
         interval = self.epsilon, self.lower, self.upper
@@ -92,7 +90,7 @@ class Composite(Family):
 
 @partial(pytree, static=("window",))
 @dataclass(frozen=True)
-class Piecewise(Family):
+class Piecewise(Budgeted):
     """Piecewise transformations (Ma 2021) of type I (uniform window) and II (triangle), with eta = 2/m free.
 
     Their height is the source's, y (e^eps - 1); for type I it is the tallest by the pointwise condition too.
@@ -110,10 +108,6 @@ class Piecewise(Family):
     @property
     def domains(self) -> dict[str, Domain]:
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Windowed:
         interval = self.epsilon, self.lower, self.upper
@@ -161,17 +155,13 @@ class SquareWaves(Family):
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class Plain(Determined):
+class Plain(Determined, Budgeted):
     """A bounded mechanism that its budget determines."""
 
     kind: str
     epsilon: Any
     lower: Any
     upper: Any
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)

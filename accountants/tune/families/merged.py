@@ -12,7 +12,7 @@ import numpy as np
 from accountants.profile import epsilon as realised_epsilon
 from accountants.tune.domains import Between, Domain, Ordered
 from accountants.tune.families.noise import check_budget
-from accountants.tune.family import Family
+from accountants.tune.families.reports import Budgeted
 from dpkernels import checks
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.mechanisms import named_additive as named
@@ -29,7 +29,7 @@ _GAPS = (1e-4, 2.0)
 
 @partial(pytree, static=("segments",))
 @dataclass(frozen=True)
-class MergedLaplaces(Family):
+class MergedLaplaces(Budgeted):
     """Merged Laplace noise (Mugunthan 2020) with free rates and breaks; see ``merged_laplace``.
 
     Free are the breaks c_i and the falls f_i = r_i (c_i - c_(i-1)) of the log density between them, in the unit of its
@@ -55,10 +55,6 @@ class MergedLaplaces(Family):
         n = self.segments - 1
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         breaks: Any = parameters["c"]

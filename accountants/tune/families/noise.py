@@ -4,26 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
+import jax
+
 from accountants import calibrate
+from accountants.tune.domains import Domain
+from accountants.tune.families.reports import Report, Reports
 from accountants.tune.family import Determined
 from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 _PLAIN: dict[str, Callable[..., Additive]] = {
     "laplace": named.laplace,
     "gaussian": calibrate.gaussian,
 }
+KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
+
+
+@singledispatch
+def scale_symbol(kernel: Distribution) -> str:
+    """What the source calls the kernel's scale."""
+    return "scale"
+
+
+@scale_symbol.register
+def _(kernel: Gaussian) -> str:
+    return "sigma"
+
+
+@scale_symbol.register
+def _(kernel: Laplace) -> str:
+    return "b"
+
+
+def scale_of(kernel: Distribution, unit: Distribution) -> dict[str, Any]:
+    """Its scale by its symbol, from a quantile of it and of the law of its shape at unit scale."""
+
+    def width(law: Distribution) -> Any:
+        return law.isf(0.1 * namespace(*jax.tree.leaves(law)).ones(()))
+
+    return {scale_symbol(unit): width(kernel) / width(unit)}
 
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class PlainNoise(Determined):
+class PlainNoise(Determined, Report):
     """Additive noise that its budget determines.
 
     Attributes:
@@ -45,6 +78,18 @@ class PlainNoise(Determined):
     def build(self, parameters: dict[str, Real]) -> Additive:
         given = {} if self.delta is None else {"delta": self.delta}
         return _PLAIN[self.kind](epsilon=self.epsilon, sensitivity=self.sensitivity, **given)
+
+    def report_domains(self, reports: Reports) -> dict[str, Domain]:
+        return {}
+
+    def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        return calibrate.composed(KERNELS[self.kind], sensitivity=self.sensitivity, **vars(reports))
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        return self.report(reports, parameters)
+
+    def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return scale_of(mechanism.noise, KERNELS[self.kind])
 
 
 def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> PlainNoise:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import jax
 import numpy as np
 
 from accountants import calibrate
+from accountants.calibrate.composed import with_own_claim
+from accountants.calibrate.outward import least_private, log_mu
+from accountants.pairs.hockey_stick import as_float64
 from accountants.scale import certain_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
-from accountants.tune.families.noise import check_budget
-from accountants.tune.family import Family
+from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
+from accountants.tune.families.reports import Report, Reports, largest_loss
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -27,37 +27,15 @@ from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import NotPrivateError, until_private
 
-KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
 # Deltas next to 1e-12 are known to some percent only, in floats.
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
 # ln of the widest scale where a search starts, in units of the least one that may do.
 SPAN = 7.5
 
 
-@singledispatch
-def scale_symbol(kernel: Distribution) -> str:
-    """What the source calls the kernel's scale."""
-    return "scale"
-
-
-@scale_symbol.register
-def _(kernel: Gaussian) -> str:
-    return "sigma"
-
-
-@scale_symbol.register
-def _(kernel: Laplace) -> str:
-    return "b"
-
-
-def width_of(kernel: Distribution) -> Any:
-    """A quantile, by which the scales of two laws of one shape are told apart."""
-    return kernel.isf(0.1 * namespace(*jax.tree.leaves(kernel)).ones(()))
-
-
 @pytree
 @dataclass(frozen=True)
-class Recycled(Family):
+class Recycled(Report):
     """Budget-recycled noise; see ``budget_recycled``.
 
     Attributes:
@@ -121,11 +99,45 @@ class Recycled(Family):
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return recycled_symbols(self.kernel, mechanism.noise)
 
+    def report_domains(self, reports: Reports) -> dict[str, Domain]:
+        """The scale in units of about what reports without recycling need."""
+        xp = namespace(reports.about, *jax.tree.leaves(self))
+        need = self.sensitivity / reports.about / xp.sqrt(self.kernel.variance)
+        return {**self.domains, scale_symbol(self.kernel): Positive(need, span=(0.1, 2.5))}
+
+    def member(self, loss: Any, parameters: dict[str, Any]) -> Additive:
+        """Each redraw adds this loss: q = 1 - e^-loss at a kernel that the parameters choose."""
+        kernel, theta = self.drawn(parameters)
+        return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
+
+    def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        return self.member(largest_loss(self, reports, parameters), parameters)
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        """At the estimated q as narrow a kernel as the bracket allows: delta varies more with the width than with q.
+
+        Its claim is that of one report.
+        """
+        with jax.enable_x64(True):
+            loss = float(_largest_loss(as_float64(self), as_float64(reports), as_float64(parameters)))
+        symbol, epsilon, delta = scale_symbol(self.kernel), float(reports.epsilon), float(reports.delta)
+
+        def wider(t: float) -> Additive:
+            return self.member(loss, {**parameters, symbol: parameters[symbol] * math.exp(t)})
+
+        t = least_private(lambda t: reports.of(wider(t)), epsilon, delta, float(log_mu(np.float64(delta), epsilon)))
+        return with_own_claim(wider(t), delta / reports.count)
+
+    def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return self.symbols(parameters, mechanism)
+
+
+_largest_loss = jax.jit(largest_loss)
+
 
 def recycled_symbols(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
     """Of a recycled law whose kernel is one at unit scale, scaled."""
-    scale = width_of(noise.kernel) / width_of(unit)
-    return {scale_symbol(unit): scale, "theta": noise.high, "q": 1 - noise.outside}
+    return {**scale_of(noise.kernel, unit), "theta": noise.high, "q": 1 - noise.outside}
 
 
 def budget_recycled(

@@ -16,8 +16,8 @@ from accountants.tune import errors
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
-from accountants.tune.families.noise import check_budget
-from accountants.tune.families.recycled import SPAN, kernel_of, scale_symbol, width_of
+from accountants.tune.families.noise import check_budget, scale_of
+from accountants.tune.families.recycled import SPAN, kernel_of
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -38,7 +38,21 @@ QUERIES: dict[str, Callable[[Any, Any, Any], Any]] = {
 }
 
 
-@partial(pytree, static=("query", "sensitivity_at"))
+@partial(pytree, static=("query",))
+@dataclass(frozen=True)
+class FreeRate:
+    """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
+
+    query: str | None
+    spread: Any
+    size: Any
+
+    def error(self, p: Any) -> Any:
+        """The standard deviation of the sample's estimate."""
+        return 0.0 * p if self.query is None else QUERIES[self.query](self.spread, self.size, p)
+
+
+@partial(pytree, static=("sensitivity_at",))
 @dataclass(frozen=True)
 class SampledRecycled(Family):
     """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``.
@@ -49,9 +63,7 @@ class SampledRecycled(Family):
         delta: delta on the whole data.
         sensitivity: D of the estimate from all the data.
         theta: tolerated error.
-        query: a name in ``QUERIES``, or None: no error of sampling.
-        spread: standard deviation of the records; for counts the share that is counted.
-        size: n, how many records there are.
+        rate: what is known of the error of sampling.
         sensitivity_at: the sensitivity of the estimate from D and p.
     """
 
@@ -60,9 +72,7 @@ class SampledRecycled(Family):
     delta: Any
     sensitivity: Any
     theta: Any
-    query: str | None
-    spread: Any
-    size: Any
+    rate: FreeRate
     sensitivity_at: Callable[[Real, Real], Real]
 
     @property
@@ -88,7 +98,7 @@ class SampledRecycled(Family):
         kernel = self._drawn(parameters["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta)
         made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
-        return Subsampled(made, p, self.sampling_noise(p), None)
+        return Subsampled(made, p, self.rate.error(p), None)
 
     def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
         """(epsilon, delta, sensitivity) of the estimate from a sample of rate p."""
@@ -99,10 +109,6 @@ class SampledRecycled(Family):
         eps, delta, D = self.on_sample(p)
         return rescaled(self.kernel, scale * D / certain_shift(self.kernel, eps, delta))
 
-    def sampling_noise(self, p: Real) -> Real:
-        """Its standard deviation."""
-        return 0.0 * p if self.query is None else QUERIES[self.query](self.spread, self.size, p)
-
     def release(self, parameters: dict[str, Any]) -> Subsampled:
         p = 1.0 if parameters["p"] > _WHOLE else parameters["p"]
         return recycling.subsampled_recycling(
@@ -112,17 +118,13 @@ class SampledRecycled(Family):
             epsilon=self.epsilon,
             delta=self.delta,
             sensitivity=self.sensitivity,
-            sampling_noise=float(self.sampling_noise(p)),
+            sampling_noise=float(self.rate.error(p)),
             sensitivity_at=self.sensitivity_at,
         )
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
-        return {
-            scale_symbol(self.kernel): width_of(noise.kernel) / width_of(self.kernel),
-            "p": mechanism.rate,
-            "q": 1 - noise.outside,
-        }
+        return {**scale_of(noise.kernel, self.kernel), "p": mechanism.rate, "q": 1 - noise.outside}
 
 
 @realised.register
@@ -169,6 +171,27 @@ def _(mechanism: Subsampled, x: Any) -> Any:
     raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
 
 
+def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
+    """The rate p of ``composed``'s samples as one more free parameter.
+
+    The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
+    sensitivity D/p; of a named query with the error of sampling. Without one the rate goes where the noise is least.
+
+    Args:
+        query: "count", "sum" or "average", whose error of sampling counts; None for none.
+        spread: standard deviation of the records; for counts the share that is counted.
+        size: how many records there are.
+
+    Raises:
+        ValueError: spread not positive; size not in [1, 1e300]; an unknown query.
+    """
+    checks.positive("spread", spread)
+    checks.within("size", size, 1.0, 1e300)
+    if query is not None:
+        checks.one_of("query", query, QUERIES)
+    return FreeRate(query, spread, size)
+
+
 def sampled_recycled(
     kernel: str | Distribution,
     *,
@@ -205,8 +228,5 @@ def sampled_recycled(
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
-    checks.positive("spread", spread)
-    checks.within("size", size, 1.0, 1e300)
-    if query is not None:
-        checks.one_of("query", query, QUERIES)
-    return SampledRecycled(kernel_of(kernel), epsilon, delta, sensitivity, theta, query, spread, size, sensitivity_at)
+    rate = free_rate(query=query, spread=spread, size=size)
+    return SampledRecycled(kernel_of(kernel), epsilon, delta, sensitivity, theta, rate, sensitivity_at)

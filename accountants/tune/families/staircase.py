@@ -7,7 +7,7 @@ from typing import Any
 
 from accountants.tune.domains import Between, Domain
 from accountants.tune.families.noise import check_budget
-from accountants.tune.family import Family
+from accountants.tune.families.reports import Budgeted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -17,7 +17,7 @@ from dpkernels.pytrees import pytree
 
 @pytree
 @dataclass(frozen=True)
-class Staircases(Family):
+class Staircases(Budgeted):
     """Staircase noise with free gamma; see ``staircase``.
 
     Attributes:
@@ -35,10 +35,6 @@ class Staircases(Family):
     @property
     def domains(self) -> dict[str, Domain]:
         return {"gamma": Between(0.0, 1.0)}
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, 0.0
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from accountants import calibrate
+from accountants.scale import rescaled
 from accountants.tune.domains import Between, Domain, LogBetween
-from accountants.tune.families.noise import check_budget
-from accountants.tune.family import Family
+from accountants.tune.families.noise import check_budget, scale_of, scale_symbol
+from accountants.tune.families.reports import Report, Reports
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -21,11 +23,15 @@ from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import safe_root
 
+# Truncated noise as wide as the interval [-1, 1] lets it be nearly uniform, and so narrow that nothing is cut off.
+_WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
+
 
 @dataclass(frozen=True)
-class _Truncated(Family):
-    """Noise of bounded support for a budget and a sensitivity."""
+class _Truncated(Report):
+    """Noise of bounded support for a budget and a sensitivity; ``law`` is cut off."""
 
+    law: ClassVar[type[Gaussian | Laplace]]
     epsilon: Any
     delta: Any
     sensitivity: Any
@@ -34,11 +40,39 @@ class _Truncated(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
+    @property
+    def _width(self) -> str:
+        return f"{scale_symbol(self.law(1.0))}/T"
+
+    def report_domains(self, reports: Reports) -> dict[str, Domain]:
+        """How wide the noise is next to the interval [-T, T] that it is cut to; T is solved for."""
+        return {self._width: _WIDTHS}
+
+    def shape(self, parameters: dict[str, Any]) -> Reweighted:
+        """The noise on [-1, 1]."""
+        return Reweighted(self.law(parameters[self._width]), -1.0, 1.0, 0.0)
+
+    def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        """As wide as all reports need."""
+        law, D = self.shape(parameters), self.sensitivity
+        start = jax.lax.stop_gradient(D / reports.about / jnp.sqrt(law.variance))
+        made = reports.estimated(Additive(rescaled(law, start), D))
+        factor = calibrate.widening(made, epsilon=reports.epsilon, delta=reports.delta)
+        return Additive(rescaled(law, start * factor), D)
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+        return calibrate.composed(self.shape(parameters), sensitivity=self.sensitivity, **vars(reports))
+
+    def report_symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return {**scale_of(mechanism.noise.kernel, self.law(1.0)), "T": mechanism.noise.high}
+
 
 @pytree
 @dataclass(frozen=True)
 class TruncatedLaplace(_Truncated):
     """Laplace noise of scale D/eps on [A, B] (Mugunthan 2020) with free B; see ``truncated_laplace``."""
+
+    law = Laplace
 
     @property
     def name(self) -> str:
@@ -88,6 +122,8 @@ class TruncatedGaussian(_Truncated):
     shape one T meets the budget.
     """
 
+    law = Gaussian
+
     @property
     def name(self) -> str:
         return "truncated gaussian"
@@ -95,7 +131,7 @@ class TruncatedGaussian(_Truncated):
     @property
     def domains(self) -> dict[str, Domain]:
         """From what is a plain Gaussian in floats to what is nearly uniform."""
-        return {"sigma/T": LogBetween(0.05, 20.0, span=(-1.0, 0.5))}
+        return {"sigma/T": _WIDTHS}
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = parameters["sigma/T"]
@@ -104,8 +140,9 @@ class TruncatedGaussian(_Truncated):
         return Additive(law, self.sensitivity, self.epsilon, self.delta)
 
     def release(self, parameters: dict[str, Any]) -> Additive:
-        shape = Reweighted(Gaussian(parameters["sigma/T"]), -1.0, 1.0, 0.0)
-        return calibrate.scaled(shape, epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
+        return calibrate.scaled(
+            self.shape(parameters), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity
+        )
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}

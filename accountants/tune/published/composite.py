@@ -18,7 +18,8 @@ from accountants.tune.families.bounded import Composite, Piecewise
 from accountants.tune.objectives import Objective
 from dpkernels.mechanisms.named import WINDOWS
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Window, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray
 
 _STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import singledispatch
 from typing import Any
 
 import jax
 import numpy as np
 
 from accountants import recycling
-from accountants.scale import smallest_scale
-from accountants.tune.families.recycled import Recycled, scale_symbol
+from accountants.published import published_excess, published_search
+from accountants.tune.families.noise import scale_symbol
+from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.sampled import SampledRecycled
 from accountants.tune.objectives import Objective
 from accountants.tune.published.composite import Enumerated
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.roots import lowest, safe_root
 
 _RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
 
@@ -57,7 +54,7 @@ def sampled_search(family: SampledRecycled, objective: Objective) -> Enumerated:
 
     def acceptance(p: float) -> float:
         law, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
-        value = float(recycling.acceptance(law, family.theta, float(family.sampling_noise(p))))
+        value = float(recycling.acceptance(law, family.theta, float(family.rate.error(p))))
         found.append((value, p, law))
         counts.append(count)
         return value
@@ -65,7 +62,7 @@ def sampled_search(family: SampledRecycled, objective: Objective) -> Enumerated:
     acceptance(ternary(acceptance, _sparsest(family), 1.0, _RATE_WIDTH))
     value, p, law = max(found, key=lambda one: one[0])
     eps, delta, D = family.on_sample(p)
-    made = recycling.Subsampled(Additive(law, D, eps, delta), p, float(family.sampling_noise(p)), value)
+    made = recycling.Subsampled(Additive(law, D, eps, delta), p, float(family.rate.error(p)), value)
     rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
     return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(counts), rounds)
 
@@ -100,30 +97,10 @@ def published_recycling(
     """(Algorithm 2's law, how often the published profile was computed)."""
     count = 0
 
-    def excess(q: Real, kernel: Distribution) -> Any:
+    def excess(q: Real, parameters: tuple[Any, ...]) -> Any:
         nonlocal count
         count += 1
-        return recycling.published_profile(kernel, theta, q, D, eps) - delta
+        return published_excess(q, parameters)
 
-    def law(share: float) -> Reweighted:
-        """Algorithm 1 at a kernel with this share of eps."""
-        drawn = _kernel(kernel, share * eps, delta, D)
-        return Reweighted(drawn, -theta, theta, 1 - safe_root(excess, drawn, 0.0, 1.0))
-
-    return law(lowest(lambda share, _: -float(law(share).acceptance), (), 0.01, 1.0, rtol=1e-7)), count
-
-
-@singledispatch
-def _kernel(shape: Any, epsilon: float, delta: float, sensitivity: float) -> Distribution:
-    """The kernel that the source takes for a share of the budget."""
-    raise ValueError(f"family: the source's search has Gaussian and Laplace kernels, not {type(shape).__name__}")
-
-
-@_kernel.register
-def _(shape: Gaussian, epsilon: float, delta: float, sensitivity: float) -> Gaussian:
-    return Gaussian(smallest_scale(shape, epsilon, delta, sensitivity))
-
-
-@_kernel.register
-def _(shape: Laplace, epsilon: float, delta: float, sensitivity: float) -> Laplace:
-    return Laplace(sensitivity / epsilon)
+    choice = published_search(type(kernel), theta, eps, delta, D, excess)
+    return Reweighted(choice.kernel, -theta, theta, 1 - choice.q), count

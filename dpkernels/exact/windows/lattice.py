@@ -18,8 +18,9 @@ from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height
-from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.windows import Uniform
 
 # A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
 # Its width then follows.

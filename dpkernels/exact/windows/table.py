@@ -181,6 +181,11 @@ class WindowTable(BoundedTable):
         """Whether both parts are constant: then two divisions sample it, without a table."""
         return bool((self.base == self.base[0]).all() and (self.window == self.window[0]).all())
 
+    @property
+    def falls(self) -> bool:
+        """Whether both parts are even and fall from their middles."""
+        return all(_falls(weights) for weights in (self.window, self.base))
+
     def to_dict(self) -> dict[str, Any]:
         """A JSON form; weights as runs [value, count]."""
         return {
@@ -196,6 +201,11 @@ class WindowTable(BoundedTable):
         base, window = (_from_runs(name, form[name]) for name in ("base", "window"))
         lower, upper = (real(name, form[name]) for name in ("lower", "upper"))
         return cls(base, window, integer("bits", form["bits"]), lower, upper)
+
+
+def _falls(weights: np.ndarray) -> bool:
+    outward = weights[len(weights) // 2 :]
+    return bool((weights == weights[::-1]).all() and (outward[1:] <= outward[:-1]).all())
 
 
 def _runs(weights: np.ndarray) -> list[list[int]]:

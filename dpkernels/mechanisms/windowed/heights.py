@@ -14,7 +14,8 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Window, critical_points, distances
+from dpkernels.mechanisms.windowed.mechanism import critical_points, distances
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import maximum_on
 
 CONDITIONS = ("pointwise", "sup_inf")

@@ -11,7 +11,8 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.mechanisms.base import Local
 from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.mechanism import Uniform, Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 

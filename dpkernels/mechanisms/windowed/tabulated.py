@@ -11,7 +11,7 @@ import numpy as np
 
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base
-from dpkernels.mechanisms.windowed.mechanism import Window
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, root_or_zero
 from dpkernels.pytrees import pytree
 

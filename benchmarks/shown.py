@@ -1,0 +1,42 @@
+"""What every benchmark has: its options, what it was measured on, and its table."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import jax
+
+
+def parser_of(description: str | None, quick: str = "a smoke run") -> ArgumentParser:
+    """The options of a benchmark, of which ``--quick`` is one."""
+    made = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help=quick)
+    return made
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def machine(*peers: str) -> str:
+    """What the figures were measured on, the peers that are installed among it, and the load at the start."""
+    packages = ("jax", "jaxlib", "numpy", "scipy", "cryptography", *peers)
+    found = {name: list(importlib.metadata.distributions(name=name)) for name in packages}
+    versions = ", ".join(f"{name} {one[0].version}" for name, one in found.items() if one)
+    where = f"{_processor()}, {os.cpu_count()} cores, JAX on {jax.devices()[0].device_kind}"
+    return f"{where}, load {os.getloadavg()[0]:.1f}; Python {platform.python_version()}, {versions}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

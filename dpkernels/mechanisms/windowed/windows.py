@@ -1,0 +1,107 @@
+"""Windows of windowed mechanisms: the part of the density that follows the input."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dpkernels.mechanisms.windowed.bases import Shape
+from dpkernels.numerics import Real, namespace, root_or_zero
+from dpkernels.pytrees import pytree
+
+
+class Window(Shape):
+    """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
+
+    @abc.abstractmethod
+    def ceiling(self, d: Real) -> Real:
+        """Supremum of the density at distances >= d from the middle."""
+
+    @abc.abstractmethod
+    def floor(self, d: Real) -> Real:
+        """Infimum of the density at distances <= d from the middle."""
+
+
+class _Unimodal(Window):
+    """A window that falls away from its middle, smooth in between."""
+
+    @property
+    def kinks(self) -> np.ndarray:
+        return np.array([0.0, 0.5])
+
+    def ceiling(self, d: Real) -> Real:
+        return self.density(0.5 + d)
+
+    def floor(self, d: Real) -> Real:
+        return self.density(0.5 + d)
+
+
+@pytree
+@dataclass(frozen=True)
+class Uniform(_Unimodal):
+    """A1: h(z) = 1."""
+
+    area = 1.0
+    spread = 1 / 12
+
+    def density(self, z: Real) -> Real:
+        return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
+
+    def cdf(self, z: Real) -> Real:
+        return namespace(z).clip(z, 0.0, 1.0)
+
+    def cdf_integral(self, z: Real) -> Real:
+        return z**2 / 2
+
+    def icdf(self, u: Real) -> Any:
+        return u
+
+
+@pytree
+@dataclass(frozen=True)
+class Sine(_Unimodal):
+    """A2: h(z) = sin(pi z)."""
+
+    area = 2 / np.pi
+    spread = 1 / 4 - 2 / np.pi**2
+
+    def density(self, z: Real) -> Real:
+        xp = namespace(z)
+        return xp.where((z >= 0) & (z <= 1), xp.sin(np.pi * xp.clip(z, 0.0, 1.0)), 0.0)
+
+    def cdf(self, z: Real) -> Real:
+        xp = namespace(z)
+        return xp.sin(np.pi / 2 * xp.clip(z, 0.0, 1.0)) ** 2
+
+    def cdf_integral(self, z: Real) -> Real:
+        return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
+
+    def icdf(self, u: Real) -> Any:
+        return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
+
+
+@pytree
+@dataclass(frozen=True)
+class Triangle(_Unimodal):
+    """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
+
+    area = 0.5
+    spread = 1 / 24
+
+    def density(self, z: Real) -> Real:
+        xp = namespace(z)
+        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
+
+    def cdf(self, z: Real) -> Real:
+        xp = namespace(z)
+        z = xp.clip(z, 0.0, 1.0)
+        return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
+
+    def cdf_integral(self, z: Real) -> Real:
+        return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
+
+    def icdf(self, u: Real) -> Any:
+        return namespace(u).where(u < 0.5, root_or_zero(u / 2), 1 - root_or_zero((1 - u) / 2))
