@@ -114,6 +114,7 @@ def test_jax_arrays_have_the_same_noise(name, x64):
     np.testing.assert_array_equal(reports, perturb(x, exact(name)))
 
 
+@pytest.mark.quick("laplace-1-odd", "discrete-gaussian")
 @every_kind
 def test_the_device_engine_makes_the_same_reports(name):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""
@@ -385,6 +386,7 @@ def released(devices=None):
     return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_a_release_is_the_same_bits_on_any_devices(devices):
     here = released()
