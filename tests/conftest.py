@@ -9,7 +9,9 @@ import os
 import resource
 import shutil
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 # One folder a run, which its workers and the commands that they start inherit: a program is compiled, and a linear
@@ -34,14 +36,45 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
 LONG = ["tune", "fourier", "docs", "shuffle", "cli", "composition", "estimation", "optimal", "guarantee", "outputs"]
 
 
+def is_in(item: pytest.Item, pattern: str) -> bool:
+    """Whether the parameters' id is of this pattern; a test without parameters is in none."""
+    return hasattr(item, "callspec") and fnmatchcase(item.callspec.id, pattern)
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """A file stays with one worker, which then compiles and computes what its tests share once."""
+    """What is not in its test's quick slice is thorough.
+
+    A file stays with one worker, which then compiles and computes what its tests share once.
+    """
+    quick = item.get_closest_marker("quick")
+    if quick and not any(is_in(item, pattern) for pattern in quick.args):
+        item.add_marker("thorough")
     if not any(item.get_closest_marker(name) for name in ("slow", "notebook", "xdist_group")):
         item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long files before short ones."""
+def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
+    """A pattern of no test or a slice of all, either of which is a slip; and a file that the default set leaves out."""
+    tests, files = defaultdict(list), defaultdict(list)
+    for item in items:
+        tests[item.path.name, item.originalname].append(item)
+        files[item.path.name].append(bool(item.get_closest_marker("thorough")))
+    for (file, name), alike in tests.items():
+        quick = alike[0].get_closest_marker("quick")
+        for pattern in quick.args if quick else ():
+            if not any(is_in(item, pattern) for item in alike):
+                yield f"{file}, {name}: quick {pattern!r} is none of its tests"
+        if quick and not any(item.get_closest_marker("thorough") for item in alike):
+            yield f"{file}, {name}: quick keeps all of its tests"
+    yield from (f"{file}: all of its tests are thorough" for file, thorough in files.items() if all(thorough))
+
+
+@pytest.hookimpl(tryfirst=True)  # Before tests are left out.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slices that are wrong end the run; long files before short ones."""
+    whole_files = not any("::" in argument for argument in config.args)
+    if wrong := list(wrong_slices(items)) if whole_files else []:
+        raise pytest.UsageError("\n".join(wrong))
     rank = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
 

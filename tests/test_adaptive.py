@@ -169,6 +169,7 @@ def test_bad_arguments_are_named(call, error, message):
 # Derivatives
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("order", slow(["BR,DP,BR", "DP,DP"], "DP,DP"))
 def test_derivatives_are_those_of_the_bound(x64, order):
     """The same value in JAX, and central differences of it; DP alone is linear between the kinks of its own losses."""

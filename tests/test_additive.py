@@ -38,6 +38,7 @@ def distance_from(law, z):
     return max((u - ranks).max(), (ranks + 1 / N - u).max())
 
 
+@pytest.mark.quick("gaussian", "staircase-0.3", "recycled-laplace", "recycled-truncated")
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_have_the_law(name):
     law = LAWS[name]

@@ -59,6 +59,7 @@ def audited_budget(made, **how):
     return budget_bound(first, second, SAMPLES)
 
 
+@pytest.mark.quick("piecewise-1.0-0.99", "duchi-1.0-0.99", "hybrid-1.0-0.99")
 @pytest.mark.parametrize(
     ("name", "epsilon", "found"),
     [

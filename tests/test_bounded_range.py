@@ -222,6 +222,7 @@ CURVES = {
 }
 
 
+@pytest.mark.quick("pure delta", "bounded range delta")
 @pytest.mark.parametrize("name", slow(CURVES, "mixed delta"))
 def test_gradients(name, x64):
     curve, point = CURVES[name]
@@ -236,6 +237,7 @@ def test_gradients(name, x64):
         assert float(found[axis]) == pytest.approx(float(slope), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_vmap_and_values_agree(x64):
     eps = jnp.linspace(0.0, 4.0, 7)
     mapped = jax.vmap(lambda eps: mixed_delta(0.5, 4, 5, eps))(eps)

@@ -87,6 +87,7 @@ def test_roots_are_differentiable_twice():
 # Scales
 
 
+@pytest.mark.quick("*-4.0-1e-06")
 @pytest.mark.parametrize(("epsilon", "delta"), TARGETS)
 @over(LAWS, "laplace-wide", "gaussian", "merged", "staircase-0.3", "recycled-gaussian", "truncated-laplace")
 def test_scaled_laws_meet_their_target_and_waste_nothing(law, epsilon, delta):
@@ -98,6 +99,7 @@ def test_scaled_laws_meet_their_target_and_waste_nothing(law, epsilon, delta):
     assert float(additive_profile(shrunk(m.noise, 1e-6), D, epsilon)) > delta * (1 - 1e-9) - 2e-15
 
 
+@pytest.mark.quick("laplace", "recycled-laplace")
 @over(LAWS, "laplace", "gaussian", "merged-narrow", "recycled-laplace", "truncated-gaussian-asymmetric")
 def test_largest_shift(law):
     for epsilon, delta in ((0.5, 1e-4), (2.0, 0.2)):
@@ -235,6 +237,7 @@ RECYCLING = [
 ]
 
 
+@pytest.mark.quick("kernel0*", "kernel3*")
 @pytest.mark.parametrize(("kernel", "theta", "epsilon", "delta", "D"), RECYCLING)
 def test_rate_is_the_largest(kernel, theta, epsilon, delta, D):
     m = calibrate.budget_recycled(kernel, theta=theta, epsilon=epsilon, delta=delta, sensitivity=D)
@@ -283,6 +286,7 @@ def test_rate_and_kernel_are_each_others_inverse():
     assert 1 - again.noise.outside == pytest.approx(0.6, rel=1e-9)
 
 
+@pytest.mark.quick("0-*", "3-gaussian", "4-laplace")
 @pytest.mark.parametrize("law", [calibrate.gaussian, calibrate.laplace])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_kernel_that_meets_the_budget_alone_is_never_refused(law, seed):
@@ -351,6 +355,7 @@ RECYCLING_POINT = (1.526, 5.0, 3.0, 1e-5, 1.0)
 
 
 # The searches for a first crossing take JAX many seconds to compile.
+@pytest.mark.quick("equation-10", "truncated-laplace")
 @pytest.mark.parametrize("name", slow(differentiable(), "rate", "kernel", "truncated-gaussian"))
 @pytest.mark.usefixtures("x64")
 def test_gradients_are_finite_differences(name):
@@ -363,6 +368,7 @@ def test_gradients_are_finite_differences(name):
         assert float(gradient[index]) == pytest.approx(numeric, rel=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_vmap_and_pytrees_of_several_kinds():
     eps = jnp.array([0.5, 1.0, 2.0])

@@ -42,6 +42,7 @@ def repaired(weights, total, bits):
     return weights
 
 
+@pytest.mark.quick("*-0.5", "*-5.0")
 @every_case
 def test_the_realised_budget_is_within_the_budget(name, epsilon):
     for part in parts(exact(name, epsilon).certificate):
@@ -52,6 +53,7 @@ def test_the_realised_budget_is_within_the_budget(name, epsilon):
             assert part.realised_epsilon == pytest.approx(float(realised), rel=1e-12)
 
 
+@pytest.mark.quick("*-1.0")
 @every_case
 def test_little_of_the_budget_is_lost(name, epsilon):
     """At most 0.7 % (Duchi's two integers at epsilon 20 lose 0.1 %); a mechanism that asks for less gets less."""

@@ -92,6 +92,7 @@ WHOLE, PARTS = 1 << 26, 64
 ORDINARY = [(5, 127, WHOLE), (2**32 - 100, 300, PARTS), (2**40 - 2, 128, PARTS)]
 
 
+@pytest.mark.quick("1099511627774-128-64")
 @pytest.mark.parametrize(
     ("first", "count", "most"),
     [
@@ -126,6 +127,7 @@ def test_a_device_with_other_words_is_refused(monkeypatch):
         device_engine.check_words.__wrapped__(jax.devices()[0])
 
 
+@pytest.mark.quick("1-8", "63-16", "1000-32", "1000-64")
 @pytest.mark.parametrize("bits", [8, 16, 32, 64])
 @pytest.mark.parametrize("count", [1, 63, 1000])
 def test_words_are_the_host_stream_read_little_endian(bits, count):
@@ -165,6 +167,7 @@ def test_block_counter_carries_past_32_bits(source, first):
     assert words.tobytes() == expected
 
 
+@pytest.mark.quick("uint8", "uint64")
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 def test_random_bits_of_a_typed_key(key, dtype):
     expected = np.empty(30, np.dtype(dtype))
@@ -175,6 +178,7 @@ def test_random_bits_of_a_typed_key(key, dtype):
     np.testing.assert_array_equal(bits, expected.reshape(5, 6))
 
 
+@pytest.mark.thorough
 def test_typed_key_under_jit(key):
     def draw(key):
         left, right = jax.random.split(key)
@@ -186,9 +190,9 @@ def test_typed_key_under_jit(key):
 
 def test_typed_key_under_vmap(key):
     keys = jax.random.split(key, 4)
-    together = jax.vmap(lambda one: jax.random.bits(one, (5,)))(keys)
+    together = jax.jit(jax.vmap(lambda one: jax.random.bits(one, (5,))))(keys)
     np.testing.assert_array_equal(together, np.stack([jax.random.bits(one, (5,)) for one in keys]))
-    folded = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(4))
+    folded = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))(key, jnp.arange(4))
     alone = [jax.random.key_data(jax.random.fold_in(key, i)) for i in range(4)]
     np.testing.assert_array_equal(jax.random.key_data(folded), np.stack(alone))
 
@@ -201,7 +205,7 @@ def test_split_has_the_shape_asked_for(key):
 
 def test_uses_of_a_key_share_no_words(key):
     """Random bits, children of split, of fold_in, a release's streams: no 64 bits occur twice in 2 MB."""
-    folds = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(2000))
+    folds = jax.jit(jax.vmap(jax.random.fold_in, (None, 0)))(key, jnp.arange(2000))
     uses = [
         np.asarray(jax.random.bits(key, (20_000,))),
         np.asarray(jax.random.key_data(jax.random.split(key, 2000))).ravel(),

@@ -143,7 +143,7 @@ def chi_square(counts, probabilities):
 
 
 def test_picks_have_the_law_and_a_wrong_one_is_seen():
-    scores, epsilon, n = [4, 0, 3, 1], 0.5, 40_000
+    scores, epsilon, n = [4, 0, 3, 1], 0.5, 12_000
     counts = {}
     for number in range(n):
         picks = tuple(choice.exponential_top_k(scores, epsilon, 2, host.fold_in(KEY, number)).tolist())

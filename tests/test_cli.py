@@ -132,6 +132,7 @@ def test_two_releases_differ(run: Run) -> None:
     assert (np.load("one.npy") != np.load("two.npy")).mean() > 0.6
 
 
+@pytest.mark.thorough
 def test_reports_of_several_devices_are_those_of_one(tmp_path: Path) -> None:
     write(tmp_path / "in.csv", ages())
     script = (
@@ -489,6 +490,7 @@ def test_unexpected_errors_are_one_line_unless_debugging(run: Run, monkeypatch: 
 COMMAND = [sys.executable, "-c", "import sys; from dpkernels.cli import main; sys.exit(main())"]
 
 
+@pytest.mark.quick(".csv")
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 def test_a_full_disk_leaves_nothing(run: Run, suffix: str) -> None:
     source = write(Path(f"in{suffix}"), ages(200_000))
@@ -499,6 +501,7 @@ def test_a_full_disk_leaves_nothing(run: Run, suffix: str) -> None:
     assert_nothing_but(source.name)
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("request_to_stop", [signal.SIGINT, signal.SIGTERM])
 def test_interrupts_leave_nothing(run: Run, request_to_stop: signal.Signals) -> None:
     # Rows for seconds: the request comes in the middle of the work on a busy machine too.
@@ -571,6 +574,7 @@ def write_rows(path: str, rows: int, columns: int, groups: int) -> None:
 MEMORY = ["--column", "c0", "--lower", "0", "--upper", "100", "--epsilon", "1"]
 
 
+@pytest.mark.thorough
 def test_memory_does_not_grow_with_the_file(run: Run) -> None:
     write_rows("small.parquet", 2_500_000, 6, groups=1)
     write_rows("large.parquet", 8_000_000, 6, groups=1)  # 366 MiB in one row group

@@ -38,6 +38,7 @@ def assert_profile(form: dict[str, Any], made: Any) -> None:
     assert form["pure_epsilon"] == (pure if math.isfinite(pure) else None)
 
 
+@pytest.mark.quick("laplace", "truncated-laplace", "recycled-gaussian, q")
 @pytest.mark.parametrize("case", CASES)
 def test_additive_mechanisms(run: Run, case: str) -> None:
     given, make = ADDITIVE[case]
@@ -62,6 +63,7 @@ def test_discrete_noise_is_answered_or_refused(run: Run, case: str) -> None:
         assert_refused(done, 2, "no known worst pair")
 
 
+@pytest.mark.quick("piecewise", "triangle-constant")
 @pytest.mark.parametrize("name", ["piecewise", "duchi", "hybrid", "sine-constant", "triangle-constant"])
 def test_bounded_mechanisms(run: Run, name: str) -> None:
     made = dpk.MECHANISMS[name](epsilon=1.0, lower=-3.0, upper=5.0)

@@ -106,6 +106,17 @@ def sidecar(name: str) -> dict[str, Any]:
 # Releases
 
 
+@pytest.mark.quick(
+    "laplace",
+    "gaussian, sigma",
+    "truncated-laplace, end",
+    "recycled-gaussian, q",
+    "staircase",
+    "merged-laplace",
+    "discrete-laplace, step",
+    "discrete-gaussian",
+    "truncated-discrete-laplace",
+)
 @pytest.mark.parametrize("case", ADDITIVE)
 def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run, case: str) -> None:
     np.save("in.npy", ages())
@@ -295,6 +306,9 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.quick(
+    "total delta", "realised delta", "certified delta", "sensitivity", "epsilon", "neighbouring", "a weight", "the cell"
+)
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_forged_sidecars_of_additive_noise_fail(run: Run, forgery: str) -> None:
     assert mixed(run).code == 0
@@ -373,6 +387,7 @@ INFEASIBLE: dict[str, tuple[list[str], str]] = {
 }
 
 
+@pytest.mark.quick("sigma", "discrete")
 @pytest.mark.parametrize("case", INFEASIBLE)
 def test_tables_that_do_not_reach_their_claim(run: Run, case: str) -> None:
     given, words = INFEASIBLE[case]

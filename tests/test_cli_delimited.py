@@ -148,10 +148,13 @@ def files(draw: st.DrawFn) -> tuple[bytes, str, Layout, str, int, bool]:
     return content, names[at], form, missing, block, sure
 
 
-FAST = settings(
-    max_examples=300, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
-)
-THOROUGH = settings(FAST, max_examples=10_000)
+COUNTS = [60, pytest.param(300, marks=pytest.mark.thorough), pytest.param(10_000, marks=pytest.mark.slow)]
+over_counts = pytest.mark.parametrize("count", COUNTS)
+
+
+def examples(count: int) -> settings:
+    """So many, always the same."""
+    return settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 def sound_files_are_released(case: tuple[bytes, str, Layout, str, int, bool]) -> None:
@@ -180,15 +183,11 @@ DAMAGES = st.lists(
 )
 
 
-def test_sound_files_are_released() -> None:
-    FAST(given(files())(sound_files_are_released))()
+@over_counts
+def test_sound_files_are_released(count: int) -> None:
+    examples(count)(given(files())(sound_files_are_released))()
 
 
-def test_damaged_files_are_refused_or_released_whole() -> None:
-    FAST(given(files(), DAMAGES)(damaged_files_are_refused_or_released_whole))()
-
-
-@pytest.mark.slow
-def test_ten_thousand_files() -> None:
-    THOROUGH(given(files())(sound_files_are_released))()
-    THOROUGH(given(files(), DAMAGES)(damaged_files_are_refused_or_released_whole))()
+@over_counts
+def test_damaged_files_are_refused_or_released_whole(count: int) -> None:
+    examples(count)(given(files(), DAMAGES)(damaged_files_are_refused_or_released_whole))()

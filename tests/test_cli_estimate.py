@@ -75,6 +75,7 @@ def reports_of(path: str) -> np.ndarray:
         )
 
 
+@pytest.mark.quick("out.csv", "out.parquet")
 @pytest.mark.parametrize("path", ["out.csv", "out.tsv.gz", "out.parquet", "out.npy"])
 def test_the_file_says_what_python_says(run: Run, path: str, small_pieces: None) -> None:
     released(run, path)
@@ -93,6 +94,7 @@ def test_the_file_says_what_python_says(run: Run, path: str, small_pieces: None)
     assert abs(told["mean"]["value"] - people()["age"].mean()) < 6 * e.mean.error
 
 
+@pytest.mark.quick("out.csv")
 @pytest.mark.parametrize("path", ["out.csv", "out.parquet"])
 def test_groups_are_those_of_a_copied_column(run: Run, path: str, small_pieces: None) -> None:
     released(run, path)

@@ -82,6 +82,7 @@ def test_noise_for_an_acceptance(run: Run) -> None:
         assert made.sensitivity == 2.0
 
 
+@pytest.mark.thorough
 def test_pure_noise_without_a_delta(run: Run) -> None:
     done = run("tune", "--epsilon", "2", "--sensitivity", "1", "--objective", "absolute-error")
     assert done.code == 0, done.err
@@ -132,6 +133,7 @@ def test_auto_is_the_best_bounded_mechanism(run: Run) -> None:
     assert len(np.unique(np.load("out.npy"))) < 200
 
 
+@pytest.mark.thorough
 def test_bounded_families_for_the_distribution(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Square wave and piecewise of one width say the same, a triangle says less, and two points next to nothing."""
     some = (tune.duchi, tune.piecewise_triangle, tune.piecewise)

@@ -64,6 +64,7 @@ REFERENCE = {
 }
 
 
+@pytest.mark.quick("gaussian", "laplace")
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_values(name):
     make, rows = REFERENCE[name]
@@ -95,6 +96,7 @@ def test_gaussian_n_fold_is_one_gaussian(sigma, D, n):
             assert made.epsilon(float(target)) == pytest.approx(at, rel=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eps0", "n"), [(0.1, 100), (1.0, 5), (0.5, 30), (3.0, 2)])
 def test_response_n_fold_is_kairouz(eps0, n):
     """Its losses are a lattice: a contour alone misses how the characteristic function comes back."""
@@ -192,6 +194,7 @@ def test_different_mechanisms_by_enumeration():
         assert top - low <= 1e-3 * top
 
 
+@pytest.mark.thorough
 def test_independent_infinite_losses_add_up():
     """Truncated noise: 1 - (1 - m)^n is never less than delta, however large eps is."""
     made = guarantee(Additive(Reweighted(Gaussian(1.0), -3.0, 3.0, 0.0)), 0.1).repeat(50)
@@ -209,6 +212,7 @@ def test_independent_infinite_losses_add_up():
 # Laws of composition
 
 
+@pytest.mark.thorough
 def test_order_of_two_does_not_matter():
     a, b = gaussian(9.0).repeat(30), gaussian(4.0).subsample(0.3).repeat(40)
     assert a.compose(b).delta(2.0) == pytest.approx(b.compose(a).delta(2.0), rel=1e-11)
@@ -231,6 +235,7 @@ def test_order_and_grouping_do_not_matter():
         assert other.delta(3.0) == pytest.approx(whole.delta(3.0), rel=1e-11)
 
 
+@pytest.mark.thorough
 def test_repeat_is_repeated_compose():
     one = gaussian(3.0).subsample(0.2).repeat(5)
     assert one.compose(one, one).delta(0.5) == pytest.approx(one.repeat(3).delta(0.5), rel=1e-11)
@@ -247,6 +252,7 @@ def test_more_reports_reveal_more():
     assert a.compose(b).epsilon(1e-6) < a.epsilon(5e-7) + b.epsilon(5e-7)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "made", [gaussian(4.0).repeat(10), pytest.param(laplace(0.2).repeat(500), marks=pytest.mark.slow)]
 )

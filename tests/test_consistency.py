@@ -44,6 +44,7 @@ CASES = [
 ]
 
 
+@pytest.mark.quick("0 groups, no total", "3 groups, total", "2 groups, no total")
 @pytest.mark.parametrize(("groups", "total"), CASES)
 def test_the_optimum_is_certified_by_its_multipliers(groups: Any, total: float | None) -> None:
     """Of a convex programme: x >= 0, gradient A'(A x - r) = t 1 + w, w >= 0, w x = 0, t free only with a total."""
@@ -110,6 +111,7 @@ def test_groups_make_sums_more_precise() -> None:
     assert better / raw == pytest.approx(np.trace(projection) / 23, rel=0.1)
 
 
+@pytest.mark.quick("bins", "groups, total", "one by one")
 @pytest.mark.parametrize("case", ["bins", "bins, total", "groups", "groups, total", "one by one", "gaussian"])
 def test_intervals_hold_for_all_counts_at_once(case: str) -> None:
     """At 80 %: 200 releases cover 160 but for 6 standard deviations of 5.7; planted shifts of a scale do not."""

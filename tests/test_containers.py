@@ -156,6 +156,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.quick("strict types", "64 bits")
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_reports_do_not_depend_on_the_users_settings_of_jax(setting):
     made = [AGES, PAY, dpk.hybrid(epsilon=1.0, lower=0.0, upper=120.0), dpk.laplace(epsilon=1.0, sensitivity=1.0)]

@@ -389,6 +389,7 @@ def test_wrong_places(run: Run, source: str, target: str, words: str) -> None:
     assert (words if target != "in/out" else "is not empty") in result.err
 
 
+@pytest.mark.thorough
 def test_without_ray_the_message_says_how_to_install_it(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1, rows=10)
     code = "import sys; sys.modules['ray'] = None; from dpkernels.cli import main; sys.exit(main())"

@@ -95,6 +95,7 @@ def released(devices=None):
     return json.loads(subprocess.run(command, env=os.environ | flags, stdout=-1, check=True).stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("devices", [pytest.param(2, marks=pytest.mark.slow), 8])
 def test_a_release_is_the_same_bits_on_any_devices(devices):
     here, there = released(), released(devices)

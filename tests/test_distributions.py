@@ -222,6 +222,7 @@ def test_partial_moments(law):
 # JAX
 
 
+@pytest.mark.quick("laplace", "merged-narrow", "truncated-laplace", "recycled-staircase")
 @over(LAWS)
 def test_float32_quantiles_have_the_right_size_in_both_tails(law):
     u = np.array([2.0**-24, 1 - 2.0**-24], np.float32)
@@ -276,6 +277,7 @@ def differences(law, function):
     return np.stack(columns, -1)
 
 
+@pytest.mark.quick("laplace")
 @over(LAWS, *QUICK)
 @pytest.mark.usefixtures("x64")
 def test_gradients_with_respect_to_every_parameter(law):
@@ -317,6 +319,7 @@ def test_vmap_over_laws_and_grad_in_z(name):
     close(np.asarray(jax.jit(jax.vmap(jax.grad(law.icdf)))(jnp.asarray(u))), 1 / law.prob(law.icdf(u)), 1e-9)
 
 
+@pytest.mark.quick("laplace", "gaussian", "merged", "staircase-0.3", "recycled-laplace")
 @over(LAWS)
 def test_shapes_and_types(law):
     z = np.linspace(-1, 1, 6).reshape(2, 3)

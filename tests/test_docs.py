@@ -28,6 +28,7 @@ def own_settings():
     jax.config.update("jax_enable_x64", before)
 
 
+@pytest.mark.quick("README.md", "docs/exact.md", "docs/many_machines.md", "docs/proofs*")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_examples_of_a_page_run(page, own_settings, tmp_path, monkeypatch):
     """One after the other, as a reader would, in an empty folder."""
@@ -47,6 +48,14 @@ def modules_with_examples():
     ]
 
 
+@pytest.mark.quick(
+    "dpkernels*",
+    "accountants.profile",
+    "accountants.tune*",
+    "accountants.pairs.tables",
+    "accountants.histograms*",
+    "accountants.composition*",
+)
 @pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_of_docstrings_run(module, own_settings):
     failed, tried = doctest.testmod(importlib.import_module(module))

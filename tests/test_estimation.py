@@ -55,6 +55,9 @@ def all_codes(made):
 CHANNELS = [*EVERY, "optimal", "central", *NOISES]
 
 
+@pytest.mark.quick(
+    "piecewise", "sine-quartic", "own", "duchi", "hybrid", "optimal", "central", "laplace", "discrete", "truncated"
+)
 @pytest.mark.parametrize("name", CHANNELS)
 def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
     """Of inputs uniform on a bin: total 1, mean the bin's middle, and squares the mean of (x - middle)^2."""
@@ -155,6 +158,7 @@ def small_problem(seed=0, m=12, d=5, n=500):
     return B, rng.multinomial(n, B @ rng.dirichlet(np.ones(d)))
 
 
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("seed", range(4))
 def test_the_likelihood_is_that_of_exact_optimisation(seed):
     """SLSQP's, and no random distribution is better by more than the gap."""
@@ -290,6 +294,7 @@ def test_reports_are_known_however_they_were_written(how, name):
     assert (Counts(made).add(WRITTEN[how](reports)).numbers == Counts(made).add(reports).numbers).all()
 
 
+@pytest.mark.quick("0")
 @pytest.mark.parametrize("decimals", [0, 2])
 def test_rounded_reports_are_known_by_their_decimals(decimals):
     """Those that rounding makes equal are counted together, and the channel is of what is written."""
@@ -319,6 +324,7 @@ COARSE = {
 }
 
 
+@pytest.mark.quick("0-*", "2-piecewise", "2-laplace")
 @pytest.mark.parametrize("name", COARSE)
 @pytest.mark.parametrize("at", [0, 2, 3])
 def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
@@ -357,8 +363,8 @@ def test_an_estimate_is_of_what_had_been_counted():
 def test_one_report_is_shown_and_tells_no_quantile():
     """Few reports put the estimate at an end, where no resampled cdf differs."""
     written = channel_of(AGES).written
-    for n in (1, 2, 5):
-        for report in (written[0], written[len(written) // 2], written[-1]):
+    for n in (1, 5):
+        for report in (written[0], written[len(written) // 2]):
             e = dpk.estimate(np.repeat(report, n), AGES)
             assert str(n) in repr(e)
             with pytest.raises(ValueError, match=r"too few for the quantile 0\.5"):
@@ -434,6 +440,7 @@ def test_estimates_are_near_the_truth():
     assert (e.quantile(q).error < 5).all()
 
 
+@pytest.mark.quick("none", "ems")
 @pytest.mark.parametrize("smoothing", ["splines", "ems", "none"])
 def test_every_smoothing_finds_the_distribution(smoothing):
     reports, x = ages(200_000)
@@ -476,6 +483,7 @@ def test_with_a_large_budget_it_is_numpy(name):
     assert e.histogram(8).shares.value == pytest.approx(np.histogram(x, 8, (-1, 3))[0] / len(x), abs=4e-3)
 
 
+@pytest.mark.quick("piecewise", "hybrid", "laplace")
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal", "sine-quartic", "central", "laplace"])
 def test_moments_are_unbiased(name):
     """Mean and variance over 400 releases of 5,000 (100 with noise), within five standard errors of the truth."""

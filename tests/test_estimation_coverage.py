@@ -57,6 +57,7 @@ def shares(made, law, n, runs, confidence=0.95):
     return np.mean([held(made, law, n, seed, confidence) for seed in range(runs)], axis=0)
 
 
+@pytest.mark.thorough
 def test_intervals_hold_about_as_often_as_they_say():
     """The fast slice: 30 releases; half as wide as they should be, they would hold 67 %."""
     made, runs = dpk.piecewise(epsilon=1.0, lower=0.0, upper=1.0), 30

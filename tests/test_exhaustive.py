@@ -56,6 +56,7 @@ def test_every_16_bit_word_counts(name, epsilon):
         np.testing.assert_array_equal(counts(sample, table, WORDS16, row), table.row(row))
 
 
+@pytest.mark.quick("*-0.5")
 @every_small_case
 def test_every_row_has_the_same_support(name, epsilon):
     """Over all words, every row reports every code: no report rules an input out."""
@@ -97,6 +98,7 @@ def test_the_float_sampler_does_not():
 # 32 and 64 bits.
 
 
+@pytest.mark.quick("0-piecewise-1.0", "0-duchi-1.0", "4278190080-piecewise-5.0")
 @pytest.mark.parametrize(("name", "epsilon"), [("piecewise", 1.0), ("duchi", 1.0), ("piecewise", 5.0)])
 @pytest.mark.parametrize("first", [0, 117 * SLICE, (1 << 32) - SLICE])
 def test_a_slice_of_words_divides(name, epsilon, first):
@@ -129,6 +131,16 @@ def test_a_slice_of_words_looks_up(name, epsilon, first):
     np.testing.assert_array_equal(counts(sampler(table), table, words, row), expected)
 
 
+@pytest.mark.quick(
+    "piecewise-1.0",
+    "sine-quartic-1.0",
+    "triangle-constant-1.0",
+    "own-1.0",
+    "duchi-1.0",
+    "hybrid-1.0",
+    "piecewise-8.0",
+    "hybrid-0.01",
+)
 @pytest.mark.parametrize(
     ("name", "epsilon"), [(name, epsilon) for name, epsilon in LARGE if epsilon in (0.01, 1.0, 8.0)]
 )
@@ -246,6 +258,7 @@ def test_inputs_a_hair_outside_stay_in_the_table(name):
 # Choices that do not depend on the input.
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("epsilon", [1.0, 2.0, 5.0, 20.0])
 def test_a_mixture_chooses_with_exact_probability(epsilon):
     """Words below the threshold, and no others, report by the first table."""

@@ -148,6 +148,18 @@ def test_the_verifier_sees_smaller_claims(name):
         assert false_claims({**form, "extra": 1})
 
 
+@pytest.mark.quick(
+    "window",
+    "placed window",
+    "mixture",
+    "rows",
+    "noise on a lattice",
+    "vector noise",
+    "multivariate",
+    "former window",
+    "former rows",
+    "former noise *",
+)
 @QUICK
 @given(st.data())
 @pytest.mark.parametrize("name", NAMES)

@@ -39,6 +39,7 @@ def three_losses(p, loss, n, eps):
     return math.fsum(mass * -np.expm1(np.minimum(eps - (up - down) * loss, 0.0)))
 
 
+@pytest.mark.quick("0.05-7", "0.4-7", "0.93-7")
 @pytest.mark.parametrize("n", [2, 7, 40])
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.93])
 def test_three_losses_by_enumeration(n, share):
@@ -69,6 +70,7 @@ def counted(p, losses, n, eps):
     return math.fsum(mass * -np.expm1(np.minimum(eps - losses @ np.stack([a, b, c]), 0.0)))
 
 
+@pytest.mark.quick("0.3-2", "0.003-22")
 @pytest.mark.parametrize("n", [1, 2, 22, 130])
 @pytest.mark.parametrize("rate", [0.003, 0.3])
 def test_samples_of_three_losses_by_enumeration(n, rate):
@@ -89,6 +91,7 @@ def three_of(made):
     return [trinomial.three(parts[0].losses, 22, 1.0) for parts in made.directions()]
 
 
+@pytest.mark.thorough
 def test_equal_losses_of_two_parts_are_one():
     """A hybrid's windows and points have the same largest loss, in other nodes."""
     made = guarantee(dpk.hybrid(epsilon=1.2, **UNIT)).subsample(0.11).repeat(22)
@@ -100,6 +103,7 @@ def test_equal_losses_of_two_parts_are_one():
     assert made.delta(1.0) == pytest.approx(max(exact), rel=1e-11)
 
 
+@pytest.mark.thorough
 def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
     """Of a plain count, as in a user's loop: of three losses without a grid."""
 
@@ -159,6 +163,7 @@ def by_contour(made, delta):
     return [characteristic.epsilon_at(parts, delta, characteristic.LARGE) for parts in made.directions()]
 
 
+@pytest.mark.quick("sampled")
 @pytest.mark.parametrize("name", slow(CONTOURS, "laplace", "recycled"))
 def test_agrees_with_the_contour(name):
     made = CONTOURS[name]
@@ -261,6 +266,7 @@ def check(kind, number):
             assert min(abs(each - slopes[which]) for each in found) < 1e-5 * scale + rounded
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(1))
 @pytest.mark.parametrize("kind", ORDINARY)
 def test_values_and_gradients(x64, kind, number):
@@ -277,6 +283,7 @@ def test_values_and_gradients_of_all(x64, kind, number):
 # What there is to differentiate
 
 
+@pytest.mark.thorough
 def test_the_count_has_a_derivative(x64):
     made = guarantee(Additive(Laplace(3.0)), 1.0)
     slope = jax.jit(jax.grad(lambda n: made.repeat(n).epsilon(1e-6)))(jnp.float64(400.0))
@@ -284,6 +291,7 @@ def test_the_count_has_a_derivative(x64):
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
 
 
+@pytest.mark.thorough
 def test_a_traced_count_of_one_is_the_exact_profile(x64):
     m = Additive(Laplace(1.4), 1.0)
     for n in (1, 3):
@@ -294,6 +302,7 @@ def test_a_traced_count_of_one_is_the_exact_profile(x64):
         assert np.isfinite(slope)
 
 
+@pytest.mark.thorough
 def test_vmap_over_budgets_counts_and_parameters(x64):
     def eps(scale, count, delta):
         return guarantee(Additive(Laplace(scale)), 1.0).repeat(count).epsilon(delta)
@@ -304,6 +313,7 @@ def test_vmap_over_budgets_counts_and_parameters(x64):
     np.testing.assert_allclose(found, [eps(float(s), int(n), float(d)) for s, n, d in rows], rtol=1e-9)
 
 
+@pytest.mark.thorough
 def test_a_traced_threshold_of_recycled_noise(x64):
     """Whether it is even is not known while it is traced."""
 
@@ -315,6 +325,7 @@ def test_a_traced_threshold_of_recycled_noise(x64):
     assert float(slope) == pytest.approx((eps(5.001) - eps(4.999)) / 0.002, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_where_no_contour_and_no_narrow_bracket_is_there_is_a_value():
     made = guarantee(dpk.hybrid(epsilon=2.29, **UNIT)).repeat(10)
     assert made.delta(22.94) < 1e-15  # Above ten times 2.29.
@@ -333,6 +344,7 @@ def test_few_samples_whose_losses_crowd_at_one_end(scale, rate, count, eps):
     assert low * (1 - 5e-4) <= made.delta(eps) <= high * (1 + 1e-4)
 
 
+@pytest.mark.thorough
 def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
     made = guarantee(Additive(Reweighted(Laplace(1.0), -9.0, 9.0, 0.0)), 1.0).repeat(5)
     assert made.epsilon(1e-9) == np.inf
@@ -346,6 +358,7 @@ def test_no_eps_is_infinite_and_what_floats_do_not_tell_an_error(x64):
 # Precisions
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("first", ["plain", "jax"])
 def test_both_precisions_in_one_process(first):
     """Eps in 32 bits is that of 64 but for its rounding: it is never below by what it did not find."""

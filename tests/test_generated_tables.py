@@ -34,6 +34,7 @@ def test_markers_are_closed_and_most_tables_have_one():
     assert re.sub(tables.MARKED, "", text).count("\n| ---") == 0
 
 
+@pytest.mark.thorough
 def test_budget_recycling_is_as_printed():
     ((number, command, text),) = (found[1:] for found in MARKED if found[2] == "recycling")
     assert tables.differences(text, tables.table(number, command)) == []

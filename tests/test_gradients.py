@@ -66,6 +66,7 @@ def numpy_forms(m, y, x):
     return np.array([m.pdf(y, x), m.cdf(y, x), m.variance(x), m.absolute_error(x)], np.float64)
 
 
+@pytest.mark.quick("piecewise-0.5", "hybrid-1")
 @over(ALL, *VARIED)
 def test_closed_forms_against_finite_differences(m, x64):
     y, x = m.middle + 0.137 * input_range(m), m.lower + 0.411 * input_range(m)
@@ -84,6 +85,7 @@ def test_closed_forms_against_finite_differences(m, x64):
         assert np.all(abs(got - expected) <= 1e-6 * abs(expected) + noise + 1e-12 * values / input_range(m))
 
 
+@pytest.mark.quick("piecewise-0.5", "humps-1-w0.7")
 @over(ALL, "piecewise-0.5", "triangle-quartic0.3-5-w1.3", "humps-1-w0.7", "hybrid-1")
 def test_icdf_derivative_is_one_over_the_density(m, x64):
     """By the implicit rule, against the density and against differences of the bisection."""
@@ -96,6 +98,7 @@ def test_icdf_derivative_is_one_over_the_density(m, x64):
     assert slope == pytest.approx(numeric, rel=1e-5)
 
 
+@pytest.mark.quick("piecewise-0.5")
 @over(WINDOWED, *PATHWISE)
 def test_pathwise_gradient_of_the_sampled_moments(m, x64):
     """d mean(y) and d mean(y^2) are those of x and Var(x) + x^2, within 6 standard errors."""
@@ -122,6 +125,7 @@ def test_pathwise_gradient_of_the_sampled_moments(m, x64):
             assert abs(jnp.mean(sampled) - value) <= error, name
 
 
+@pytest.mark.quick("piecewise-0.5")
 @over(WINDOWED, "piecewise-0.5", "sine-2-w1.3")
 def test_reverse_mode_gradient_of_samples_is_the_forward_one(m, x64):
     x = jnp.full(512, m.lower + 0.3 * input_range(m))
@@ -134,6 +138,7 @@ def test_reverse_mode_gradient_of_samples_is_the_forward_one(m, x64):
         assert got == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.quick("triangle-quartic0.3-5-w1.3")
 @over(WINDOWED, "piecewise-0.5", "sine-2-w1.3", "triangle-quartic0.3-5-w1.3")
 def test_gradient_of_one_sample_is_implicit(m, x64):
     """dy = -dF(y | x)/pdf(y | x): the derivatives of F at the report, by NumPy differences."""
@@ -153,6 +158,7 @@ def every_gradient(m, x):
     return jnp.sum(m.sample(KEY, x)) + sum(jnp.sum(form) for form in forms)
 
 
+@pytest.mark.quick("0.01-shapes0-float64-interval1", "20.0-shapes0-float32-interval0")
 @pytest.mark.parametrize(("dtype", "interval"), [("float32", UNIT), ("float64", SKEW)])
 @pytest.mark.parametrize("shapes", [("uniform", "constant"), ("triangle", dpk.Quartic(1e-6))])
 @pytest.mark.parametrize("epsilon", [0.01, 20.0])
@@ -164,6 +170,7 @@ def test_gradients_are_finite_at_the_extremes(shapes, epsilon, dtype, interval):
             assert np.all(np.isfinite(leaf))
 
 
+@pytest.mark.quick("forward-hybrid-1", "backward-duchi-0.1")
 @over(ALL, "duchi-0.1", "hybrid-1")
 @pytest.mark.parametrize("mode", ["forward", "backward"])
 def test_sample_gradient_at_an_atom_is_nan(m, mode, x64):
@@ -204,6 +211,7 @@ FORMS = {
 }
 
 
+@pytest.mark.quick("*-piecewise-0.5", "*-hybrid-1")
 @over(ALL, "piecewise-0.5", "sine-quartic-0.5", "hybrid-1", "duchi-0.1")
 @pytest.mark.parametrize("form", FORMS)
 def test_any_one_parameter_may_be_traced(m, form, x64):

@@ -41,6 +41,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.quick("sigma")
 @pytest.mark.parametrize("name", slow(PARAMETERS, "sensitivity", "scale", "q"))
 def test_gradients_against_differences(x64, name):
     """Central differences in two step sizes, extrapolated."""
@@ -116,6 +117,7 @@ def several() -> dict[str, Guarantee]:
     )
 
 
+@pytest.mark.quick("gaussian", "staircase-0.3")
 @pytest.mark.parametrize("name", several())
 def test_json_round_trip(name):
     made = several()[name]
@@ -289,5 +291,5 @@ def test_a_guarantee_whose_windows_are_kept_by_their_height_is_read():
     windowed["height"] = float(m.height)
     del windowed["relative_height"]
     again = Guarantee.from_dict(form)
-    assert again.terms[0].pairs[0].mechanism.relative_height == pytest.approx(m.relative_height, rel=1e-14)
-    assert again.epsilon(1e-6) == pytest.approx(made.epsilon(1e-6), rel=1e-12)
+    assert jax.tree.structure(again) == jax.tree.structure(made)
+    np.testing.assert_allclose(jax.tree.leaves(again), jax.tree.leaves(made), rtol=1e-14)

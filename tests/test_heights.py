@@ -21,6 +21,7 @@ def _variance(m, objective):
     return float(m.worst_variance if objective == "worst" else m.central_variance)
 
 
+@pytest.mark.quick("*-uniform", "0.1-*-sine")
 @over_windows
 @over_objectives
 @pytest.mark.parametrize("condition", ["pointwise", "sup_inf"])
@@ -35,6 +36,7 @@ def test_no_width_beats_the_default(window, base, condition, objective, epsilon)
     assert min(others) >= _variance(best, objective) * (1 - SLACK)
 
 
+@pytest.mark.quick("0.1-sine")
 @pytest.mark.parametrize("window", ["sine", "triangle"])
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
 def test_no_quartic_edge_beats_the_default(window, epsilon):
@@ -46,6 +48,7 @@ def test_no_quartic_edge_beats_the_default(window, epsilon):
     assert min(others) >= best.worst_variance * (1 - 1e-6)
 
 
+@pytest.mark.quick("*-uniform", "*-triangle")
 @over_windows
 @over_objectives
 @over_epsilon
@@ -81,6 +84,7 @@ def test_quartic_never_helps_under_sup_inf(window):
     assert best.worst_variance == pytest.approx(constant.worst_variance, rel=1e-9)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("window", "saving"), [("sine", 0.46), ("triangle", 0.55)])
 def test_quartic_saves_much_under_the_pointwise_condition(window, saving):
     """Zhang 2024's A2B2 and A3B2 at eps = 0.2, against their variance under sup_inf."""
@@ -110,6 +114,7 @@ def test_shape_instances_are_their_names(epsilon):
     assert dpk.composite(dpk.Sine(), dpk.Constant(), epsilon=epsilon, **UNIT) == by_name
 
 
+@pytest.mark.quick("duchi", "hybrid", "piecewise*", "sine-constant", "triangle-constant")
 @pytest.mark.parametrize("name", sorted(dpk.MECHANISMS))
 def test_listed_mechanisms_build(name):
     m = dpk.MECHANISMS[name](epsilon=0.7, **SKEW)

@@ -65,6 +65,9 @@ def random_laws(count):
 # Values
 
 
+@pytest.mark.quick(
+    "0.23-gaussian", "0.23-merged-narrow", "0.23-staircase-0.3", "-2.7-truncated-laplace", "0.23-recycled-truncated"
+)
 @over(LAWS)
 @pytest.mark.parametrize("share", [0.23, 1.0, -2.7])
 def test_profile_is_the_integral(law, share):
@@ -74,6 +77,7 @@ def test_profile_is_the_integral(law, share):
     np.testing.assert_allclose(shift_profile(law, shift, EPS), exact, rtol=1e-10, atol=2e-14)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in (1, 2, 3))])
 def test_profile_is_the_integral_at_random_parameters(part):
     for law, shift in itertools.islice(random_laws(48), part * 12, part * 12 + 12):
@@ -84,6 +88,7 @@ def test_profile_is_the_integral_at_random_parameters(part):
         )
 
 
+@pytest.mark.quick("laplace-*", "staircase-0.3-*", "recycled-merged-1e+30")
 @pytest.mark.parametrize("unit", [1e-30, 1e-9, 1e-4, 1e4, 1e9, 1e30])
 @over(
     LAWS,
@@ -229,6 +234,7 @@ DEEP = {
 }
 
 
+@pytest.mark.quick("laplace-0.31", "gaussian-0.31", "recycled-laplace-0.9", "truncated-laplace--1.7")
 @pytest.mark.parametrize("share", [0.31, 0.9, -1.7])
 @over(DEEP)
 def test_profile_in_many_digits_down_to_1e_30(law, share):
@@ -245,6 +251,7 @@ def test_profile_in_many_digits_down_to_1e_30(law, share):
 # What every profile obeys
 
 
+@pytest.mark.quick("0.4-gaussian", "-1.9-truncated-laplace")
 @over(LAWS)
 @pytest.mark.parametrize("share", [0.4, -1.9])
 def test_profiles_fall_and_are_convex_in_the_odds(law, share):
@@ -256,6 +263,7 @@ def test_profiles_fall_and_are_convex_in_the_odds(law, share):
     assert delta[0] > 0.9
 
 
+@pytest.mark.quick("gaussian", "staircase-0.3", "truncated-laplace")
 @over(LAWS)
 def test_delta_at_zero_is_the_total_variation(law):
     shift = 0.8 * scale(law)
@@ -271,6 +279,7 @@ def test_delta_at_zero_is_the_total_variation(law):
         assert float(shift_profile(law, shift, 0.0)) == pytest.approx(float(law.mass(-shift / 2, shift / 2)), rel=1e-11)
 
 
+@pytest.mark.quick("staircase-0.3", "truncated-laplace")
 @over(LAWS)
 def test_negative_budgets_mirror_the_pair(law):
     """delta_PQ(-e) = 1 - e^-e + e^-e delta_QP(e)."""
@@ -279,12 +288,14 @@ def test_negative_budgets_mirror_the_pair(law):
     np.testing.assert_allclose(shift_profile(law, shift, -eps), mirrored, rtol=1e-12)
 
 
+@pytest.mark.quick("gaussian", "merged-narrow", "staircase-0.3")
 @over(SYMMETRIC)
 def test_symmetric_laws_ignore_the_sign_of_the_shift(law):
     shift = 1.3 * scale(law)
     np.testing.assert_allclose(shift_profile(law, shift, EPS), shift_profile(law, -shift, EPS), rtol=1e-12, atol=2e-16)
 
 
+@pytest.mark.quick("truncated-laplace")
 @over(ASYMMETRIC)
 def test_asymmetric_laws_do_not(law):
     shift = 0.8 * scale(law)
@@ -293,6 +304,7 @@ def test_asymmetric_laws_do_not(law):
     np.testing.assert_array_equal(additive_profile(law, shift, EPS), np.maximum(up, down))
 
 
+@pytest.mark.quick("gaussian", "staircase-0.3", "truncated-laplace")
 @over(LAWS)
 def test_no_smaller_shift_is_worse(law):
     random = np.random.default_rng(4)
@@ -321,6 +333,7 @@ PURE += [
 PURE += [(law, D, window_budget(law, D)) for law in (MERGED, LAWS["merged-narrow"]) for D in (0.2, 1.0, 2.6, 5.0)]
 
 
+@pytest.mark.quick("law0-*", "law3-*", "law4-*", "law5-*", "law7-*")
 @pytest.mark.parametrize(("law", "D", "budget"), PURE)
 def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
     above = additive_profile(law, D, budget * np.array([1, 1 + 1e-9, 1.01, 2]))
@@ -334,7 +347,7 @@ def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
 
 
 def test_shapes():
-    law = LAWS["recycled-truncated"]
+    law = LAWS["laplace"]
     eps = np.linspace(0, 2, 6).reshape(2, 3)
     found = additive_profile(law, 1.0, eps)
     assert found.shape == (2, 3)
@@ -345,6 +358,7 @@ def test_shapes():
     assert additive_profile(law, 1.0, jnp.float32(0.3)).dtype == jnp.float32
 
 
+@pytest.mark.quick("laplace")
 @over(LAWS, "laplace", "gaussian", "recycled-gaussian", "truncated-laplace", "recycled-truncated")
 def test_float32_is_coarse_but_right(law):
     shift, eps = 1.1 * scale(law), np.float32([0.03, 0.3, 0.77])
@@ -356,6 +370,7 @@ def perturbed(values, index, by):
     return [*values[:index], values[index] + by, *values[index + 1 :]]
 
 
+@pytest.mark.quick("gaussian-0", "staircase-0.3-0")
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
 @over(LAWS)
 def test_gradients(law, seed):
@@ -390,6 +405,7 @@ def test_gradients(law, seed):
         assert float(found[index]) == pytest.approx(float(numeric), rel=1e-6, abs=1e-8), index
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_jit_and_vmap_over_laws():
     scales, eps = jnp.array([0.6, 1.0, 2.5]), jnp.array([0.1, 0.5])

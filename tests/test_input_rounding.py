@@ -92,6 +92,7 @@ def check_scale(form, exponent, dtype):
     return True
 
 
+@pytest.mark.quick("float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_neighbours_stay_neighbours_at_some_exponents(dtype):
     form = central_form()
@@ -165,6 +166,7 @@ def digests():
     return {f"{name} {t.__name__}": hashlib.sha256(y.tobytes()).hexdigest() for (name, t), y in made_of.items()}
 
 
+@pytest.mark.thorough
 def test_reports_are_the_same_bits_on_processors_with_and_without_fused_products():
     flags = {"XLA_FLAGS": "--xla_cpu_max_isa=SSE4_2", "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "0"}
     done = subprocess.run([sys.executable, __file__], env=os.environ | flags, stdout=subprocess.PIPE, check=True)

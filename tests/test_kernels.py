@@ -27,6 +27,7 @@ def range_of_reports(m):
     return high - low
 
 
+@pytest.mark.quick("sine-quartic-0.5-float32", "hybrid-1-float64")
 @over_types
 @over(ALL, *THREE)
 def test_every_shape_is_the_flat_sample(m, dtype):
@@ -41,6 +42,7 @@ def test_every_shape_is_the_flat_sample(m, dtype):
             np.testing.assert_allclose(np.ravel(y), flat[: y.size], rtol=0, atol=tolerance)
 
 
+@pytest.mark.quick("int32-threefry", "float16-chacha20")
 @over_keys
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.float16, jnp.bfloat16, bool])
 def test_other_types_become_float32(key, dtype):
@@ -56,6 +58,7 @@ def test_python_numbers_become_arrays(x):
     assert (y.shape, y.dtype) == (np.shape(x), jnp.float32)
 
 
+@pytest.mark.quick("piecewise-0.5", "duchi-0.1")
 @over(ALL, *VARIED)
 def test_outside_the_interval_is_nan(m):
     margin = 0.01 * input_range(m)
@@ -64,6 +67,7 @@ def test_outside_the_interval_is_nan(m):
     assert np.all(np.isnan(y) == ([True] * 5 + [False] * 3))
 
 
+@pytest.mark.quick("piecewise-0.5", "sine-2-w1.3", "duchi-0.1")
 @over(ALL, *VARIED)
 def test_both_ends_are_inside(m):
     for dtype in ("float32", "float64"):
@@ -71,6 +75,7 @@ def test_both_ends_are_inside(m):
             assert np.all(np.isfinite(m.sample(KEY, np.array([m.lower, m.upper], dtype))))
 
 
+@pytest.mark.quick("hybrid-1")
 @over(ALL, *THREE)
 def test_jit_and_vmap_over_keys(m):
     x = jnp.asarray(inputs(m), jnp.float32)
@@ -84,6 +89,7 @@ def test_jit_and_vmap_over_keys(m):
     assert not np.any(alone[0] == alone[1]) or isinstance(m, dpk.Mixture)
 
 
+@pytest.mark.quick("duchi")
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.duchi, dpk.hybrid])
 def test_vmap_over_mechanisms(make, x64):
     """A stack of mechanisms, leaf by leaf, is a batch of mechanisms."""
@@ -95,6 +101,7 @@ def test_vmap_over_mechanisms(make, x64):
         np.testing.assert_allclose(jax.vmap(method)(stack), alone, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.quick("float32-chacha20", "float64-threefry")
 @over_keys
 @over_types
 def test_piece_is_the_tail_of_the_whole(key, dtype):
@@ -125,6 +132,7 @@ def test_keys_decide_the_noise():
     assert not np.any(first == other)
 
 
+@pytest.mark.quick("piecewise-0.5", "hybrid-1")
 @over(ALL, *VARIED)
 def test_one_compilation_a_shape_and_type(m):
     x = jnp.asarray(np.resize(inputs(m), 137), jnp.float32)
@@ -147,6 +155,7 @@ def _moved(m, shift):
     return dataclasses.replace(m, **changed)
 
 
+@pytest.mark.quick("piecewise-0.5", "triangle-quartic0.3-5-w1.3", "duchi-0.1")
 @over(ALL, *VARIED)
 def test_strict_promotion(m):
     """Users may run JAX with strict promotion: no method mixes types silently."""
@@ -157,6 +166,7 @@ def test_strict_promotion(m):
             assert value.dtype == jnp.float32
 
 
+@pytest.mark.quick("piecewise-0.5", "duchi-0.1")
 @over(ALL, *VARIED)
 def test_methods_agree_in_jax_and_numpy(m, x64):
     x = inputs(m)

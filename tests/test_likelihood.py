@@ -61,6 +61,7 @@ EVERY = {name: make(epsilon=1.0, lower=0.0, upper=1.0) for name, make in BOUNDED
 }
 
 
+@pytest.mark.quick("asarray0-*", "asarray1-piecewise", "asarray1-laplace")
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
 def test_nan_is_no_likelihood_and_an_infinite_report_is_impossible(name, kind):

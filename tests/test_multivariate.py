@@ -31,6 +31,7 @@ def sample(m, x, key=KEY):
         return np.asarray(m.sample(key, jnp.asarray(x)))
 
 
+@pytest.mark.quick("one-of-three", "all-of-two")
 @over_all
 def test_mean_and_variance_within_6_sigma(m):
     x = rows(m)
@@ -84,6 +85,7 @@ def test_noise_of_a_row_is_uncorrelated(m):
         assert abs((noise[:, 0] * noise[:, 1]).mean()) < 6 / np.sqrt(ROWS)
 
 
+@pytest.mark.thorough
 def test_shapes_jit_and_vmap():
     m = MULTIVARIATE["two-of-five"]
     x = jnp.asarray(rows(m)[:6], jnp.float32)
@@ -112,6 +114,7 @@ def test_default_number_of_coordinates(epsilon, sampled):
     assert m.coordinate.epsilon == pytest.approx(epsilon / sampled)
 
 
+@pytest.mark.quick("duchi", "piecewise", "triangle-constant")
 @pytest.mark.parametrize("name", sorted(set(dpk.MECHANISMS) - {"sine-quartic", "triangle-quartic"}))
 def test_any_listed_mechanism_serves_a_coordinate(name):
     m = dpk.multivariate(dimensions=2, epsilon=1.0, coordinate=name, **SKEW)

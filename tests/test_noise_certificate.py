@@ -93,6 +93,17 @@ def test_the_ratio_is_a_lower_bound(epsilon):
     assert exp_lower_bound(epsilon) <= high
 
 
+@pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-laplace",
+    "discrete-gaussian",
+    "truncated-discrete-laplace",
+)
 @every_claim
 def test_a_release_has_its_claim(name):
     certificate = exact(name).certificate
@@ -121,6 +132,9 @@ def test_a_release_in_floats(name):
     assert float(certificate.realised_delta) == pytest.approx(found[certificate.shift], rel=1e-9, abs=1e-15)
 
 
+@pytest.mark.quick(
+    "laplace-1", "truncated-laplace-1e-2", "truncated-laplace-skewed", "staircase-0.5", "gaussian-1", "recycled-laplace"
+)
 @pytest.mark.parametrize("name", DENSITIES)
 def test_delta_is_the_laws_own(name):
     """A table is the noise seen through a rounding: never more, and hardly less."""
@@ -132,6 +146,7 @@ def test_delta_is_the_laws_own(name):
     assert realised >= ideal * (1 - (6e-3 if name.startswith(("recycled", "ends")) else 1e-4)) - rounded
 
 
+@pytest.mark.quick("3.0-*")
 @pytest.mark.parametrize("name", ["gaussian-1", "truncated-laplace-1e-6-huge", "recycled-laplace", "staircase-0.5"])
 @pytest.mark.parametrize("other", [0.3, 3.0])
 def test_the_whole_profile_is_the_laws_own(name, other):
@@ -167,6 +182,7 @@ def test_what_claims_nothing_is_not_released(missing):
         dpk.certify(dataclasses.replace(dpk.laplace(epsilon=1.0), **missing))
 
 
+@pytest.mark.quick("1e-32", "1e+99")
 @pytest.mark.parametrize("D", [1e-100, 1e-40, 1e-32, 1e99])
 def test_any_sensitivity_has_a_table(D):
     """The same one in another unit; ``perturb`` refuses float32 where its subnormal numbers would matter."""

@@ -66,6 +66,15 @@ def test_one_sided_tables_are_sampled(first):
     np.testing.assert_array_equal(counted(table), table.weights)
 
 
+@pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-*",
+)
 @every_claim
 def test_alias_columns_hold_the_weights(name):
     """All 2^64 words, in Python integers."""
@@ -79,6 +88,15 @@ def test_alias_columns_hold_the_weights(name):
     assert masses == table.outcomes + [0] * (len(masses) - table.codes)
 
 
+@pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-*",
+)
 @every_claim
 def test_words_at_the_boundaries(name):
     """Where the code changes, one word to either side, and random words."""
@@ -129,6 +147,7 @@ def edge_words(table, count):
     return np.array([0, 1, 2**31, 2**32 - 1, *steps], np.uint32)
 
 
+@pytest.mark.quick("0.7-*", "1e-09-*", "1000000000.0-float32", "1.0000003-float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("D", PLACED)
 def test_positions_are_exact(D, dtype):
@@ -139,6 +158,15 @@ def test_positions_are_exact(D, dtype):
     assert positions(form, x, words).tolist() == expected
 
 
+@pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-*",
+)
 @pytest.mark.parametrize("name", CLAIMS)
 def test_positions_are_exact_as_far_out_as_inputs_may_be(name):
     form = exact(name)
@@ -158,6 +186,7 @@ def partner(x, D):
     return other
 
 
+@pytest.mark.quick("0.7-*", "1e-09-*", "1000000000.0-float32", "1.0000003-float64")
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("D", PLACED)
 def test_neighbours_are_at_most_shift_cells_apart(D, dtype):
@@ -267,6 +296,7 @@ def test_the_variance_is_the_laws(name):
         assert abs(exact(name).variance_cost) <= PROMISED_COST
 
 
+@pytest.mark.quick("begins-in-cell-0", "recycled-truncated", "truncated-laplace")
 @pytest.mark.parametrize("name", sorted(SKEWED))
 def test_skewed_laws_keep_their_mean(name):
     table, law = small_table(name, 64, 1 << 15), SMALL[name]

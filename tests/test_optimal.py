@@ -130,6 +130,7 @@ CENTRAL = [
 ]
 
 
+@pytest.mark.quick("1-0.5-4.0011", "2-2-0.3488", "4-2-0.4093")
 @pytest.mark.parametrize(("ratio", "epsilon", "target"), CENTRAL)
 def test_worst_case_variances_of_central_mechanisms(ratio, epsilon, target):
     """In units of the sensitivity squared, within 2 % of programs solved apart."""
@@ -162,6 +163,7 @@ def claimed(epsilon, ratio):
     return {"epsilon": epsilon, "lower": -1.0, "upper": 1.0, "sensitivity": 2 / ratio if ratio > 1 else None}
 
 
+@pytest.mark.quick("3-1", "8-1")
 @pytest.mark.parametrize(("epsilon", "ratio"), PAIRS)
 def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
     """Their worst-case variance, with all roundings, against the formulas', which a release adds to."""
@@ -174,6 +176,7 @@ def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
     assert form.certificate.worst_variance < min(float(one.worst_variance) for one in closed)
 
 
+@pytest.mark.quick("3-1", "8-1")
 @pytest.mark.parametrize(("epsilon", "ratio"), PAIRS)
 def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     """With inputs and outputs half as far apart; of the finer table what rounding of inputs adds to its rows."""
@@ -394,6 +397,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.quick("cut", "not private", "biased", "nan", "unordered", "biased by a place far out")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_solved_again(cache, damage):
     folder, again = cache
@@ -702,6 +706,7 @@ def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
                     made.subsample(0.5, adjacency="replace")
 
 
+@pytest.mark.thorough
 def test_reports_compose():
     m = ROWS["optimal-1"]
     together = accountants.guarantee(m).repeat(8)
@@ -713,6 +718,7 @@ def test_reports_compose():
 # The command
 
 
+@pytest.mark.thorough
 def test_compare_shows_the_distance_from_the_optimum(capsys, monkeypatch):
     from dpkernels.cli import main
 

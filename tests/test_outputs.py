@@ -215,6 +215,7 @@ def kill_at_random(run: Run, count: int, seed: int) -> None:
     assert_nothing_but(*OURS)
 
 
+@pytest.mark.thorough
 def test_kills_at_random_moments(run: Run) -> None:
     kill_at_random(run, 3, seed=1)
 
@@ -477,6 +478,7 @@ def in_shell(redirection: str, *arguments: str, script: str = COMMAND[2]) -> Res
 slowly = [pytest.param(one, marks=pytest.mark.slow) for one in (">&- 2>&-", "2>&-", "<&- >&- 2>&-")]
 
 
+@pytest.mark.quick(">&-")
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", *slowly])
 def test_a_complete_release_is_a_success_whoever_can_read_it(run: Run, redirection: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)

@@ -61,6 +61,7 @@ def by_quadrature(m, x, other, eps, cells=300):
 # Windowed mechanisms
 
 
+@pytest.mark.quick("piecewise-*", "triangle-0.1-w1.7", "sine-2-w1.3", "triangle-quartic0.3-5-w1.3")
 @over(PROVEN, *EXACT)
 def test_windowed_profile_is_the_integral_at_the_ends(m):
     eps = SHARES * m.epsilon
@@ -68,6 +69,7 @@ def test_windowed_profile_is_the_integral_at_the_ends(m):
     np.testing.assert_allclose(accountants.delta(m, eps), exact, rtol=1e-10, atol=1e-17)
 
 
+@pytest.mark.quick("0", "2")
 @pytest.mark.parametrize("seed", range(6))
 def test_windowed_profile_at_random_parameters(seed):
     random = np.random.default_rng(seed)
@@ -81,6 +83,7 @@ def test_windowed_profile_at_random_parameters(seed):
     np.testing.assert_allclose(accountants.delta(m, eps), exact, rtol=1e-10, atol=1e-17)
 
 
+@pytest.mark.quick("piecewise-0.5", "triangle-quartic0.3-5-w1.3")
 @over(PROVEN, *(name for name in EXACT if "bump" not in name))
 def test_no_pair_of_inputs_is_worse_than_the_ends(m):
     eps = SHARES[1:5] * m.epsilon
@@ -91,6 +94,7 @@ def test_no_pair_of_inputs_is_worse_than_the_ends(m):
         assert np.all(found <= worst + 1e-9 * worst + 1e-15)
 
 
+@pytest.mark.quick("*-piecewise-0.5", "*-triangle-0.1-w1.7", "ends0-uniform-quartic0.3-1")
 @over(PROVEN, "sine-2-w1.3", "triangle-0.1-w1.7", "uniform-quartic0.3-1", "piecewise-0.5", "bump-1")
 @pytest.mark.parametrize("ends", [(0.61, 0.14), (0.2, 0.9), (0.5, 0.49)])
 def test_pairs_between_the_ends(m, ends):
@@ -117,6 +121,7 @@ def rounding(eps):
     return 16 * (1 + eps) * 2.0**-52
 
 
+@pytest.mark.quick("piecewise-*", "triangle-quartic0.3-5-w1.3")
 @over(PROVEN)
 def test_largest_loss_at_the_ends_is_the_pure_level(m):
     with jax.enable_x64(True):
@@ -125,6 +130,7 @@ def test_largest_loss_at_the_ends_is_the_pure_level(m):
     assert accountants.delta(m, accountants.epsilon(m) * (1 + 1e-6)) <= 1e-12 * max(1, 1e-3 / m.base_mass)
 
 
+@pytest.mark.quick("humps-1-w0.7", "uniform-bowl-1")
 @over(BOUNDED_ABOVE)
 def test_other_shapes_are_bounded_from_above(m):
     eps = SHARES[1:5] * m.epsilon
@@ -220,6 +226,7 @@ def test_bad_arguments():
 # Shapes, types, compilation
 
 
+@pytest.mark.quick("piecewise-0.5", "duchi-0.1")
 @over(ALL, "piecewise-0.5", "uniform-quartic0.3-1", "duchi-0.1", "hybrid-1")
 def test_kinds_and_shapes(m):
     eps = np.linspace(0, m.epsilon, 6).reshape(2, 3)
@@ -267,6 +274,7 @@ def test_no_retrace_is_seen_by_the_count():
     assert hockey_stick._profile._cache_size() == before + 1
 
 
+@pytest.mark.quick("laplace", "staircase-0.3")
 @pytest.mark.parametrize("name", ["laplace", "gaussian", "merged", "staircase-0.3", "recycled-gaussian"])
 def test_a_hundred_thousand_budgets(name):
     """In one call; each is its own, whichever stand beside it."""
@@ -281,6 +289,7 @@ def test_a_hundred_thousand_budgets(name):
 TARGETS = np.array([0.3, 1e-2, 1e-5, 1e-9, 1e-15])
 
 
+@pytest.mark.quick("laplace")
 @pytest.mark.parametrize("name", ["laplace", "gaussian", "merged", "staircase-0.3", "recycled-gaussian"])
 def test_epsilon_is_the_least_that_meets_delta(name):
     m, D = Additive(LAWS[name]), 1.1 * scale(LAWS[name])
@@ -292,6 +301,7 @@ def test_epsilon_is_the_least_that_meets_delta(name):
         assert accountants.epsilon(m, target, D) == pytest.approx(expected, rel=1e-12)
 
 
+@pytest.mark.quick("piecewise-0.5", "duchi-0.1", "humps-1-w0.7")
 @over(ALL, "piecewise-0.5", "sine-1", "duchi-0.1", "hybrid-1", "humps-1-w0.7")
 def test_epsilon_of_bounded_mechanisms(m):
     eps = accountants.epsilon(m, TARGETS)
@@ -365,6 +375,7 @@ def rebuilt(template, values):
     return jax.tree.unflatten(jax.tree.structure(template), values)
 
 
+@pytest.mark.quick("piecewise-0.5")
 @over(PROVEN, *SMOOTH, "piecewise-0.5", "triangle-0.1-w1.7")
 def test_windowed_gradients(m):
     leaves = [float(leaf) for leaf in jax.tree.leaves(m)]
@@ -377,6 +388,7 @@ def test_atomic_gradients(m):
     close_to_differences(lambda v: accountants.delta(rebuilt(m, v[:-1]), v[-1]), [*leaves, 0.37 * m.epsilon], rtol=1e-5)
 
 
+@pytest.mark.quick("law0")
 @pytest.mark.parametrize("law", [Laplace(0.8), Gaussian(1.3)])
 def test_gradients_of_epsilon_are_implicit(law):
     leaves = [float(leaf) for leaf in jax.tree.leaves(law)]
@@ -384,6 +396,7 @@ def test_gradients_of_epsilon_are_implicit(law):
     close_to_differences(lambda v: accountants.epsilon(Additive(rebuilt(law, v[:-2])), v[-1], v[-2]), values)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_second_derivatives():
     """Of delta in eps, through the cut; and of eps in delta, through the implicit rule."""
@@ -417,6 +430,7 @@ def turning_delta(eps):
     return jax.jit(lambda at: hockey_stick.curve(worst_pairs(TURNING))(at))(jnp.asarray([eps]))[0]
 
 
+@pytest.mark.quick("none", "turns")
 @pytest.mark.parametrize("fault", ["none", "piece", "turns", "cut"])
 def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
     pieces, eps = placed_sticks._densities, 0.998 * TURNING.epsilon

@@ -136,6 +136,7 @@ def test_positions_past_32_bits_have_noise_of_their_own(name):
     assert len({piece.tobytes() for piece in pieces}) == len(pieces)
 
 
+@pytest.mark.quick("piecewise-float32", "own-float64")
 @pytest.mark.parametrize(("name", "dtype"), [("piecewise", "float32"), ("hybrid", "float64"), ("own", "float64")])
 def test_the_device_engine_makes_the_same_reports(name, dtype):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""
@@ -205,6 +206,7 @@ def test_positions_have_unrelated_noise():
 # Simulation.
 
 
+@pytest.mark.quick("piecewise-key0-float32", "duchi-key5-float64", "hybrid-key7-float64")
 @pytest.mark.parametrize(
     ("name", "key", "dtype"),
     [
@@ -492,6 +494,7 @@ def extra_memory(values, devices):
     return int(subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | flags).stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
     ("values", "devices"), [(20_000_000, 1), (3 << 20, 8), pytest.param(100_000_000, 1, marks=pytest.mark.slow)]

@@ -114,6 +114,7 @@ def check_panels(run):
             assert four == pytest.approx(exact, rel=1e-12, abs=1e-300)
 
 
+@pytest.mark.quick("gaussian", "laplace")
 @pytest.mark.parametrize("name", LAWS)
 def test_panels_of_every_law_alone_sampled_and_replaced(name):
     pair = worst_pairs(Additive(LAWS[name]), 1.0)[0]

@@ -83,6 +83,7 @@ def test_types_are_kept_and_float64_is_right():
     assert in_float32(u).shape == u.shape
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.usefixtures("x64")
 def test_derivatives_are_those_of_an_inverse_cdf(dtype):
@@ -98,6 +99,7 @@ def test_derivatives_are_those_of_an_inverse_cdf(dtype):
     np.testing.assert_allclose(bent, (z / density**2)[1:], rtol=rtol, atol=1e-6)
 
 
+@pytest.mark.quick("law0")
 @pytest.mark.parametrize("law", [Gaussian(1.3), Laplace(0.7), Reweighted(Gaussian(1.0), -2.0, 1.0, 0.3)])
 def test_the_two_tails_meet_with_their_slope(law):
     middle = jnp.float32(0.5)
@@ -105,6 +107,7 @@ def test_the_two_tails_meet_with_their_slope(law):
         np.testing.assert_allclose(jax.grad(inverse)(middle), slope / law.prob(inverse(0.5)), rtol=1e-5)
 
 
+@pytest.mark.quick("float32-1e-06")
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float64", 4e-15)])
 @pytest.mark.usefixtures("x64")
 def test_log1p_over_passes_through_rate_zero(dtype, rtol):

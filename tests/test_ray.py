@@ -119,6 +119,7 @@ def test_a_release_of_a_cluster_is_that_of_one_process(cluster: Any, run: Run, k
     assert "mean" in run("estimate", "out", "--column", "age", "--engine", "ray").out
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_killed_after_it_has_written(
     cluster: Any, run: Run, known_secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -152,6 +153,7 @@ def replaced(cluster: Any) -> None:
         cluster.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_killed(
     cluster: Any, run: Run, known_secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +172,7 @@ def test_a_node_that_is_killed(
     assert first[1] == second[1]
 
 
+@pytest.mark.thorough
 def test_a_driver_that_is_killed(cluster: Any, run: Run, tmp_path: Path) -> None:
     ages = write(Path("in"), files=300, rows=200)
     command = [sys.executable, "-c", CODE, "perturb", "in", "out", "--address", cluster.address, *RAY]
@@ -207,6 +210,7 @@ def test_bad_values_are_named_by_the_driver_alone(cluster: Any, run: Run) -> Non
     assert not found_in(session(), [b"127.8125"])
 
 
+@pytest.mark.quick("TypeError-1")
 @pytest.mark.parametrize(("kind", "code"), [(TypeError, 1), (KeyError, 1), (click.UsageError, 2)])
 def test_an_error_that_nobody_foresaw_is_told_by_the_driver_alone(
     cluster: Any, run: Run, monkeypatch: pytest.MonkeyPatch, kind: type[Exception], code: int
@@ -226,6 +230,7 @@ def test_an_error_that_nobody_foresaw_is_told_by_the_driver_alone(
     assert found_in(session(), [value.encode()]) == []
 
 
+@pytest.mark.thorough
 def test_a_cluster_of_our_own_leaves_no_token(tmp_path: Path) -> None:
     """In the home folder, where Ray keeps one that all its later clusters take."""
     ages = write(tmp_path / "in", files=2, rows=20)
@@ -284,6 +289,7 @@ def stores() -> Iterator[bytes]:
                     yield handle.read_bytes()
 
 
+@pytest.mark.thorough
 def test_the_key_is_in_no_file_of_ray_and_none_of_ours(
     cluster: Any, run: Run, known_secret: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +318,7 @@ def test_the_key_is_in_no_file_of_ray_and_none_of_ours(
     del filler
 
 
+@pytest.mark.thorough
 def test_a_key_that_is_printed_or_stored_is_found(cluster: Any, tmp_path: Path) -> None:
     """What the test before looks with finds what a careless engine would leave."""
     key = os.urandom(32)

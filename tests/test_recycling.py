@@ -77,6 +77,7 @@ def test_acceptance_is_found_by_sampling():
     assert abs((np.abs(z) <= theta).mean() - float(recycling.acceptance(law, theta, 1.05 * s))) > error
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_gradient_of_acceptance():
     def found(values):
@@ -93,6 +94,7 @@ def test_gradient_of_acceptance():
 # As published
 
 
+@pytest.mark.quick("row0", "row4")
 @pytest.mark.parametrize("row", TABLE)
 def test_published_against_exact(row):
     """The derivations' table: its published numbers to all their digits, its exact ones or better."""
@@ -199,6 +201,7 @@ def test_sampling_noise_by_simulation():
     assert recycling.sampling_noise_sum(3.0, 100, 1.0) == 0
 
 
+@pytest.mark.thorough
 def test_sampling_helps_only_as_published():
     """With the right sensitivity D/p all the data are best; with D held fixed a sample seems better."""
 

@@ -44,6 +44,7 @@ def test_constant_base_optima(row, objective, column):
     assert m.h1_rate() == pytest.approx(expected["H1"], rel=1e-5)
 
 
+@pytest.mark.quick("0.2-uniform", "0.5-sine", "2-uniform")
 @pytest.mark.parametrize("window", ["uniform", "sine"])
 @pytest.mark.parametrize("row", QUARTIC_BASE, ids=lambda row: str(row["eps"]))
 def test_quartic_base_optima(row, window):
@@ -52,6 +53,7 @@ def test_quartic_base_optima(row, window):
     assert m.central_variance == pytest.approx(row[window], abs=0.51 * 10.0**-digits)
 
 
+@pytest.mark.quick("0.5")
 @pytest.mark.parametrize("row", QUARTIC_BASE, ids=lambda row: str(row["eps"]))
 def test_quartic_base_optima_of_the_triangle(row):
     """The listed values come from a grid that misses the constraint at the very edge, |v| -> 1.

@@ -42,6 +42,7 @@ def lattice(noise, steps):
     return {a: np.pad(w, (steps + a, steps - a)) for a in range(-steps, steps + 1)}
 
 
+@pytest.mark.quick("0.07-noise0")
 @pytest.mark.parametrize("noise", [DiscreteLaplace(1.7, 1.0, 40), DiscreteGaussian(1.4, 1.0, 9)])
 @pytest.mark.parametrize("rate", [0.07, 0.6])
 def test_opposite_records_are_the_worst_on_a_lattice(noise, rate):
@@ -113,6 +114,7 @@ def test_all_of_laplace_sampled_is_twice_the_sensitivity():
     assert high - low <= 1e-3 * high
 
 
+@pytest.mark.quick("noise0")
 @pytest.mark.parametrize(
     "noise",
     [SYMMETRIC["recycled-laplace"], SYMMETRIC["staircase-0.3"]]
@@ -135,6 +137,7 @@ PEER = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "at", [pytest.param(at, marks=() if at[2] > 100 else pytest.mark.slow, id=str(at)) for at in PEER]
 )
@@ -237,6 +240,7 @@ SAMPLED = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", [*list(SAMPLED)[:1], *(pytest.param(n, marks=pytest.mark.slow) for n in ("sigma", "windows"))]
 )

@@ -54,14 +54,19 @@ def test_several_roots_give_one_of_them_from_the_safe_side(at, width):
 
 
 @given(st.lists(places, min_size=1, max_size=5), widths)
-def test_halving_keeps_the_turn_between_its_ends_on_host_and_device(turns, width):
+def test_halving_keeps_the_turn_between_its_ends(turns, width):
     turns = np.array(turns)
     low, high = halved(lambda x: x < turns, turns - width, turns + width, 60)
     assert (low <= turns).all()
     assert (turns <= high).all()
     assert (high - low <= 2 * np.spacing(np.maximum(abs(low), abs(high))) + width * 2.0**-58).all()
-    on_device = halved(lambda x: x < 0.3, jnp.zeros(2), jnp.ones(2), 30)
-    assert all(jnp.allclose(end, 0.3, rtol=1e-6) for end in on_device)
+
+
+def test_halving_on_a_device():
+    low, high = halved(lambda x: x < 0.3, jnp.zeros(2), jnp.ones(2), 30)
+    assert (low <= 0.3).all()
+    assert (high >= 0.3).all()
+    assert jnp.allclose(low, high, rtol=1e-6)
 
 
 @given(st.floats(0.0, 1e-11))

@@ -274,6 +274,7 @@ def test_every_word_of_sixteen_bits_is_sampled(m):
             np.testing.assert_array_equal(counts, expected)
 
 
+@pytest.mark.quick("optimal-1", "central-piecewise-0.5-far")
 @pytest.mark.parametrize("m", [EVERY[name] for name in sorted(EVERY)[::3]], ids=sorted(EVERY)[::3])
 def test_a_gpus_look_ups_are_the_same_function(m):
     table = dpk.certify(m).table

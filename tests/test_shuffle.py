@@ -1,5 +1,6 @@
 """Shuffled reports: the integral, the enumeration and the bracket against enumerations of their own, and bounds."""
 
+import itertools
 import json
 import math
 from collections import Counter
@@ -111,6 +112,7 @@ def test_randomised_response_on_categories_is_enumerated(level, k):
         assert made.delta(epsilon) == pytest.approx(enumerated(level, k, 300, epsilon), rel=1e-9)
 
 
+@pytest.mark.quick("4.0*")
 @pytest.mark.parametrize(
     ("level", "n", "upper", "lower", "rel"),
     [
@@ -176,8 +178,10 @@ def _check(mechanism, n, delta):
     assert value <= min(bounds) * (1 + slack) + rounding
 
 
-def test_random_mechanisms():
-    for case in random_mechanisms(8, 1):
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.thorough)])
+def test_random_mechanisms(part):
+    """One of each kind."""
+    for case in itertools.islice(random_mechanisms(8, 1), 4 * part, 4 * part + 4):
         _check(*case)
 
 
@@ -213,6 +217,7 @@ def test_the_bracket_holds_next_to_the_pure_level(share):
     assert alone <= high * (1 + 1e-9)
 
 
+@pytest.mark.thorough
 def test_the_bracket_of_epsilon_holds_both_values():
     for n in (30, 10**5):
         made = shuffled(piecewise(3.0), n)
@@ -221,6 +226,7 @@ def test_the_bracket_of_epsilon_holds_both_values():
         assert high <= made.epsilon(1e-8) * (1 + 1e-5)
 
 
+@pytest.mark.thorough
 def test_derivatives():
     """In eps, in n, in the mechanism's parameters; against central differences."""
     with jax.enable_x64(True):
@@ -258,6 +264,7 @@ def test_vectorised_and_traced_values_are_the_integral():
         shuffled(made, 10**6).delta(jnp.float32(0.1))
 
 
+@pytest.mark.quick("0.9-sine", "1.2-triangle")
 @pytest.mark.parametrize("window", ["sine", "triangle"])
 @pytest.mark.parametrize("width", [0.9, 1.2])
 def test_the_ends_are_worst_by_exhaustion(window, width):
@@ -315,6 +322,7 @@ def test_planted_faults_are_seen():
     assert bracket.of_crowd(wrong, n, eps) < truth
 
 
+@pytest.mark.thorough
 def test_rounds_compose():
     made = shuffled(piecewise(2.0), 2000)
     pair, eps = made.guarantee(), np.array([0.0, 0.03, 0.1, 0.3])
@@ -353,6 +361,7 @@ def test_calibration_meets_its_target():
         calibrate.shuffled(dpk.piecewise, epsilon=1e-6, delta=1e-9, n=10, lower=0.0, upper=1.0)
 
 
+@pytest.mark.thorough
 def test_tuning_under_a_shuffled_budget():
     family = tune.shuffled(tune.piecewise(epsilon=1.0, lower=0.0, upper=1.0), n=10_000, epsilon=0.2, delta=1e-6)
     found = tune.best(family, tune.worst_variance)
@@ -412,6 +421,7 @@ def test_one_coordinate_of_many_is_one_coordinate():
     assert shuffled(many, 1000).epsilon(1e-6) == pytest.approx(shuffled(many.coordinate, 1000).epsilon(1e-6))
 
 
+@pytest.mark.thorough
 def test_the_command_accounts_shuffled_reports(run, tmp_path):
     picture = tmp_path / "n.png"
     done = run(

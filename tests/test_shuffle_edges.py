@@ -96,6 +96,7 @@ def test_nan_is_no_guarantee():
             call(math.nan)
 
 
+@pytest.mark.thorough
 def test_composed_rounds_refuse_neighbours_of_another_kind():
     """n records of which one is replaced: not the neighbours of added or removed records, and no sample of them."""
     made = shuffled(dpk.certify(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)

@@ -6,6 +6,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -72,6 +73,7 @@ MODULES = {module_name(path): path for path in SOURCES}
 ROOMS = {name for name, path in MODULES.items() if path.name == "__init__.py"}
 
 
+@cache
 def arrows():
     """Of every file the files that it imports."""
     return {name: {home(target) for target in imports_of(path)} - {name, None} for name, path in MODULES.items()}

@@ -91,6 +91,7 @@ def reweighted_cdf(kind, width, low, high, outside, z):
     return (inside + outside * beyond) / (F(high) - F(low) + outside * (F(low) + 1 - F(high)))
 
 
+@pytest.mark.quick("30-float64")
 @over_precisions
 @over_settings
 def test_reweighted_tails_have_their_digits(settings, precision):
@@ -167,6 +168,7 @@ def exact_moment(law, power, high):
     return total
 
 
+@pytest.mark.quick("30-float64")
 @over_precisions
 @over_settings
 def test_moments_of_truncations_however_narrow(settings, precision):
@@ -218,6 +220,7 @@ def merged_mass(law, low, high):
     return part / (2 * total)
 
 
+@pytest.mark.quick("30-float64")
 @over_precisions
 @over_settings
 def test_merged_laplace_masses(settings, precision):
@@ -265,6 +268,7 @@ def test_staircase_comes_back(settings, precision):
 # Windowed mechanisms
 
 
+@pytest.mark.quick("30-float64")
 @over_precisions
 @over_settings
 def test_windows_and_bases_keep_their_masses(settings, precision):
@@ -438,6 +442,16 @@ BOUNDED_LOSSES = ["laplace", "any unit", "recycled", "merged", "staircase"]
 BOUNDED_LOSSES += ["duchi", "piecewise", "triangle", "square_wave", "hybrid", "weights"]
 
 
+@pytest.mark.quick(
+    "30-laplace",
+    "30-any unit",
+    "30-recycled",
+    "30-staircase",
+    "30-duchi",
+    "30-piecewise",
+    "30-square_wave",
+    "30-weights",
+)
 @pytest.mark.parametrize("name", BOUNDED_LOSSES)
 @over_settings
 def test_delta_next_to_the_largest_loss(settings, name):

@@ -27,6 +27,7 @@ def traced(name):
     return lambda key, x: dpk.perturb_traced(key, form, x)
 
 
+@pytest.mark.quick("piecewise-float32", "laplace-float64", "piecewise-float16", "duchi-int32")
 @pytest.mark.parametrize(
     ("name", "dtype"),
     [*((name, "float32") for name in MADE), ("laplace", "float64"), ("piecewise", "float16"), ("duchi", "int32")],
@@ -55,6 +56,7 @@ def test_steps_of_a_scan_have_keys_of_their_own():
         np.testing.assert_array_equal(reports, dpk.perturb(X, MADE["laplace"], key=own))
 
 
+@pytest.mark.quick("True")
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_inside_a_shard_map(check_vma):
     mesh, spec = Mesh(np.array(jax.devices()[:1]), ("values",)), PartitionSpec("values")
@@ -64,6 +66,7 @@ def test_inside_a_shard_map(check_vma):
     np.testing.assert_array_equal(jax.jit(inside)(KEY, X), dpk.perturb(X, MADE["sine"], key=KEY))
 
 
+@pytest.mark.quick("laplace", "piecewise")
 @pytest.mark.parametrize("name", ["piecewise", "central", "laplace"])
 def test_bad_inputs_are_clipped(name):
     made = MADE[name]
@@ -94,7 +97,7 @@ def test_one_key_for_several_rows_is_refused_under_vmap():
     """They would have the same noise, and their differences none."""
     form, keys = dpk.certify(dpk.laplace(epsilon=1.0)), jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3)
     x = jnp.zeros((3, 4))
-    alone = jax.vmap(lambda key, row: dpk.perturb_traced(key, form, row))(keys, x)
+    alone = jax.jit(jax.vmap(lambda key, row: dpk.perturb_traced(key, form, row)))(keys, x)
     assert len(np.unique(np.asarray(alone)[:, 0])) == 3
     with pytest.raises(ValueError, match="one for 3 rows under vmap"):
         jax.vmap(lambda row: dpk.perturb_traced(keys[0], form, row))(x)

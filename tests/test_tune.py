@@ -79,6 +79,7 @@ def listed(row, window):
     return row[window], 0.51 * 10.0 ** -len(str(row[window]).split(".")[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", [SLOW("uniform"), SLOW("sine"), "triangle"])
 def test_quartic_base_optima(window):
     for row in QUARTIC_BASE:
@@ -118,6 +119,7 @@ def test_piecewise_is_type_one_and_type_two():
     assert second.value == pytest.approx(float(known.worst_variance), rel=1e-10)
 
 
+@pytest.mark.quick("1.0-2.0")
 @pytest.mark.parametrize(("D", "eps"), [key if key[1] == 2 else SLOW(*key) for key in REACHED])
 def test_recycled_gaussian_acceptance(D, eps):
     found = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
@@ -168,6 +170,7 @@ def recycled_on(widths, kernel, theta, eps, delta):
     return jax.vmap(one)(widths)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", [Gaussian(1.0), Laplace(1.0)], ids=["gaussian", "laplace"])
 @pytest.mark.parametrize("budgets", [ANY_BUDGET[:6], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
@@ -181,6 +184,7 @@ def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
         assert found.value >= np.nanmax(dense) * (1 - 1e-7 - 1e-15 / delta)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eps", "kernel"), [(1.0, "gaussian"), SLOW(0.05, "gaussian"), SLOW(0.3, "laplace")])
 def test_recycling_with_free_theta(eps, kernel):
     """For the variance theta is free: better than the kernel alone, and than any theta nearby."""
@@ -203,6 +207,7 @@ def test_recycling_with_free_theta_is_no_local_optimum():
         assert tune.best(family, objective).value <= more.value * 1.003
 
 
+@pytest.mark.thorough
 def test_truncated_laplace_is_best_symmetric():
     found = tune.best(tune.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0), tune.worst_variance)
     symmetric = dpk.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0)
@@ -218,6 +223,7 @@ def test_truncated_gaussian_is_as_calibrated():
         assert found.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
+@pytest.mark.quick("truncated_laplace-some")
 @pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
 def test_truncated_noise_meets_any_budget(family, budgets):
@@ -227,6 +233,7 @@ def test_truncated_noise_meets_any_budget(family, budgets):
         assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_a_parameter_that_is_none_is_infeasible():
     """At B_min the left end is none, and so is the objective: the search takes it for infinite."""
     family, objective = tune.truncated_laplace(epsilon=0.2139, delta=0.0129, sensitivity=0.0213), tune.absolute_error()
@@ -268,6 +275,7 @@ def test_sampling_rate_with_and_without_its_error():
 STAIRCASES = [(5.0, 1.0, 3.0), (1.0, 0.7, 1.0), (2.0, 3.0, 0.3), (1.0, 2.0, 3.0), (5.0, 7.3, 8.0)]
 
 
+@pytest.mark.quick("1.0-0.7-1.0", "2.0-3.0-0.3")
 @pytest.mark.parametrize(("D", "theta", "eps"), STAIRCASES)
 def test_staircase_acceptance_at_its_kinks(D, theta, eps):
     """A fine grid with the kink gamma = theta/D (mod 1), where acceptance has no derivative, is no better."""
@@ -380,6 +388,7 @@ def test_composed_additive_families(name, rate):
     assert found.value <= plain.value * (1 + 1e-3)
 
 
+@pytest.mark.thorough
 def test_other_counts_compile_nothing():
     for count in (3, 7):
         traces = len(search.TRACES)
@@ -422,6 +431,7 @@ def test_ternary_search_finds_the_top_of_a_hill():
         assert found == pytest.approx(top, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_published_search_of_a_rate(monkeypatch):
     """Jiang 2024, Algorithm 4 on 300 records: the rate that trying a hundred of them finds."""
     monkeypatch.setattr(published_recycling, "_RATE_WIDTH", 0.1)
@@ -512,6 +522,7 @@ GRADIENTS = {
 }
 
 
+@pytest.mark.quick("piecewise")
 @pytest.mark.parametrize(
     "name",
     [
@@ -535,6 +546,7 @@ def test_gradients_against_differences(name):
 solved = jax.jit(excess.least_weight)
 
 
+@pytest.mark.quick("kernel1")
 @pytest.mark.parametrize("kernel", [Gaussian(2.5), Laplace(1.7)])
 def test_recycling_weight_is_the_calibrated_one(kernel):
     for theta, D, eps, delta in ((1.0, 1.0, 2.0, 1e-5), (0.3, 1.0, 1.5, 1e-3), (4.0, 1.0, 3.0, 1e-6)):
@@ -765,6 +777,7 @@ def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
         tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
 
 
+@pytest.mark.quick("*0")
 @pytest.mark.parametrize(
     "objective", [tune.variance_at(5.0), tune.absolute_error(5.0), tune.average_variance([0, 9], [1])]
 )
@@ -861,6 +874,7 @@ def test_families_are_pytrees_of_their_budgets():
 # Few reports: their losses have few values, and eps of all is next to the sum
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6, 10, 30))])
 def test_few_reports_are_no_worse_than_equal_shares(count):
     family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)

@@ -26,6 +26,7 @@ def again(m: object, n: float, bins: int = 48, cells: int = 192) -> float:
     return 20 * np.sqrt(2 / np.pi) * np.sqrt(np.maximum(np.diag(C @ S @ C.T)[:-1], 0)).mean()
 
 
+@pytest.mark.quick("piecewise-1000.0", "duchi-1000.0")
 @pytest.mark.parametrize("n", [1e3, 1e6])
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.square_wave, dpk.duchi], ids=lambda make: make.__name__)
 def test_it_is_the_posterior_error(x64: None, make: object, n: float) -> None:

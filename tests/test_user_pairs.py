@@ -80,6 +80,7 @@ def exponentials():
     return guarantee(densities(exponential(2.0), exponential(1.0), (0.0, np.inf)))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("eps", [0.0, 0.2, 0.6])
 def test_one_report_of_two_exponentials(eps):
     """Either way, in closed form: the loss log 2 - y is above eps below a point, and minus it above another."""
