@@ -1,6 +1,6 @@
 """Tuning by gradient against the sources' own searches, in one run, as markdown tables.
 
-    python -m benchmarks.tuning            # about two minutes
+    python -m benchmarks.tuning            # about four minutes
     python -m benchmarks.tuning --quick    # two families: a smoke run
 
 Cold is the first call of a fresh process after its imports, with all that it compiles, and how much of a core that
@@ -31,6 +31,12 @@ WARM = 5
 
 Case = tuple[Callable[[float], Any], Any]
 
+
+def composed(one: Any, epsilon: float, count: int, **samples: Any) -> Any:
+    """So many reports together at a budget."""
+    return tune.composed(one, count=count, epsilon=epsilon, delta=DELTA, **samples)
+
+
 # Name -> (family at a budget, objective).
 CASES: dict[str, Case] = {
     "piecewise": (lambda eps: tune.piecewise(epsilon=eps, **SIGNED), tune.worst_variance),
@@ -58,6 +64,18 @@ CASES: dict[str, Case] = {
     "truncated gaussian": (lambda eps: tune.truncated_gaussian(epsilon=eps, delta=DELTA), tune.worst_variance),
     "staircase": (lambda eps: tune.staircase(epsilon=eps, sensitivity=5.0), tune.acceptance(theta=1.0)),
     "merged laplace of 3": (lambda eps: tune.merged_laplace(epsilon=eps, segments=3), tune.absolute_error()),
+    "10 reports, piecewise": (
+        lambda eps: composed(tune.piecewise(epsilon=1.0, **SIGNED), eps, 10),
+        tune.worst_variance,
+    ),
+    "10^4 reports, piecewise, on samples of 0.01": (
+        lambda eps: composed(tune.piecewise(epsilon=1.0, **SIGNED), eps, 10_000, rate=0.01),
+        tune.worst_variance,
+    ),
+    "300 reports, recycled gaussian": (
+        lambda eps: composed(tune.budget_recycled("gaussian", epsilon=1.0, delta=DELTA), eps, 300),
+        tune.acceptance(theta=50.0),
+    ),
 }
 QUICK = ("piecewise", "recycled gaussian")
 EPSILON = 1.0

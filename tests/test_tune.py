@@ -917,16 +917,25 @@ def brute_force(count, epsilon, delta):
     return float(minimize_scalar(variance, bounds=ends, method="bounded", options={"xatol": 1e-5}).fun)
 
 
+def is_best(count, epsilon, delta):
+    """Whether the best of composed piecewise reports is next to a brute-force optimum."""
+    family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=epsilon, delta=delta)
+    return tune.best(family, tune.worst_variance).value <= brute_force(count, epsilon, delta) * (1 + 1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "budget", [(9, 3.127991591097064, 3.1089726828310746e-4), (34, 5.738497911942349, 7.180778780228309e-10)]
+)
+def test_the_deepest_of_narrow_dips_is_found(budget):
+    assert is_best(*budget)
+
+
 @pytest.mark.slow
 def test_composed_piecewise_is_next_to_a_brute_force_optimum():
-    """200 random budgets, none of them infeasible.
-
-    Within 1e-6 for most; where few reports make narrow dips along the widths, the search was up to 7.6e-4 above in 15.
-    """
+    """200 random budgets, none of them infeasible."""
     random = np.random.default_rng(12)
     for _ in range(200):
         count, epsilon = round(math.exp(random.uniform(math.log(2), math.log(60)))), float(random.uniform(0.6, 6.0))
         delta = float(10.0 ** random.uniform(-10, -3))
-        family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=epsilon, delta=delta)
-        found = tune.best(family, tune.worst_variance)
-        assert found.value <= brute_force(count, epsilon, delta) * (1 + 5e-3), (count, epsilon, delta)
+        assert is_best(count, epsilon, delta), (count, epsilon, delta)

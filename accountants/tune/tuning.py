@@ -29,6 +29,8 @@ TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
+# How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
+_NEAR = 1 / 6
 METHODS = ("gradient", "enumeration")
 
 
@@ -52,7 +54,8 @@ def best(
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
         starts: how many ways the gradient method goes at once, each from the best of some points; by default 2, each
-            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more.
+            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed`` ones
+            up to 12 points, and once more around what is found.
         turns: how many evaluations each start has at most.
 
     Returns:
@@ -181,7 +184,7 @@ def _starts(family: Family, count: int | None) -> np.ndarray:
     free = domains.size(family.domains)
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
-    points = min(_POINTS * 2**further, _MOST_POINTS)
+    points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
 
 
@@ -190,7 +193,11 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
     with jax.enable_x64(True):
         if not points.size:
             return _determined(family, objective)
-        found = jax.tree.map(np.asarray, search(as_float64(family), as_float64(objective), points, turns))
+        found = _found(family, objective, points, turns)
+        if family.has_dips and np.isfinite(found.value):
+            again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), turns)
+            both = found.evaluations + again.evaluations
+            found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)
     if not np.isfinite(found.value):
         raise ValueError(
             f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or the objective is "
@@ -199,6 +206,10 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
     parameters = domains.values(family.domains, found.z)
     mechanism = family.release(_plain(parameters))
     return _result(family, objective, parameters, mechanism, found)
+
+
+def _found(family: Family, objective: Objective, points: np.ndarray, turns: int) -> Found:
+    return jax.tree.map(np.asarray, search(as_float64(family), as_float64(objective), points, turns))
 
 
 def _determined(family: Family, objective: Objective) -> Result:

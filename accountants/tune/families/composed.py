@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from accountants.composition.bracket import Bracket
 from accountants.composition.guarantee import Guarantee
@@ -33,6 +33,8 @@ class Composed(Family):
 
     inner: Any
     reports: Reports
+    # Where eps is a multiple of what few reports of three losses may lose.
+    has_dips: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
