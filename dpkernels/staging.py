@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BufferedRandom
 from pathlib import Path
+from typing import Any
 
 try:
     import fcntl
@@ -210,3 +211,13 @@ def _is_named(descriptor: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
+
+
+def write_png(figure: Any, target: Path) -> None:
+    """Write a picture of matplotlib, whole or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    with staged(target, 0o666) as new:
+        FigureCanvasAgg(figure).print_png(new.file)
+        new.finish()
+        new.place(target)

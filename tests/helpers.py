@@ -194,6 +194,29 @@ def piece_integrals(function: Callable[[np.ndarray], np.ndarray], points: np.nda
     return (function(middles[:, None] + halves[:, None] * _NODES) @ _WEIGHTS) * halves
 
 
+def positive_part(gap: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
+    """Integral of max(0, gap) over the points' span: cells between them, cut where the sign changes."""
+    a, b = points[:-1] + 1e-9 * np.diff(points), points[1:] - 1e-9 * np.diff(points)
+    before = gap(a) > 0
+    changes = before != (gap(b) > 0)
+    a, b, before = a[changes], b[changes], before[changes]
+    for _ in range(60):
+        middle = (a + b) / 2
+        same = (gap(middle) > 0) == before
+        a, b = np.where(same, middle, a), np.where(same, b, middle)
+    # The nodes of a piece are inside it, hence on one side of every jump and sign change.
+    return float(np.maximum(piece_integrals(gap, np.unique(np.concatenate([points, b]))), 0).sum())
+
+
+def slope_by_differences(value: Callable[[float], Any], at: float, h: float) -> float:
+    """Central differences in two step sizes, extrapolated."""
+
+    def difference(h: float) -> float:
+        return float(value(at + h) - value(at - h)) / (2 * h)
+
+    return (4 * difference(h / 2) - difference(h)) / 3
+
+
 def expectation(m: Any, x: float, function: Callable[[np.ndarray], np.ndarray]) -> float:
     """E(function(report) | x): quadrature of the density, and the atoms."""
     smooth = piece_integrals(lambda y: function(y) * m.pdf(y, x), knots(m, x)).sum()

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED, slow
+from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED, slope_by_differences, slow
 from noise_registry import LAWS
 
 import dpkernels as dpk
@@ -44,16 +44,10 @@ PARAMETERS = {
 @pytest.mark.quick("sigma")
 @pytest.mark.parametrize("name", slow(PARAMETERS, "sensitivity", "scale", "q"))
 def test_gradients_against_differences(x64, name):
-    """Central differences in two step sizes, extrapolated."""
     make, at, eps, delta = PARAMETERS[name]
     for read in (lambda v: make(v).delta(jnp.float64(eps)), lambda v: make(v).epsilon(jnp.float64(delta))):
         both = jax.jit(jax.value_and_grad(read))
-
-        def difference(h, both=both):
-            return float(both(jnp.float64(at + h))[0] - both(jnp.float64(at - h))[0]) / (2 * h)
-
-        h = 1e-3 * at
-        expected = (4 * difference(h / 2) - difference(h)) / 3
+        expected = slope_by_differences(lambda v, both=both: both(jnp.float64(v))[0], at, 1e-3 * at)
         assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
-from helpers import piece_integrals, shift_profile
+from helpers import piece_integrals, positive_part, shift_profile
 from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
 
 from accountants import guarantee
@@ -33,16 +33,7 @@ def by_quadrature(law, shift, eps):
     low, high = (float(law.icdf(1e-27)), float(law.isf(1e-27)))
     x = cells(law, low, high, law.knots + shift, [shift])
     x = x[np.concatenate([[True], np.diff(x) > 1e-13 * scale(law)])]  # Knots that meet but for rounding.
-    a, b = x[:-1] + 1e-9 * np.diff(x), x[1:] - 1e-9 * np.diff(x)
-    rising = gap(b) > 0
-    changes = (gap(a) > 0) != rising
-    a, b, rising = a[changes], b[changes], rising[changes]
-    for _ in range(60):
-        middle = (a + b) / 2
-        right = (gap(middle) > 0) == rising
-        a, b = np.where(right, a, middle), np.where(right, middle, b)
-    # The nodes of a piece are inside it, hence on one side of every jump and sign change.
-    return float(np.maximum(piece_integrals(gap, np.sort(np.concatenate([x, b]))), 0).sum())
+    return positive_part(gap, x)
 
 
 def random_laws(count):

@@ -9,7 +9,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, ATOMIC, MULTIVARIATE, SKEW, UNIT, WINDOWED, knots, over, piece_integrals, shift_profile
+from helpers import (
+    ALL,
+    ATOMIC,
+    MULTIVARIATE,
+    SKEW,
+    UNIT,
+    WINDOWED,
+    knots,
+    over,
+    positive_part,
+    shift_profile,
+)
 from noise_registry import LAWS, scale
 
 import accountants
@@ -48,14 +59,7 @@ def by_quadrature(m, x, other, eps, cells=300):
     if len(points) < 50:
         steps = np.linspace(0, 1, cells + 1)
         points = np.unique(points[:-1, None] + np.diff(points)[:, None] * steps)
-    a, b = points[:-1] + 1e-9 * np.diff(points), points[1:] - 1e-9 * np.diff(points)
-    before = gap(a) > 0
-    changes = before != (gap(b) > 0)
-    for _ in range(60):
-        middle = (a + b) / 2
-        same = (gap(middle) > 0) == before
-        a, b = np.where(same, middle, a), np.where(same, b, middle)
-    return float(np.maximum(piece_integrals(gap, np.unique(np.concatenate([points, b[changes]]))), 0).sum())
+    return positive_part(gap, points)
 
 
 # Windowed mechanisms

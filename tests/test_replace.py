@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import ALL, UNIT
+from helpers import ALL, UNIT, slope_by_differences
 from noise_registry import ASYMMETRIC, SYMMETRIC, over, scale
 from scipy.optimize import brentq
 from scipy.special import ndtr
@@ -247,12 +247,7 @@ SAMPLED = {
 def test_gradients_against_differences(x64, name):
     make, at = SAMPLED[name]
     both = jax.jit(jax.value_and_grad(lambda v: make(v).epsilon(jnp.float64(1e-6))))
-
-    def difference(h):
-        return float(both(jnp.float64(at + h))[0] - both(jnp.float64(at - h))[0]) / (2 * h)
-
-    h = 1e-3 * at
-    expected = (4 * difference(h / 2) - difference(h)) / 3
+    expected = slope_by_differences(lambda v: both(jnp.float64(v))[0], at, 1e-3 * at)
     assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import pairwise
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -93,3 +94,16 @@ def test_bisect_reaches_the_target_on_arrays_of_both_kinds():
     for wrap in (np.asarray, jnp.asarray):
         found = roots.bisect(lambda y: y**3, wrap(targets), 0.0, 1.0)
         assert np.allclose(found, targets ** (1 / 3), rtol=1e-6)
+
+
+def test_newton_finds_a_root_between_its_ends_and_says_where_there_is_none(x64):
+    """Steps half-way to an end grow short as well: what they come to is no root."""
+
+    def found(level, low):
+        return roots.newton(lambda x, level: jnp.log(level) - jnp.expm1(x), level, 0.5, (low, 4.0), found=1e-6)
+
+    value, slope = jax.jit(jax.value_and_grad(found), static_argnums=1)(jnp.float64(5.0), -1.0)
+    assert value == pytest.approx(math.log1p(math.log(5)), rel=1e-11)
+    assert slope == pytest.approx(1 / (5 * (1 + math.log(5))), rel=1e-11)
+    assert np.isnan(found(jnp.float64(0.9), 0.0))
+    assert np.isnan(found(jnp.float64(1e30), -1.0))

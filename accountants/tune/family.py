@@ -57,6 +57,17 @@ class Family(abc.ABC):
         """Every parameter of a member by the source's symbols, those solved for too; traceable."""
 
 
+def checked(family: Any) -> Family:
+    """What has to be a family.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(family, Family):
+        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
+    return family
+
+
 class Determined(Family):
     """A family of one member, which its budget determines, for comparison; ``kind`` names it."""
 

@@ -17,7 +17,7 @@ from accountants.tune.families.composed import Composed
 from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.family import Family, Member
+from accountants.tune.family import Family, Member, checked
 from accountants.tune.objectives import Aim, Objective, as_objective
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.result import Many, Result
@@ -114,7 +114,7 @@ def many(family: Family, objective: Aim, *, starts: int | None = None, turns: in
             budget.
     """
     chosen = as_objective(objective)
-    family = aimed(_family(family), chosen)
+    family = aimed(checked(family), chosen)
     numbers, tree = jax.tree.flatten(as_float64(family))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
@@ -162,14 +162,8 @@ def _with_theta(family: Family, objective: Objective) -> Any:
     return dataclasses.replace(family, theta=objective.theta)
 
 
-def _family(family: Family) -> Family:
-    if not isinstance(family, Family):
-        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
-    return family
-
-
 def _one(family: Family) -> Family:
-    for number in jax.tree.leaves(_family(family)):
+    for number in jax.tree.leaves(checked(family)):
         if np.ndim(number):
             raise ValueError(f"family: holds an array of shape {np.shape(number)}; tune.many takes arrays of budgets")
     return family

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -233,7 +232,7 @@ def draw_shuffled(target: Path, account: ShuffledAccount) -> None:
     """Draw central eps against n, around the n asked for, into a PNG; with what is known of eps0 alone."""
     from matplotlib.figure import Figure
 
-    from dpkernels.cli.plot import write_png
+    from dpkernels.cli.plot import write_with_note
 
     n, delta = account.made.n, (account.deltas or account.one.deltas)[0]
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
@@ -258,6 +257,4 @@ def draw_shuffled(target: Path, account: ShuffledAccount) -> None:
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, loc="lower left", fontsize=8)
     note = f"{account.one.description}. Neighbouring: {account.made.neighbouring}. Covers {SHUFFLED_COVERS}"
-    figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
-    figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
-    write_png(figure, target)
+    write_with_note(figure, note, target)

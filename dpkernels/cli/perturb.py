@@ -96,8 +96,7 @@ def plan(
     purse = Purse.of(charged, (path, target, beside))
     handling.check_size(path)
     source = open_source(path, form)
-    if handling.missing == "drop" and not source.droppable:
-        raise click.UsageError(f"--missing drop: {path} has no rows of one value each that could be dropped")
+    handling.check_droppable(source)
     treatment = Treatment(columns_of(source, names, mechanisms, options), clip, handling)
     return Plan(source, target, beside, treatment, form, purse, force)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator
 from scipy.interpolate import PchipInterpolator
@@ -18,7 +18,7 @@ from dpkernels.cli.mechanisms.choose import CENTRAL, mechanism
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.grid import covers
-from dpkernels.staging import staged
+from dpkernels.staging import write_png
 
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
 _LEAST, _MOST = 0.1, 8.0
@@ -51,12 +51,11 @@ def check_target(target: Path) -> None:
         raise click.UsageError(f"--plot: {target} must be a .png in an existing folder")
 
 
-def write_png(figure: Figure, target: Path) -> None:
-    """Write a figure, whole or not at all."""
-    with staged(target, 0o666) as new:
-        FigureCanvasAgg(figure).print_png(new.file)
-        new.finish()
-        new.place(target)
+def write_with_note(figure: Figure, note: str, target: Path) -> None:
+    """Write a PNG with a text below the picture."""
+    figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
+    figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
+    write_png(figure, target)
 
 
 def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: float) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from dpkernels.cli.account import COVERS, Account
-from dpkernels.cli.plot import write_png
+from dpkernels.cli.plot import write_with_note
 from dpkernels.decimals import shortest
 
 _FLOOR = 1e-12  # of delta
@@ -23,7 +22,8 @@ def draw(target: Path, account: Account) -> None:
     """Draw the profile, with the claim if there is one, and write a PNG."""
     end = _end(account)
     steep = [one * (1 - _NEAR) for one in (account.pure, *account.claim[:1]) if one < end]
-    write_png(_figure(account, np.union1d(np.linspace(0.0, end, _POINTS), steep)), target)
+    note = f"{account.description}. Neighbouring: {account.neighbours}. Covers {COVERS}"
+    write_with_note(_figure(account, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
 
 
 def _end(account: Account) -> float:
@@ -45,9 +45,6 @@ def _figure(account: Account, epsilons: np.ndarray) -> Figure:
     axes.set(title=f"Privacy profile of one report: {account.name}")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="lower left")
-    note = f"{account.description}. Neighbouring: {account.neighbours}. Covers {COVERS}"
-    figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
-    figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
     return figure
 
 

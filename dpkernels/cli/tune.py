@@ -197,7 +197,7 @@ def draw(target: Path, found: Tuned) -> None:
     """Draw the objective along every search into a PNG; a mechanism without free parameters is a dashed line."""
     from matplotlib.figure import Figure
 
-    from dpkernels.cli.plot import write_png
+    from dpkernels.staging import write_png
 
     figure = Figure(figsize=(10, 5.5), dpi=150, layout="constrained")
     axes = figure.subplots()

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.staging import staged
+from dpkernels.staging import write_png
 
 _BINS, _POINTS = 25, 101
 
@@ -25,7 +25,6 @@ def draw(estimate: Any, target: Path, confidence: float) -> None:
     """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 4.5), dpi=150, layout="constrained")
@@ -45,7 +44,4 @@ def draw(estimate: Any, target: Path, confidence: float) -> None:
     right.plot(x, cdf.value, color="C0", label="estimate")
     right.set(xlabel="value", ylabel="share of values up to it", ylim=(0, 1), title=f"{estimate.count} reports")
     right.legend(frameon=False, loc="upper left")
-    with staged(target, 0o666) as new:
-        FigureCanvasAgg(figure).print_png(new.file)
-        new.finish()
-        new.place(target)
+    write_png(figure, target)

@@ -18,11 +18,10 @@ from jax import Array, lax
 from jax.extend.random import define_prng_impl
 
 from dpkernels.random import chacha_gpu
-from dpkernels.random.chacha_gpu import quarter_round
+from dpkernels.random.chacha_gpu import CONSTANTS, quarter_round
 
 BITS_STREAM, SPLIT_STREAM, FOLD_STREAM = 0, 1, 2
 
-_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _State = tuple[Array, Array, Array, Array]
 
 
@@ -40,7 +39,7 @@ def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Arra
     shape = (4, counter.shape[0])
     row = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
     start: _State = (
-        jnp.broadcast_to(jnp.asarray(_CONSTANTS)[:, None], shape),
+        jnp.broadcast_to(jnp.asarray(CONSTANTS)[:, None], shape),
         jnp.broadcast_to(key[:4, None], shape),
         jnp.broadcast_to(key[4:, None], shape),
         jnp.stack(row),

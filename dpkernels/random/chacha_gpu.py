@@ -16,7 +16,7 @@ _BLOCKS = 128
 # A kernel counts words in 32 signed bits, so longer streams are made by several.
 _MOST_BLOCKS = 1 << 26
 
-_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
+CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
 _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
@@ -50,7 +50,7 @@ def _piece(head: Array, first: int, count: int, interpret: bool) -> Array:
         at = np.uint32(first) + pl.program_id(0).astype(jnp.uint32) * np.uint32(_BLOCKS) + lax.iota(jnp.uint32, _BLOCKS)
         low = head_ref[8] + at
         high = head_ref[9] + (low < at).astype(jnp.uint32)
-        words = [*_CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
+        words = [*CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
         start = tuple(jnp.broadcast_to(word, at.shape).astype(jnp.uint32) for word in words)
         end = lax.fori_loop(0, 10, lambda _, state: _double_round(state), start)
         for i in range(16):

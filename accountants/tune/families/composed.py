@@ -12,7 +12,7 @@ from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families.reports import Report, Reports
 from accountants.tune.families.sampled import FreeRate
-from accountants.tune.family import Family, Member
+from accountants.tune.family import Family, Member, checked
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -121,9 +121,7 @@ def composed(
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); count not in 1..10^6; rate not in [1e-9, 1].
         TypeError: another family.
     """
-    if not isinstance(family, Family):
-        raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
-    if not isinstance(family, Report):
+    if not isinstance(checked(family), Report):
         raise TypeError(
             f"family: {family.name} has no budget of its own that a composition could set; composed takes bounded "
             "families and additive ones"

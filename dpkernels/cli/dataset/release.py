@@ -117,8 +117,7 @@ def plan(
     written = layout_of(found, *form)
     parts = planned(found, written)
     with parts[0].opened(written) as first:
-        if handling.missing == "drop" and not first.droppable:
-            raise click.UsageError(f"--missing drop: {first.path} has no rows of one value each that could be dropped")
+        handling.check_droppable(first)
         treatment = Treatment(columns_of(first, names, mechanisms, options), clip, handling)
         copied, facts = treatment.copied(first), (tuple(first.names), first.values_per_row)
     job = Job(treatment, written, _suffix(written), len(parts), out, versions())
