@@ -355,7 +355,7 @@ RECYCLING_POINT = (1.526, 5.0, 3.0, 1e-5, 1.0)
 
 
 # The searches for a first crossing take JAX many seconds to compile.
-@pytest.mark.quick("equation-10", "truncated-laplace")
+@pytest.mark.quick("equation-10")
 @pytest.mark.parametrize("name", slow(differentiable(), "rate", "kernel", "truncated-gaussian"))
 @pytest.mark.usefixtures("x64")
 def test_gradients_are_finite_differences(name):
