@@ -198,6 +198,7 @@ def test_budgets_of_samples_of_no_rate(rate):
         calibrate.composed_budget(dpk.piecewise, **UNIT, **{**TARGET, "rate": rate})
 
 
+@pytest.mark.thorough
 def test_infeasible_targets_say_what_is_best():
     """Every report leaks its own delta, whatever its budget; and a budget has a least value."""
     with pytest.raises(ValueError, match=r"^epsilon, delta: 1, 1e-06; .* budgets of 0\.01 each, have delta 0\.0009"):
