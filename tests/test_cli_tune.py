@@ -69,6 +69,7 @@ def test_bounded_families_for_the_worst_variance(run: Run) -> None:
         assert accountants.epsilon(made) <= 1 + 1e-9
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("families")
 def test_noise_for_an_acceptance(run: Run) -> None:
     form = tuned(run, *NOISE, "--objective", "acceptance", "--theta", "2", "--plot", "search.png")
