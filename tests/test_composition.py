@@ -64,7 +64,7 @@ REFERENCE = {
 }
 
 
-@pytest.mark.quick("gaussian", "laplace")
+@pytest.mark.quick("gaussian")
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_values(name):
     make, rows = REFERENCE[name]
@@ -73,6 +73,7 @@ def test_reference_values(name):
         assert getattr(made, what)(at) == pytest.approx(expected, rel=allowed)
 
 
+@pytest.mark.thorough
 def test_calibrated_sigma_of_the_reference_meets_its_budget():
     made = gaussian(1.5626656014552).subsample(0.01).repeat(1000)
     assert made.epsilon(1e-6) == pytest.approx(1.0, rel=1e-8)
@@ -110,6 +111,7 @@ def test_response_n_fold_is_kairouz(eps0, n):
         assert made.delta(eps) == pytest.approx(exact, rel=1e-8)
 
 
+@pytest.mark.quick("2")
 @pytest.mark.parametrize("n", [2, 10, 100])
 def test_lattices_never_pass_as_smooth(n):
     """Many atoms with spread mass between: what is returned is within the bracket, from whichever method."""
@@ -275,6 +277,7 @@ def test_samples_reveal_less_and_one_sample_is_amplified():
     assert math.log1p(rate * math.expm1(eps)) * (1 - 1e-9) <= high
 
 
+@pytest.mark.quick("laplace")
 @pytest.mark.parametrize(
     ("m", "D"),
     [
@@ -291,6 +294,7 @@ def test_one_report_is_the_exact_profile(m, D):
     assert guarantee(m, D).epsilon(1e-3) == accountants.epsilon(m, 1e-3, D)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "made",
     [gaussian(2.0).subsample(0.1).repeat(100), *(pytest.param(made, marks=pytest.mark.slow) for made in mixed_terms())],
