@@ -83,7 +83,7 @@ def check_composed(name, at, count):
     assert held == pytest.approx(found, abs=5e-4)
 
 
-@pytest.mark.quick("20-3")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("at", "count"), [(20, 3), (60, 8)])
 def test_composed_reports(at, count):
     check_composed("laplace", at, count)
