@@ -66,7 +66,7 @@ def numpy_forms(m, y, x):
     return np.array([m.pdf(y, x), m.cdf(y, x), m.variance(x), m.absolute_error(x)], np.float64)
 
 
-@pytest.mark.quick("piecewise-0.5", "hybrid-1")
+@pytest.mark.quick("piecewise-0.5")
 @over(ALL, *VARIED)
 def test_closed_forms_against_finite_differences(m, x64):
     y, x = m.middle + 0.137 * input_range(m), m.lower + 0.411 * input_range(m)
@@ -85,7 +85,7 @@ def test_closed_forms_against_finite_differences(m, x64):
         assert np.all(abs(got - expected) <= 1e-6 * abs(expected) + noise + 1e-12 * values / input_range(m))
 
 
-@pytest.mark.quick("piecewise-0.5", "humps-1-w0.7")
+@pytest.mark.quick("piecewise-0.5")
 @over(ALL, "piecewise-0.5", "triangle-quartic0.3-5-w1.3", "humps-1-w0.7", "hybrid-1")
 def test_icdf_derivative_is_one_over_the_density(m, x64):
     """By the implicit rule, against the density and against differences of the bisection."""
