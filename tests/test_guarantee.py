@@ -57,6 +57,7 @@ def test_gradients_against_differences(x64, name):
         assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_gradients_in_the_budget(x64):
     made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
     eps = made.epsilon(1e-6)
