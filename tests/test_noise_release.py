@@ -395,6 +395,7 @@ def test_a_release_is_the_same_bits_on_any_devices(devices):
     assert len(set(here.values())) == len(here) - 1
 
 
+@pytest.mark.thorough
 def test_noise_tables_is_lazy():
     """A law is only tabulated as wide as it has to be."""
     tables = noise_tables(dpk.Laplace(1.0), Fraction(1))
