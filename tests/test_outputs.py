@@ -243,6 +243,7 @@ def race(count: int) -> None:
     assert_nothing_but(*OURS, "people.ledger")
 
 
+@pytest.mark.thorough
 def test_of_racing_processes_one_wins_and_only_it_is_charged(run: Run) -> None:
     race(4)
 
