@@ -100,6 +100,7 @@ def test_one_gaussian_report(sigma, rate):
         assert made.delta(eps) == pytest.approx(exact, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_everything_sampled_is_twice_the_sensitivity():
     eps = np.array([0.5, 2.0, 4.0])
     exact = guarantee(Additive(Gaussian(4.0)), 2.0).repeat(10).delta(eps)
@@ -114,7 +115,7 @@ def test_all_of_laplace_sampled_is_twice_the_sensitivity():
     assert high - low <= 1e-3 * high
 
 
-@pytest.mark.quick("noise0")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "noise",
     [SYMMETRIC["recycled-laplace"], SYMMETRIC["staircase-0.3"]]
@@ -224,6 +225,7 @@ def test_reports_of_two_points_bound_every_choice_of_records():
     assert high - low <= 1e-3 * high
 
 
+@pytest.mark.thorough
 def test_the_precise_value_of_windows_is_in_the_bracket():
     made = guarantee(ALL["sine-1"]).subsample(0.3, "replace").repeat(50)
     low, high = made.bracket(delta=1e-5)
