@@ -482,6 +482,7 @@ def test_objectives_of_bounded_mechanisms():
         assert value(tune.average_variance(edges, weights), traced) == pytest.approx(mean, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_objectives_of_noise_and_of_atoms():
     noise = dpk.budget_recycled(Gaussian(2.0), theta=1.0, q=0.7)
     points = dpk.duchi(epsilon=1.0, **SIGNED)
