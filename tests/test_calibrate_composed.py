@@ -40,6 +40,7 @@ def wider(noise, c, D, count, rate=None):
     return reports(noise, D / c, count, rate)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "count", "rate"),
     [
@@ -110,7 +111,6 @@ def sigma(epsilon, delta, D, rate=None):
     return calibrate.composed_scale(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=D, count=100, rate=rate)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("at", [(1.0, 1e-6, 1.2), pytest.param((1.0, 1e-6, 1.2, 0.1), marks=pytest.mark.slow)])
 def test_jax_values_derivatives_and_vmap(x64, at):
     """The precise root; central differences, extrapolated; several targets at once."""
