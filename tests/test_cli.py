@@ -631,7 +631,6 @@ def test_headers_of_arrays_that_cannot_be_read(run: Run, header: bytes) -> None:
     assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "in.npy: is not a readable .npy file")
 
 
-@pytest.mark.thorough
 def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpkernels.cli import plot
 
