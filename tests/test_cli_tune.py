@@ -69,7 +69,6 @@ def test_bounded_families_for_the_worst_variance(run: Run) -> None:
         assert accountants.epsilon(made) <= 1 + 1e-9
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("families")
 def test_noise_for_an_acceptance(run: Run) -> None:
     form = tuned(run, *NOISE, "--objective", "acceptance", "--theta", "2", "--plot", "search.png")
@@ -83,7 +82,6 @@ def test_noise_for_an_acceptance(run: Run) -> None:
         assert made.sensitivity == 2.0
 
 
-@pytest.mark.thorough
 def test_pure_noise_without_a_delta(run: Run) -> None:
     done = run("tune", "--epsilon", "2", "--sensitivity", "1", "--objective", "absolute-error")
     assert done.code == 0, done.err
