@@ -94,6 +94,7 @@ def test_jax_agrees(law):
         )
 
 
+@pytest.mark.thorough
 def test_laws_are_pytrees_of_fixed_length():
     law = LATTICES["discrete-laplace"]
     leaves, shape = jax.tree.flatten(law)
