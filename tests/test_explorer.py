@@ -103,7 +103,7 @@ def test_shuffled_reports(name, share, crowd, delta):
     assert math.exp(HELD["shuffled"][name][delta][crowd][share]) < 1
 
 
-@pytest.mark.quick("duchi")
+@pytest.mark.quick("piecewise")
 @pytest.mark.parametrize("name", ["piecewise", "duchi"])
 def test_errors_of_the_distribution(name):
     found = distribution.errors(tables.made(name, float(tables.grid(distribution.BUDGETS)[60])))
