@@ -70,7 +70,7 @@ def counted(p, losses, n, eps):
     return math.fsum(mass * -np.expm1(np.minimum(eps - losses @ np.stack([a, b, c]), 0.0)))
 
 
-@pytest.mark.quick("0.3-2")
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [1, 2, 22, 130])
 @pytest.mark.parametrize("rate", [0.003, 0.3])
 def test_samples_of_three_losses_by_enumeration(n, rate):
@@ -119,6 +119,7 @@ def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
 # Deposits
 
 
+@pytest.mark.thorough
 def test_deposits_keep_polynomials_and_atoms(x64):
     """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
     loss = np.array([0.31, 1.77, 4.02, 5.0])
@@ -131,7 +132,6 @@ def test_deposits_keep_polynomials_and_atoms(x64):
     assert atoms[8] == pytest.approx(0.4, rel=1e-14)
 
 
-@pytest.mark.thorough
 def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
     made = guarantee(Additive(Reweighted(Gaussian(2.0), -4.0, 4.0, 0.3)), 1.0)
 
@@ -164,7 +164,7 @@ def by_contour(made, delta):
     return [characteristic.epsilon_at(parts, delta, characteristic.LARGE) for parts in made.directions()]
 
 
-@pytest.mark.thorough
+@pytest.mark.quick("together")
 @pytest.mark.parametrize("name", slow(CONTOURS, "laplace", "recycled"))
 def test_agrees_with_the_contour(name):
     made = CONTOURS[name]
