@@ -309,7 +309,7 @@ VECTORS = {
 every_vector = pytest.mark.parametrize("name", VECTORS)
 
 
-@pytest.mark.quick("laplace-l1", "discrete")
+@pytest.mark.quick("discrete")
 @every_vector
 def test_a_release_of_vectors_has_its_claim(name):
     made = VECTORS[name]()
