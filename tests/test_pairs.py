@@ -61,7 +61,7 @@ def by_quadrature(m, x, other, eps, cells=300):
 # Windowed mechanisms
 
 
-@pytest.mark.quick("piecewise-*", "triangle-quartic0.3-5-w1.3")
+@pytest.mark.quick("piecewise-*")
 @over(PROVEN, *EXACT)
 def test_windowed_profile_is_the_integral_at_the_ends(m):
     eps = SHARES * m.epsilon
@@ -254,6 +254,7 @@ def test_array_parameters_broadcast():
     )
 
 
+@pytest.mark.thorough
 def test_other_parameters_do_not_compile_again():
     eps = np.linspace(0, 2, 7)
 
@@ -411,7 +412,6 @@ def test_second_derivatives():
         assert float(jax.jit(jax.grad(jax.grad(function)))(at)) == pytest.approx(numeric, rel=1e-6)
 
 
-@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_pure_level_is_differentiable():
     by_scale = jax.jit(jax.grad(lambda b: accountants.epsilon(Additive(Laplace(b), 1.0))))(2.0)
@@ -504,6 +504,7 @@ def test_arguments_that_would_give_no_profile_are_named(call, message):
         call(named.laplace(epsilon=1.0))
 
 
+@pytest.mark.thorough
 def test_several_sensitivities_may_be_a_list():
     m = named.laplace(epsilon=1.0)
     both = [accountants.delta(m, 0.5, sensitivity=D) for D in (1.0, 2.0)]
