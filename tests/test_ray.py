@@ -356,7 +356,6 @@ def test_a_dataset_of_ray_is_perturbed_in_the_order_of_its_blocks(
     np.testing.assert_array_equal(table["age"].to_numpy(), expected(before["age"].to_numpy()))
 
 
-@pytest.mark.thorough
 def test_what_of_a_dataset_of_ray_is_refused(cluster: Any) -> None:
     source = dataset(100, 2)
     with pytest.raises(ValueError, match=r"column 'age', block that begins with row 0: x: row 0 is 0, outside"):
