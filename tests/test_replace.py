@@ -152,6 +152,7 @@ def test_sampled_gaussian_against_another_library(at):
     assert below <= found <= above
 
 
+@pytest.mark.thorough
 def test_three_reports_of_a_lattice_by_enumeration():
     noise, rate, eps = DiscreteLaplace(1.7, 1.0, 12), 0.3, 0.4
     laws = lattice(noise, 1)
@@ -225,7 +226,6 @@ def test_reports_of_two_points_bound_every_choice_of_records():
     assert high - low <= 1e-3 * high
 
 
-@pytest.mark.thorough
 def test_the_precise_value_of_windows_is_in_the_bracket():
     made = guarantee(ALL["sine-1"]).subsample(0.3, "replace").repeat(50)
     low, high = made.bracket(delta=1e-5)
