@@ -33,7 +33,18 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis.settings.load_profile("untimed")
 
 # The files of the most seconds, first: what a worker begins last is short.
-LONG = ["tune", "fourier", "docs", "shuffle", "cli", "composition", "estimation", "optimal", "guarantee", "outputs"]
+LONG = [
+    "pairs",
+    "hockey_stick",
+    "fourier",
+    "tune",
+    "ray",
+    "docs",
+    "shuffle",
+    "noise_certificate",
+    "sweeps",
+    "cli_account",
+]
 
 
 def is_in(item: pytest.Item, pattern: str) -> bool:
