@@ -33,7 +33,18 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis.settings.load_profile("untimed")
 
 # The files of the most seconds, first: what a worker begins last is short.
-LONG = ["tune", "fourier", "docs", "shuffle", "cli", "composition", "estimation", "optimal", "guarantee", "outputs"]
+LONG = [
+    "pairs",
+    "hockey_stick",
+    "fourier",
+    "tune",
+    "ray",
+    "docs",
+    "shuffle",
+    "noise_certificate",
+    "sweeps",
+    "cli_account",
+]
 
 
 def is_in(item: pytest.Item, pattern: str) -> bool:
@@ -69,14 +80,20 @@ def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
     yield from (f"{file}: all of its tests are thorough" for file, thorough in files.items() if all(thorough))
 
 
+WRONG_SLICES = pytest.StashKey[list[str]]()
+
+
 @pytest.hookimpl(tryfirst=True)  # Before tests are left out.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slices that are wrong end the run; long files before short ones."""
-    whole_files = not any("::" in argument for argument in config.args)
-    if wrong := list(wrong_slices(items)) if whole_files else []:
-        raise pytest.UsageError("\n".join(wrong))
+    """Long files before short ones."""
+    config.stash[WRONG_SLICES] = list(wrong_slices(items))
     rank = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+@pytest.fixture
+def slices_that_are_wrong(pytestconfig: pytest.Config) -> list[str]:
+    return pytestconfig.stash[WRONG_SLICES]
 
 
 def pytest_unconfigure() -> None:

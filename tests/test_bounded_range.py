@@ -198,6 +198,7 @@ def test_bounded_range_costs_less_than_pure_and_more_than_half(eps):
     assert deltas[1] > deltas[6] >= pure_delta(0.5, 6, eps) * (1 - 1e-14)
 
 
+@pytest.mark.thorough
 def test_kinds_of_array():
     assert isinstance(pure_delta(0.1, 10, 0.2), np.float64)
     assert mixed_delta(np.float32(0.1), 2, 3, np.zeros(2, np.float32)).dtype == np.float64
@@ -222,7 +223,7 @@ CURVES = {
 }
 
 
-@pytest.mark.quick("pure delta", "bounded range delta")
+@pytest.mark.quick("bounded range delta")
 @pytest.mark.parametrize("name", slow(CURVES, "mixed delta"))
 def test_gradients(name, x64):
     curve, point = CURVES[name]

@@ -42,7 +42,7 @@ SMOOTH = {
 smooth = cache(lambda name: SMOOTH[name]())
 
 
-@pytest.mark.quick("*-recycled", "*-gaussian")
+@pytest.mark.quick("*-gaussian")
 @pytest.mark.parametrize("name", slow(SMOOTH, "laplace", "sampled"))
 @pytest.mark.parametrize("delta", [1e-10, *(pytest.param(other, marks=pytest.mark.slow) for other in (1e-5, 1e-14))])
 def test_bracket_holds_the_precise_value_and_is_narrow(name, delta):

@@ -40,6 +40,7 @@ def wider(noise, c, D, count, rate=None):
     return reports(noise, D / c, count, rate)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "count", "rate"),
     [
@@ -110,7 +111,6 @@ def sigma(epsilon, delta, D, rate=None):
     return calibrate.composed_scale(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=D, count=100, rate=rate)
 
 
-@pytest.mark.thorough
 @pytest.mark.parametrize("at", [(1.0, 1e-6, 1.2), pytest.param((1.0, 1e-6, 1.2, 0.1), marks=pytest.mark.slow)])
 def test_jax_values_derivatives_and_vmap(x64, at):
     """The precise root; central differences, extrapolated; several targets at once."""
@@ -198,6 +198,7 @@ def test_budgets_of_samples_of_no_rate(rate):
         calibrate.composed_budget(dpk.piecewise, **UNIT, **{**TARGET, "rate": rate})
 
 
+@pytest.mark.thorough
 def test_infeasible_targets_say_what_is_best():
     """Every report leaks its own delta, whatever its budget; and a budget has a least value."""
     with pytest.raises(ValueError, match=r"^epsilon, delta: 1, 1e-06; .* budgets of 0\.01 each, have delta 0\.0009"):

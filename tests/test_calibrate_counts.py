@@ -43,6 +43,7 @@ def test_on_a_fine_lattice_it_is_the_noise_on_the_line():
     assert fine.noise.sigma == pytest.approx(calibrate.gaussian(epsilon=1.0, delta=1e-6).noise.sigma, rel=1e-4)
 
 
+@pytest.mark.quick("None-gaussian", "0.25-laplace")
 @pytest.mark.parametrize("noise", ["gaussian", "laplace"])
 @pytest.mark.parametrize("pick", [None, 0.25])
 def test_top_k_costs_what_was_asked_for(noise, pick):

@@ -188,6 +188,7 @@ def test_typed_key_under_jit(key):
         np.testing.assert_array_equal(inside, outside)
 
 
+@pytest.mark.thorough
 def test_typed_key_under_vmap(key):
     keys = jax.random.split(key, 4)
     together = jax.jit(jax.vmap(lambda one: jax.random.bits(one, (5,))))(keys)

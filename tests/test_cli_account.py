@@ -38,7 +38,7 @@ def assert_profile(form: dict[str, Any], made: Any) -> None:
     assert form["pure_epsilon"] == (pure if math.isfinite(pure) else None)
 
 
-@pytest.mark.quick("laplace", "truncated-laplace", "recycled-gaussian, q")
+@pytest.mark.quick("laplace", "recycled-gaussian, q")
 @pytest.mark.parametrize("case", CASES)
 def test_additive_mechanisms(run: Run, case: str) -> None:
     given, make = ADDITIVE[case]
@@ -111,6 +111,7 @@ def test_a_claim_without_a_release_is_accounted(run: Run) -> None:
     assert_profile(form, dpk.gaussian(sigma=3.0, sensitivity=2.0))
 
 
+@pytest.mark.quick("gaussian", "hybrid")
 @pytest.mark.parametrize(
     "given",
     [

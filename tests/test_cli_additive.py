@@ -111,10 +111,7 @@ def sidecar(name: str) -> dict[str, Any]:
     "gaussian, sigma",
     "truncated-laplace, end",
     "recycled-gaussian, q",
-    "staircase",
-    "merged-laplace",
     "discrete-laplace, step",
-    "discrete-gaussian",
     "truncated-discrete-laplace",
 )
 @pytest.mark.parametrize("case", ADDITIVE)

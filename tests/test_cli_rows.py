@@ -367,6 +367,7 @@ def test_what_of_a_parquet_file_is_not_kept(run: Run, monkeypatch: pytest.Monkey
         assert words in str(json.loads(Path("out.parquet.json").read_text())["not_kept"])
 
 
+@pytest.mark.thorough
 def test_the_release_of_a_stream_is_verified(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     assert piped(b"", "in.csv", "-", "--sidecar", "a.json").returncode == 0

@@ -82,7 +82,6 @@ def test_noise_for_an_acceptance(run: Run) -> None:
         assert made.sensitivity == 2.0
 
 
-@pytest.mark.thorough
 def test_pure_noise_without_a_delta(run: Run) -> None:
     done = run("tune", "--epsilon", "2", "--sensitivity", "1", "--objective", "absolute-error")
     assert done.code == 0, done.err

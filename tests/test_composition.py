@@ -64,7 +64,7 @@ REFERENCE = {
 }
 
 
-@pytest.mark.quick("gaussian", "laplace")
+@pytest.mark.quick("gaussian")
 @pytest.mark.parametrize("name", REFERENCE)
 def test_reference_values(name):
     make, rows = REFERENCE[name]
@@ -73,6 +73,7 @@ def test_reference_values(name):
         assert getattr(made, what)(at) == pytest.approx(expected, rel=allowed)
 
 
+@pytest.mark.thorough
 def test_calibrated_sigma_of_the_reference_meets_its_budget():
     made = gaussian(1.5626656014552).subsample(0.01).repeat(1000)
     assert made.epsilon(1e-6) == pytest.approx(1.0, rel=1e-8)
@@ -110,6 +111,7 @@ def test_response_n_fold_is_kairouz(eps0, n):
         assert made.delta(eps) == pytest.approx(exact, rel=1e-8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 10, 100])
 def test_lattices_never_pass_as_smooth(n):
     """Many atoms with spread mass between: what is returned is within the bracket, from whichever method."""
@@ -140,6 +142,7 @@ def two_laplace(eps0, eps):
         return float(inner + at_ends / 2)
 
 
+@pytest.mark.quick("0.3-shares0")
 @pytest.mark.parametrize(("eps0", "shares"), [(0.3, (0.0, 0.7)), (2.5, (0.31, 0.9))])
 def test_two_laplace_reports_by_convolution(eps0, shares):
     made = laplace(eps0).repeat(2)
@@ -262,6 +265,7 @@ def test_sampling_everything_changes_nothing(made):
     np.testing.assert_allclose(made.subsample(1.0).bracket(epsilon=1.0), made.bracket(epsilon=1.0), rtol=1e-3)
 
 
+@pytest.mark.thorough
 def test_samples_reveal_less_and_one_sample_is_amplified():
     made = gaussian(2.0)
     rates = [made.subsample(rate).repeat(50).epsilon(1e-6) for rate in (0.05, 0.3, 1.0)]
@@ -275,6 +279,7 @@ def test_samples_reveal_less_and_one_sample_is_amplified():
     assert math.log1p(rate * math.expm1(eps)) * (1 - 1e-9) <= high
 
 
+@pytest.mark.quick("laplace")
 @pytest.mark.parametrize(
     ("m", "D"),
     [
@@ -291,6 +296,7 @@ def test_one_report_is_the_exact_profile(m, D):
     assert guarantee(m, D).epsilon(1e-3) == accountants.epsilon(m, 1e-3, D)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "made",
     [gaussian(2.0).subsample(0.1).repeat(100), *(pytest.param(made, marks=pytest.mark.slow) for made in mixed_terms())],

@@ -80,7 +80,7 @@ def test_cdf_and_icdf(law):
     assert law.icdf(np.array([0.0, 1.0])).tolist()[1] == law.points[-1] or law.icdf(1.0) <= law.points[-1]
 
 
-@pytest.mark.quick("discrete-gaussian", "truncated-discrete-laplace")
+@pytest.mark.quick("truncated-discrete-laplace")
 @every_law
 def test_jax_agrees(law):
     with jax.enable_x64(True):
@@ -94,6 +94,7 @@ def test_jax_agrees(law):
         )
 
 
+@pytest.mark.thorough
 def test_laws_are_pytrees_of_fixed_length():
     law = LATTICES["discrete-laplace"]
     leaves, shape = jax.tree.flatten(law)

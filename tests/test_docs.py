@@ -28,7 +28,7 @@ def own_settings():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.quick("README.md", "docs/exact.md", "docs/many_machines.md", "docs/proofs*")
+@pytest.mark.quick("docs/exact.md", "docs/many_machines.md", "docs/proofs*")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_examples_of_a_page_run(page, own_settings, tmp_path, monkeypatch):
     """One after the other, as a reader would, in an empty folder."""

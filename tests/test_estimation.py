@@ -247,6 +247,7 @@ def test_splines_are_densities(splines):
     assert all((np.diff(column[column != 0]) != 0).sum() <= 1 for column in signs.T)
 
 
+@pytest.mark.thorough
 def test_a_smooth_distribution_needs_few_splines_and_spikes_many():
     made = channel_of(AGES)
     edges = np.linspace(0, 120, 257)
@@ -440,7 +441,7 @@ def test_estimates_are_near_the_truth():
     assert (e.quantile(q).error < 5).all()
 
 
-@pytest.mark.quick("none", "ems")
+@pytest.mark.quick("none")
 @pytest.mark.parametrize("smoothing", ["splines", "ems", "none"])
 def test_every_smoothing_finds_the_distribution(smoothing):
     reports, x = ages(200_000)
@@ -465,6 +466,7 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
     assert e.mean.bernstein()[0] < e.mean.interval()[0]
 
 
+@pytest.mark.thorough
 def test_the_same_seed_gives_the_same_intervals():
     reports, _ = ages()
     first, again, other = (dpk.estimate(reports, AGES, seed=seed).quantile(0.5).interval() for seed in (1, 1, 2))
@@ -503,6 +505,7 @@ def test_moments_are_unbiased(name):
     assert (np.abs(np.mean(found, axis=0) - (mean, variance)) <= 5 * error + (0, made.squares[1]) + 1e-12).all()
 
 
+@pytest.mark.thorough
 def test_additive_noise_on_a_known_interval():
     noise, x = NOISES["laplace"], -1 + 4 * np.random.default_rng(2).beta(2, 3, 200_000)
     e = dpk.estimate(dpk.perturb(x, noise, key=KEY), noise, bounds=(-1.0, 3.0))

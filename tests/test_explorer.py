@@ -83,7 +83,7 @@ def check_composed(name, at, count):
     assert held == pytest.approx(found, abs=5e-4)
 
 
-@pytest.mark.quick("20-3")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("at", "count"), [(20, 3), (60, 8)])
 def test_composed_reports(at, count):
     check_composed("laplace", at, count)
@@ -103,7 +103,7 @@ def test_shuffled_reports(name, share, crowd, delta):
     assert math.exp(HELD["shuffled"][name][delta][crowd][share]) < 1
 
 
-@pytest.mark.quick("duchi")
+@pytest.mark.quick("piecewise")
 @pytest.mark.parametrize("name", ["piecewise", "duchi"])
 def test_errors_of_the_distribution(name):
     found = distribution.errors(tables.made(name, float(tables.grid(distribution.BUDGETS)[60])))

@@ -51,6 +51,7 @@ def test_gradients_against_differences(x64, name):
         assert float(both(jnp.float64(at))[1]) == pytest.approx(expected, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_gradients_in_the_budget(x64):
     made = guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10)
     eps = made.epsilon(1e-6)
@@ -61,6 +62,7 @@ def test_gradients_in_the_budget(x64):
     assert d_delta == pytest.approx((made.delta(eps + h) - made.delta(eps - h)) / (2 * h), rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_vmap_over_parameters(x64):
     sigma = np.array([1.5, 2.0, 3.0])
     make = PARAMETERS["sigma"][0]
@@ -268,6 +270,7 @@ def test_bad_arguments(wrong, kind, message):
         wrong()
 
 
+@pytest.mark.thorough
 def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
     from accountants.pairs.tables import Atoms

@@ -36,7 +36,7 @@ def test_no_width_beats_the_default(window, base, condition, objective, epsilon)
     assert min(others) >= _variance(best, objective) * (1 - SLACK)
 
 
-@pytest.mark.quick("0.1-sine")
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", ["sine", "triangle"])
 @pytest.mark.parametrize("epsilon", [0.1, 2.0])
 def test_no_quartic_edge_beats_the_default(window, epsilon):

@@ -123,6 +123,7 @@ def test_likely_counts_are_feasible_and_no_feasible_ones_are_nearer():
     np.testing.assert_array_equal(most_likely([3.0, 5.0, -2.0]), [4, 4, 0])
 
 
+@pytest.mark.quick("exact-laplace", "simulated-gaussian")
 @pytest.mark.parametrize("noise", [LAPLACE, GAUSSIAN], ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("options", [SIMULATED, {}], ids=["simulated", "exact"])
 def test_known_domain_release(noise, options):
@@ -187,6 +188,7 @@ def test_not_even_by_the_largest_noise(monkeypatch, exact):
     assert 2 + largest[0] <= found.threshold == pytest.approx(2 + T, rel=1e-2)
 
 
+@pytest.mark.quick("exact")
 @pytest.mark.parametrize("options", [SIMULATED, {}], ids=["simulated", "exact"])
 def test_unknown_domain_release(options):
     counts = {f"item {i}": 100 * i for i in range(10)}

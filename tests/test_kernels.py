@@ -75,7 +75,7 @@ def test_both_ends_are_inside(m):
             assert np.all(np.isfinite(m.sample(KEY, np.array([m.lower, m.upper], dtype))))
 
 
-@pytest.mark.quick("hybrid-1")
+@pytest.mark.thorough
 @over(ALL, *THREE)
 def test_jit_and_vmap_over_keys(m):
     x = jnp.asarray(inputs(m), jnp.float32)

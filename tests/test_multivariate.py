@@ -31,7 +31,7 @@ def sample(m, x, key=KEY):
         return np.asarray(m.sample(key, jnp.asarray(x)))
 
 
-@pytest.mark.quick("one-of-three", "all-of-two")
+@pytest.mark.quick("all-of-two")
 @over_all
 def test_mean_and_variance_within_6_sigma(m):
     x = rows(m)
@@ -114,7 +114,7 @@ def test_default_number_of_coordinates(epsilon, sampled):
     assert m.coordinate.epsilon == pytest.approx(epsilon / sampled)
 
 
-@pytest.mark.quick("duchi", "piecewise", "triangle-constant")
+@pytest.mark.quick("duchi", "piecewise", "optimal")
 @pytest.mark.parametrize("name", sorted(set(dpk.MECHANISMS) - {"sine-quartic", "triangle-quartic"}))
 def test_any_listed_mechanism_serves_a_coordinate(name):
     m = dpk.multivariate(dimensions=2, epsilon=1.0, coordinate=name, **SKEW)

@@ -97,11 +97,9 @@ def test_the_ratio_is_a_lower_bound(epsilon):
     "laplace-1",
     "truncated-laplace-1e-2",
     "truncated-laplace-skewed",
-    "staircase-0.5",
     "gaussian-1",
     "recycled-laplace",
     "discrete-laplace",
-    "discrete-gaussian",
     "truncated-discrete-laplace",
 )
 @every_claim
@@ -118,6 +116,7 @@ def test_a_release_has_its_claim(name):
     assert certificate.worst_variance == table.variance + table.cell**2 / 4
 
 
+@pytest.mark.quick("laplace-0.01", "gaussian-8")
 @pytest.mark.parametrize("name", ["laplace-0.01", "gaussian-8", "truncated-laplace-1e-2", "recycled-merged"])
 def test_a_release_in_floats(name):
     """A second computation of delta, over smaller shifts too."""
@@ -132,9 +131,7 @@ def test_a_release_in_floats(name):
     assert float(certificate.realised_delta) == pytest.approx(found[certificate.shift], rel=1e-9, abs=1e-15)
 
 
-@pytest.mark.quick(
-    "laplace-1", "truncated-laplace-1e-2", "truncated-laplace-skewed", "staircase-0.5", "gaussian-1", "recycled-laplace"
-)
+@pytest.mark.quick("laplace-1", "truncated-laplace-1e-2", "truncated-laplace-skewed", "gaussian-1", "recycled-laplace")
 @pytest.mark.parametrize("name", DENSITIES)
 def test_delta_is_the_laws_own(name):
     """A table is the noise seen through a rounding: never more, and hardly less."""

@@ -107,7 +107,7 @@ def test_jax_arrays_have_the_same_noise(name, x64):
     np.testing.assert_array_equal(reports, perturb(x, exact(name)))
 
 
-@pytest.mark.quick("laplace-1-odd", "discrete-gaussian")
+@pytest.mark.quick("laplace-1-odd")
 @every_kind
 def test_the_device_engine_makes_the_same_reports(name):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""

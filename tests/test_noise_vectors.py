@@ -309,7 +309,7 @@ VECTORS = {
 every_vector = pytest.mark.parametrize("name", VECTORS)
 
 
-@pytest.mark.quick("laplace-l1", "discrete", "gaussian-l2")
+@pytest.mark.quick("discrete")
 @every_vector
 def test_a_release_of_vectors_has_its_claim(name):
     made = VECTORS[name]()
@@ -325,7 +325,7 @@ def test_a_release_of_vectors_has_its_claim(name):
         assert (Fraction(made.lattice) / table.cell).denominator == 1
 
 
-@pytest.mark.quick("discrete", "laplace-l1")
+@pytest.mark.quick("discrete")
 @every_vector
 def test_a_vectors_certificate_survives_json(name):
     certificate = dpk.certify(VECTORS[name]()).certificate

@@ -563,6 +563,7 @@ def test_every_uniform_number_of_the_sampler(m):
             np.testing.assert_allclose(found, p, rtol=0, atol=4 * len(p) / count)
 
 
+@pytest.mark.thorough
 def test_it_goes_through_jit_and_vmap():
     m = ROWS["optimal-central-2"]
     x = np.linspace(m.lower, m.upper, 7)

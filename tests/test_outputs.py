@@ -243,6 +243,7 @@ def race(count: int) -> None:
     assert_nothing_but(*OURS, "people.ledger")
 
 
+@pytest.mark.thorough
 def test_of_racing_processes_one_wins_and_only_it_is_charged(run: Run) -> None:
     race(4)
 
@@ -478,7 +479,7 @@ def in_shell(redirection: str, *arguments: str, script: str = COMMAND[2]) -> Res
 slowly = [pytest.param(one, marks=pytest.mark.slow) for one in (">&- 2>&-", "2>&-", "<&- >&- 2>&-")]
 
 
-@pytest.mark.quick(">&-")
+@pytest.mark.thorough
 @pytest.mark.parametrize("redirection", ["> /dev/full", ">&-", *slowly])
 def test_a_complete_release_is_a_success_whoever_can_read_it(run: Run, redirection: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)
@@ -503,6 +504,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.thorough
 def test_a_library_that_writes_to_a_closed_stream_does_not_write_to_the_output(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     assert in_shell(">&- 2>&-", *GIVEN, script=CHATTY).code == 0

@@ -136,7 +136,7 @@ def test_positions_past_32_bits_have_noise_of_their_own(name):
     assert len({piece.tobytes() for piece in pieces}) == len(pieces)
 
 
-@pytest.mark.quick("piecewise-float32", "own-float64")
+@pytest.mark.quick("own-float64")
 @pytest.mark.parametrize(("name", "dtype"), [("piecewise", "float32"), ("hybrid", "float64"), ("own", "float64")])
 def test_the_device_engine_makes_the_same_reports(name, dtype):
     """ChaCha20 and the kernel in one computation, against OpenSSL's words."""

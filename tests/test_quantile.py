@@ -107,7 +107,7 @@ def test_the_two_tails_meet_with_their_slope(law):
         np.testing.assert_allclose(jax.grad(inverse)(middle), slope / law.prob(inverse(0.5)), rtol=1e-5)
 
 
-@pytest.mark.quick("float32-1e-06")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dtype", "rtol"), [("float32", 1e-6), ("float64", 4e-15)])
 @pytest.mark.usefixtures("x64")
 def test_log1p_over_passes_through_rate_zero(dtype, rtol):
@@ -124,6 +124,7 @@ def test_log1p_over_passes_through_rate_zero(dtype, rtol):
     assert np.all(np.isfinite(slope))
 
 
+@pytest.mark.thorough
 def test_samples_are_the_quantile_at_the_uniforms_of_the_key():
     key, x, sigma = dpk.simulation_key(4), np.zeros(1 << 16, np.float32), 1.75
     noise = np.asarray(Additive(Gaussian(sigma)).sample(key, x))

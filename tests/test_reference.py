@@ -44,7 +44,7 @@ def test_constant_base_optima(row, objective, column):
     assert m.h1_rate() == pytest.approx(expected["H1"], rel=1e-5)
 
 
-@pytest.mark.quick("0.2-uniform", "0.5-sine", "2-uniform")
+@pytest.mark.quick("0.5-sine")
 @pytest.mark.parametrize("window", ["uniform", "sine"])
 @pytest.mark.parametrize("row", QUARTIC_BASE, ids=lambda row: str(row["eps"]))
 def test_quartic_base_optima(row, window):
@@ -65,6 +65,7 @@ def test_quartic_base_optima_of_the_triangle(row):
     assert listed * (1 - 1e-9) <= m.central_variance <= listed * (1 + 5e-4)
 
 
+@pytest.mark.quick("2.0")
 @pytest.mark.parametrize("epsilon", [0.2, 2.0])
 def test_uniform_on_constant_is_best_of_the_six(epsilon):
     best = dpk.composite(epsilon=epsilon, lower=0.0, upper=1.0, objective="central").central_variance

@@ -66,6 +66,7 @@ def reports(made, count, dtype, start=0, secret=SECRET):
     return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
 
 
+@pytest.mark.quick("piecewise-float64", "hybrid-float32", "central-float64", "laplace-float32", "gaussian-float64")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", MADE)
 def test_reports_are_the_bits_that_they_were(name, dtype):
@@ -79,6 +80,7 @@ def test_reports_are_the_bits_that_they_were(name, dtype):
 # NumPy and XLA.
 
 
+@pytest.mark.quick("piecewise-float*", "sine-quartic-float*", "own-*", "duchi-*", "hybrid-*", "central-*", "laplace-*")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*EVERY, "central", "laplace", "gaussian"])
 def test_numpy_and_xla_report_the_same_bits(name, dtype):

@@ -100,6 +100,7 @@ def test_one_gaussian_report(sigma, rate):
         assert made.delta(eps) == pytest.approx(exact, rel=1e-4)
 
 
+@pytest.mark.thorough
 def test_everything_sampled_is_twice_the_sensitivity():
     eps = np.array([0.5, 2.0, 4.0])
     exact = guarantee(Additive(Gaussian(4.0)), 2.0).repeat(10).delta(eps)
@@ -114,7 +115,7 @@ def test_all_of_laplace_sampled_is_twice_the_sensitivity():
     assert high - low <= 1e-3 * high
 
 
-@pytest.mark.quick("noise0")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "noise",
     [SYMMETRIC["recycled-laplace"], SYMMETRIC["staircase-0.3"]]
@@ -151,6 +152,7 @@ def test_sampled_gaussian_against_another_library(at):
     assert below <= found <= above
 
 
+@pytest.mark.thorough
 def test_three_reports_of_a_lattice_by_enumeration():
     noise, rate, eps = DiscreteLaplace(1.7, 1.0, 12), 0.3, 0.4
     laws = lattice(noise, 1)

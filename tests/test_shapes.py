@@ -84,6 +84,7 @@ def test_icdf_undoes_cdf(shape, low, high):
     np.testing.assert_allclose(shape.cdf(z), u, rtol=0, atol=2e-15)
 
 
+@pytest.mark.quick("triangle", "humps", "quartic-1e-06", "bowl")
 @over_shapes
 def test_icdf_in_float32(shape, low, high):
     """Every float32 uniform, the ends included, has a report in the interval with the right mass below it."""
@@ -97,6 +98,7 @@ def test_icdf_in_float32(shape, low, high):
     np.testing.assert_allclose(shape.cdf(np.asarray(z, np.float64)), u, rtol=0, atol=(2 + 4 * steepest) * 2.0**-23)
 
 
+@pytest.mark.quick("sine", "humps", "quartic-0.3", "bowl")
 @over_shapes
 def test_jax_agrees_with_numpy(shape, low, high, x64):
     z, u = np.linspace(low, high, 77), np.linspace(0, 1, 77)

@@ -328,6 +328,7 @@ def test_its_profile_is_that_of_the_piecewise_mechanism_of_its_width(m: Any) -> 
     assert accountants.delta(m, m.epsilon * 1.001) == 0
 
 
+@pytest.mark.thorough
 def test_composed_and_shuffled() -> None:
     made = dpk.square_wave(epsilon=2.0, **SKEW)
     twin = dpk.composite("uniform", epsilon=2.0, width=4 * made.half_width / (1 + 2 * made.half_width), **SKEW)

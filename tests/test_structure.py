@@ -343,3 +343,10 @@ def tracked_texts():
 def test_no_file_names_a_place_on_this_machine():
     found = [(name, place) for name, text in tracked_texts() for place in PLACES if place in text]
     assert found == []
+
+
+# Tests
+
+
+def test_quick_slices_are_some_of_their_tests_and_in_every_file(slices_that_are_wrong):
+    assert slices_that_are_wrong == []

@@ -56,6 +56,7 @@ def test_it_holds_for_randomised_response_and_is_tight(rate):
     assert math.log(report_one((1,)) / report_one(())) == pytest.approx(bound, rel=1e-12)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("x64")
 def test_gradients():
     for function in (amplified, on_sample):

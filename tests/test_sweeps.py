@@ -442,16 +442,7 @@ BOUNDED_LOSSES = ["laplace", "any unit", "recycled", "merged", "staircase"]
 BOUNDED_LOSSES += ["duchi", "piecewise", "triangle", "square_wave", "hybrid", "weights"]
 
 
-@pytest.mark.quick(
-    "30-laplace",
-    "30-any unit",
-    "30-recycled",
-    "30-staircase",
-    "30-duchi",
-    "30-piecewise",
-    "30-square_wave",
-    "30-weights",
-)
+@pytest.mark.quick("30-laplace", "30-any unit", "30-duchi", "30-piecewise", "30-square_wave", "30-weights")
 @pytest.mark.parametrize("name", BOUNDED_LOSSES)
 @over_settings
 def test_delta_next_to_the_largest_loss(settings, name):
@@ -476,6 +467,7 @@ def test_delta_next_to_the_largest_loss(settings, name):
 # Types
 
 
+@pytest.mark.thorough
 @over_settings
 def test_moments_have_the_parameters_type(settings):
     """float32 parameters have float32 moments, whether or not JAX's 64-bit types are on."""
@@ -496,6 +488,7 @@ def moments(law, z):
     return [*found, dpk.Additive(law).log_prob(z, z[0])]
 
 
+@pytest.mark.thorough
 def test_likelihoods_have_the_parameters_type():
     shapes = [("sine", dpk.Quartic(0.3)), (lambda z: 1 - z + z**2, "constant")]
     made = [dpk.composite(window, base, epsilon=2.0, **UNIT) for window, base in shapes]

@@ -26,7 +26,7 @@ def again(m: object, n: float, bins: int = 48, cells: int = 192) -> float:
     return 20 * np.sqrt(2 / np.pi) * np.sqrt(np.maximum(np.diag(C @ S @ C.T)[:-1], 0)).mean()
 
 
-@pytest.mark.quick("piecewise-1000.0", "duchi-1000.0")
+@pytest.mark.quick("duchi-1000.0")
 @pytest.mark.parametrize("n", [1e3, 1e6])
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.square_wave, dpk.duchi], ids=lambda make: make.__name__)
 def test_it_is_the_posterior_error(x64: None, make: object, n: float) -> None:
@@ -47,6 +47,7 @@ def test_the_channel_is_a_channel(x64: None) -> None:
     assert (A.sum(1) > 0).sum() == 2
 
 
+@pytest.mark.thorough
 def test_more_reports_and_more_budget_tell_more() -> None:
     errors = [tune.distribution(n)(dpk.piecewise(epsilon=1.0, **WIDE)) for n in (1e2, 1e4, 1e6)]
     assert errors == sorted(errors, reverse=True)
@@ -67,6 +68,7 @@ def test_bad_counts_and_biased_variances_are_refused() -> None:
         tune.worst_variance(dpk.square_wave(epsilon=1.0, **WIDE))
 
 
+@pytest.mark.thorough
 def test_the_best_width_is_the_best_in_simulation_too() -> None:
     """Of EMS estimates from 10^5 reports of Beta(5, 2): the tuned width beats a third and three times of it.
 

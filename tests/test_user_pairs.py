@@ -43,6 +43,7 @@ KNOWN = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["gaussian", *(pytest.param(n, marks=pytest.mark.slow) for n in list(KNOWN)[1:])])
 def test_densities_of_noise_are_noise(name):
     make, (noise, D) = KNOWN[name]

@@ -201,6 +201,7 @@ def test_every_format_is_verified(run: Run, suffix: str) -> None:
     assert f"ok: out{suffix}, 5000 rows, SHA-256" in run("certify", "--verify", f"out{suffix}.json").out
 
 
+@pytest.mark.quick("staircase, gamma")
 @pytest.mark.parametrize(
     "case", ["merged-laplace", "recycled-gaussian", "truncated-gaussian, both", "staircase, gamma"]
 )
