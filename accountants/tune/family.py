@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+from typing import Any
 
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
@@ -19,12 +19,7 @@ class Family(abc.ABC):
 
     A family is a frozen dataclass and a pytree: budgets are leaves, so that another budget compiles nothing and
     ``many`` maps over arrays of them; choices of shape are static.
-
-    Attributes:
-        has_dips: whether objectives may have narrow dips along a parameter, so that the next one may be deeper.
     """
-
-    has_dips: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -40,6 +35,11 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def budget(self) -> tuple[Real, Real]:
         """(epsilon, delta) that every member meets."""
+
+    @property
+    def has_dips(self) -> bool:
+        """Whether objectives may have narrow dips along a parameter: beside the one found there may be a deeper one."""
+        return False
 
     @abc.abstractmethod
     def build(self, parameters: dict[str, Real]) -> Member:

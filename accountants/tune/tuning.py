@@ -54,8 +54,8 @@ def best(
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
         starts: how many ways the gradient method goes at once, each from the best of some points; by default 2, each
-            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed`` ones
-            up to 12 points, and once more around what is found.
+            of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed``
+            pure ones without a rate up to 12 points, and once more around what is found.
         turns: how many evaluations each start has at most.
 
     Returns:

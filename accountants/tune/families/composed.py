@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 from accountants.composition.bracket import Bracket
 from accountants.composition.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.families.reports import Report, Reports
+from accountants.tune.families.reports import Budgeted, Report, Reports
 from accountants.tune.families.sampled import FreeRate
 from accountants.tune.family import Family, Member, checked
 from dpkernels import checks
@@ -33,8 +33,6 @@ class Composed(Family):
 
     inner: Any
     reports: Reports
-    # Where eps is a multiple of what few reports of three losses may lose.
-    has_dips: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
@@ -53,6 +51,11 @@ class Composed(Family):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.reports.epsilon, self.reports.delta
+
+    @property
+    def has_dips(self) -> bool:
+        """Where eps is a multiple of the largest loss of reports of few losses; on samples there are many losses."""
+        return self.reports.rate is None and isinstance(self.inner, Budgeted)
 
     def at(self, p: Any) -> Composed:
         """With the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
