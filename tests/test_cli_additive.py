@@ -384,7 +384,7 @@ INFEASIBLE: dict[str, tuple[list[str], str]] = {
 }
 
 
-@pytest.mark.quick("sigma", "discrete")
+@pytest.mark.quick("discrete")
 @pytest.mark.parametrize("case", INFEASIBLE)
 def test_tables_that_do_not_reach_their_claim(run: Run, case: str) -> None:
     given, words = INFEASIBLE[case]

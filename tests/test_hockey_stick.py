@@ -105,6 +105,7 @@ def test_profile_does_not_depend_on_the_unit(law, unit):
     np.testing.assert_allclose(shift_profile(rescaled(law), shift * unit, EPS), expected, rtol=1e-10, atol=2e-14)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("unit", [1e-9, 1e9])
 def test_composed_reports_do_not_depend_on_the_unit(unit):
     units = (unit, 1.0)
@@ -294,7 +295,7 @@ def test_asymmetric_laws_do_not(law):
     np.testing.assert_array_equal(additive_profile(law, shift, EPS), np.maximum(up, down))
 
 
-@pytest.mark.quick("gaussian", "staircase-0.3", "truncated-laplace")
+@pytest.mark.quick("gaussian", "staircase-0.3")
 @over(LAWS)
 def test_no_smaller_shift_is_worse(law):
     random = np.random.default_rng(4)
@@ -323,7 +324,7 @@ PURE += [
 PURE += [(law, D, window_budget(law, D)) for law in (MERGED, LAWS["merged-narrow"]) for D in (0.2, 1.0, 2.6, 5.0)]
 
 
-@pytest.mark.quick("law0-*", "law3-*", "law4-*", "law5-*", "law7-*")
+@pytest.mark.quick("law0-*", "law3-*", "law7-*")
 @pytest.mark.parametrize(("law", "D", "budget"), PURE)
 def test_pure_laws_have_no_delta_at_their_budget(law, D, budget):
     above = additive_profile(law, D, budget * np.array([1, 1 + 1e-9, 1.01, 2]))

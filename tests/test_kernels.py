@@ -155,7 +155,7 @@ def _moved(m, shift):
     return dataclasses.replace(m, **changed)
 
 
-@pytest.mark.quick("piecewise-0.5", "triangle-quartic0.3-5-w1.3", "duchi-0.1")
+@pytest.mark.quick("piecewise-0.5")
 @over(ALL, *VARIED)
 def test_strict_promotion(m):
     """Users may run JAX with strict promotion: no method mixes types silently."""
@@ -195,6 +195,7 @@ def test_icdf_is_a_loop(m):
     assert sizes[1] < 1.3 * sizes[0]
 
 
+@pytest.mark.thorough
 def test_float64_is_not_spoiled_by_float32_before():
     """JAX caches NumPy constants of a jitted function in the type of its first use (seen in jax 0.10.2)."""
     m = dpk.composite(HUMPS, dpk.base_from([0.5, 0.9, 1.0, 0.9, 0.5]), epsilon=1.3, **UNIT)

@@ -258,6 +258,15 @@ def test_other_grain_counts_keep_the_mean_to_a_part_in_2_to_the_32(D):
 # The integers themselves.
 
 
+@pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-*",
+)
 @every_claim
 def test_tables_are_distributions(name):
     table = exact(name).table
@@ -271,6 +280,7 @@ def test_tables_are_distributions(name):
     assert table.is_unimodal
 
 
+@pytest.mark.quick("laplace-1", "gaussian-1", "staircase-0.5", "discrete-*")
 @every_claim
 def test_even_laws_have_even_tables(name):
     table = exact(name).table

@@ -88,6 +88,7 @@ def half_line(sigma, rate, eps):
     return laws(t, 1.0) - math.exp(eps) * laws(t, -1.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("sigma", "rate"), [(0.7, 0.3), *(pytest.param(*at, marks=pytest.mark.slow) for at in ((2.0, 0.1), (5.0, 0.9)))]
 )

@@ -27,6 +27,7 @@ def table(seed, shape, level=1.5):
     return rows / rows.sum(1, keepdims=True)
 
 
+@pytest.mark.thorough
 def test_no_pair_of_a_small_table_is_forgotten():
     """The pair (2, 1), which is not among those that are worst for most eps and t, is the worst at this eps."""
     rows = np.array([[100.0, 20, 2, 50], [50, 1, 1, 50], [5, 5, 1, 2]])

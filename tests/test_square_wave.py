@@ -112,6 +112,7 @@ def test_reports_follow_the_cdf_and_not_that_of_a_wider_window() -> None:
     assert stats.kstest(y, lambda v: wider.cdf(v, m.upper)).pvalue < 1e-9
 
 
+@pytest.mark.thorough
 def test_derivatives_of_reports_are_implicit(x64: None) -> None:
     m, u = WAVES["1"], jnp.asarray(0.4)
     slope = float(jax.grad(lambda x: m.icdf(u, x))(jnp.asarray(3.0)))
@@ -376,6 +377,7 @@ def test_a_forged_sidecar_fails(run: Run) -> None:
 # What its reports say
 
 
+@pytest.mark.thorough
 def test_estimates_correct_its_bias() -> None:
     """Mean, variance and median within 6 standard errors; the bias alone would be 60 of them."""
     x = np.random.default_rng(4).beta(5, 2, 100_000) * 20 - 3

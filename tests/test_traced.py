@@ -39,6 +39,7 @@ def test_jitted_reports_are_perturbs(name, dtype):
         np.testing.assert_array_equal(found, dpk.perturb(x, MADE[name], key=KEY), strict=True)
 
 
+@pytest.mark.thorough
 def test_keys_are_mapped_over():
     keys, x = jax.random.split(KEY, 3), np.stack([X, -X / 2, X * 0])
     found = jax.jit(jax.vmap(traced("piecewise")))(keys, x)

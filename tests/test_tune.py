@@ -111,6 +111,7 @@ def test_windows_of_the_users_own(window):
     assert found.value <= float(known.worst_variance) * (1 + 1e-6)
 
 
+@pytest.mark.thorough
 def test_piecewise_is_type_one_and_type_two():
     found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
     assert found.parameters["eta"] == pytest.approx(2.690645717290187, abs=1e-6)
