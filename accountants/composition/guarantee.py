@@ -116,9 +116,8 @@ class Guarantee:
 
         By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
         profile: precise to about 1e-9 relatively, and 1e-6 where few reports meet a delta that only their largest
-        losses do, or two pairs are the worst (asymmetric noise); where both hold eps is up to 3e-5 above. Of a few
-        samples it is off by up to 1e-3, either way, next to the largest loss that so many of them can have (1.3 % the
-        worst of a sweep, at eps 217), and so are derivatives: ``bracket`` holds the truth.
+        losses do, or two pairs are the worst; where both hold eps is up to 3e-5 above. Of a few samples it is off by
+        up to 1e-3 (1.3 % in a sweep at worst) next to the largest loss of so many of them: ``bracket`` has the truth.
 
         Args:
             epsilon: eps >= 0, any shape.

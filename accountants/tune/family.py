@@ -36,11 +36,6 @@ class Family(abc.ABC):
     def budget(self) -> tuple[Real, Real]:
         """(epsilon, delta) that every member meets."""
 
-    @property
-    def has_dips(self) -> bool:
-        """Whether objectives may have narrow dips along a parameter: beside the one found there may be a deeper one."""
-        return False
-
     @abc.abstractmethod
     def build(self, parameters: dict[str, Real]) -> Member:
         """The mechanism, traceable: what depends on the parameters through the budget is solved, and differentiable.

@@ -16,6 +16,7 @@ from accountants.tune.certified import realised
 from accountants.tune.families.composed import Composed
 from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.recycled_shape import RecycledShape
+from accountants.tune.families.reports import Budgeted
 from accountants.tune.families.shuffled import Shuffled
 from accountants.tune.family import Family, Member, checked
 from accountants.tune.objectives import Aim, Objective, as_objective
@@ -29,7 +30,7 @@ TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
-# How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
+# How wide the starts of a second search are around what the first one found, next to those of that; see ``_has_dips``.
 _NEAR = 1 / 6
 METHODS = ("gradient", "enumeration")
 
@@ -178,8 +179,16 @@ def _starts(family: Family, count: int | None) -> np.ndarray:
     free = domains.size(family.domains)
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
-    points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
+    points = min(_POINTS * 2 ** (further + _has_dips(family)), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
+
+
+def _has_dips(family: Family) -> bool:
+    """Whether a narrow dip may be beside the one found, and deeper: where eps is a multiple of a report's largest loss.
+
+    Reports on samples have many losses.
+    """
+    return isinstance(family, Composed) and family.reports.rate is None and isinstance(family.inner, Budgeted)
 
 
 def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
@@ -188,7 +197,7 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
         if not points.size:
             return _determined(family, objective)
         found = _found(family, objective, points, turns)
-        if family.has_dips and np.isfinite(found.value):
+        if _has_dips(family) and np.isfinite(found.value):
             again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), turns)
             both = found.evaluations + again.evaluations
             found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)

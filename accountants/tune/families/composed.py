@@ -10,7 +10,7 @@ from accountants.composition.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.families.reports import Budgeted, Report, Reports
+from accountants.tune.families.reports import Report, Reports
 from accountants.tune.families.sampled import FreeRate
 from accountants.tune.family import Family, Member, checked
 from dpkernels import checks
@@ -51,11 +51,6 @@ class Composed(Family):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.reports.epsilon, self.reports.delta
-
-    @property
-    def has_dips(self) -> bool:
-        """Where eps is a multiple of the largest loss of reports of few losses; on samples there are many losses."""
-        return self.reports.rate is None and isinstance(self.inner, Budgeted)
 
     def at(self, p: Any) -> Composed:
         """With the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
