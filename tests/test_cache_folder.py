@@ -79,6 +79,7 @@ def test_what_the_user_has_set_stays(place: Path) -> None:
     assert not place.exists()
 
 
+@pytest.mark.thorough
 def test_a_second_run_reads_what_the_first_compiled(place: Path) -> None:
     command = [sys.executable, "-c", "from dpkernels.cli import main; main()"]
     options = ["account", "laplace", "--sensitivity", "1", "--epsilon", "1"]

@@ -39,7 +39,7 @@ def three_losses(p, loss, n, eps):
     return math.fsum(mass * -np.expm1(np.minimum(eps - (up - down) * loss, 0.0)))
 
 
-@pytest.mark.quick("0.05-7", "0.4-7")
+@pytest.mark.quick("0.4-7")
 @pytest.mark.parametrize("n", [2, 7, 40])
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.93])
 def test_three_losses_by_enumeration(n, share):

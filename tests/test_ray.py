@@ -194,6 +194,7 @@ def test_a_driver_that_is_killed(cluster: Any, run: Run, tmp_path: Path) -> None
     assert all(Path("out", name).read_bytes() != then for name, then in before.items())
 
 
+@pytest.mark.thorough
 def test_bad_values_are_named_by_the_driver_alone(cluster: Any, run: Run) -> None:
     """And not by Ray: what its workers print, or raise, others can read."""
     write(Path("in"), files=6, rows=100)

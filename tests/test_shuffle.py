@@ -424,6 +424,7 @@ def test_one_coordinate_of_many_is_one_coordinate():
     assert shuffled(many, 1000).epsilon(1e-6) == pytest.approx(shuffled(many.coordinate, 1000).epsilon(1e-6))
 
 
+@pytest.mark.thorough
 def test_the_command_accounts_shuffled_reports(run, tmp_path):
     picture = tmp_path / "n.png"
     done = run(

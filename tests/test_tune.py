@@ -454,6 +454,7 @@ def test_ternary_search_finds_the_top_of_a_hill():
         assert found == pytest.approx(top, abs=1e-6)
 
 
+@pytest.mark.thorough
 def test_published_search_of_a_rate(monkeypatch):
     """Jiang 2024, Algorithm 4 on 300 records: the rate that trying a hundred of them finds."""
     monkeypatch.setattr(published_recycling, "_RATE_WIDTH", 0.1)
