@@ -245,8 +245,9 @@ def newton(
     zero, (low, high) = jnp.zeros_like(start), (jnp.full_like(start, end) for end in ends)
     first = 0, jnp.full_like(start, jnp.inf), start, zero, zero, low, high
     _, step, x, value, slope, *_ = jax.lax.while_loop(unfinished, improve, first)
-    # Steps half-way to an end are short too, where no root is between the ends.
-    root = (jnp.abs(step) <= found) & (jnp.abs(value) <= found * jnp.abs(slope))
+    # Steps half-way to an end are short too, where no root is between the ends; a value is as near to 0 as floats tell.
+    told = jnp.maximum(found, jnp.finfo(x.dtype).eps ** 0.5)
+    root = (jnp.abs(step) <= found) & (jnp.abs(value) <= told * jnp.abs(slope))
     value = falling(x, parameters)
     moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
     return jnp.where(root, x - moved, jnp.nan)

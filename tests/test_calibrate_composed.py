@@ -125,6 +125,14 @@ def test_jax_values_derivatives_and_vmap(x64, at):
     assert float(slopes[0][2]) == pytest.approx(float(values[0]) / 1.2, rel=1e-8)
 
 
+def test_32_bits_have_a_scale_too():
+    """Their values end at 1e-5 or so from 0, which is a root for all that."""
+    scale = jax.jit(lambda e, d: calibrate.composed_scale(Laplace(1.0), epsilon=e, delta=d, sensitivity=1.0, count=8))
+    for target in ((0.3, 1e-6), (1.0, 1e-4), (4.0, 1e-2)):
+        expected = calibrate.composed_scale(Laplace(1.0), epsilon=target[0], delta=target[1], sensitivity=1.0, count=8)
+        assert float(scale(*map(jnp.float32, target))) == pytest.approx(expected, rel=1e-3)
+
+
 @pytest.mark.slow
 def test_few_reports_have_a_scale_under_tracing(x64):
     """Two reports of Laplace noise, of which no contour converges: a bracket's upper end needs a little more noise."""

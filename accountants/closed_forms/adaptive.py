@@ -257,10 +257,11 @@ def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.n
 
 def _between(grid: _Grid, table: Any, epsilon: Any) -> tuple[Any, Any, Any]:
     """Node i at or below eps; y, 0 there and 1 at the next, in e^x; whether eps is beyond all losses."""
-    xp, x = grid.xp, grid.nodes((len(table) - 1) // (2 * grid.cells) - 1)
+    count = (len(table) - 1) // (2 * grid.cells) - 1
+    xp, x = grid.xp, grid.nodes(count)
     i = xp.clip(xp.searchsorted(x, epsilon, side="right") - 1, 1, len(x) - 3)
     y = xp.expm1(xp.minimum(epsilon, x[-1]) - x[i]) / xp.expm1(grid.h)
-    return i, y, epsilon >= x[-1] - grid.epsilon0
+    return i, y, epsilon >= count * grid.epsilon0
 
 
 def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:

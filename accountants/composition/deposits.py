@@ -25,6 +25,8 @@ POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
+# Outcomes are crowded whose range of losses is a smaller share of a step.
+_CROWDED = 1 / 16
 # Of several pairs: the grid, by how much one profile is above another for certain, and what stands out as an atom.
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
@@ -43,7 +45,7 @@ class Deposit:
     Attributes:
         mass: tilted masses.
         on_grid: whether it is an atom on the grid.
-        lumped: whether it is one, or next to one: samples' losses crowd there, on no grid's scale.
+        lumped: whether it is one, or crowds next to one, as samples' losses do on a scale that no grid shows.
         index: entries of the grid, of shape (n, 6).
         above: how far above the third of these, in steps.
     """
@@ -80,9 +82,10 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
     nearest = jnp.round(place)
-    on_grid = (nodes.width == 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
+    on_grid = (nodes.width == 0) & (mass > 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
     point = jnp.mod(nearest, size).astype(int)
-    lumped = jnp.zeros(size, bool).at[point].max(on_grid)[point]
+    crowded = nodes.width < _CROWDED * step
+    lumped = crowded & jnp.zeros(size, bool).at[point].max(on_grid)[point]
     below = jnp.where(on_grid, nearest, jnp.floor(place))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
     return Deposit(mass, on_grid, lumped, index, jnp.where(on_grid, 0.0, place - below))

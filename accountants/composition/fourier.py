@@ -5,9 +5,10 @@ n-th power is that of n reports, at any count n. With g their masses, tilted by 
 
     delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps
 
-exactly, where S has atoms on the grid only. What is left once these are taken off, sums with a report whose loss is
-elsewhere, is smooth on the scale of h: there the sum is a quadrature of a function with a kink at eps, which
-Euler and Maclaurin's formula corrects: what is returned varies with eps, and every parameter, as the true one does.
+exactly, where S has atoms on the grid only. What is left once these are taken off, and what crowds next to them, sums
+with a report whose loss is elsewhere, is smooth on the scale of h: there the sum is a quadrature of a function with a
+kink at eps, which Euler and Maclaurin's formula corrects: what is returned varies with eps, and every parameter, as the
+true one does.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class _One(NamedTuple):
     offset: Any
 
     def power(self, count: Any) -> Any:
-        """The transform of so many reports, and of their atoms on the grid alone."""
+        """The transform of so many reports, and of what is at their atoms on the grid alone."""
         if self.deposit is None:
             return jnp.stack([jnp.exp(count * self.spectrum), 0.0 * self.spectrum])
         return _power(self.spectrum, count)
@@ -62,7 +63,7 @@ class Sum:
         start: the first grid point.
         step: h.
         g: tilted masses, of sum about 1.
-        rest: those of them that are no sums of atoms on the grid.
+        rest: those of them that are no sums of atoms on the grid, and of what crowds there.
         tilt: c.
         log_scale: K(c).
         first: the number of the first grid point.

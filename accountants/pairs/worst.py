@@ -27,6 +27,7 @@ from accountants.pairs.tables import Atoms, two_points
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
+from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.exact.mixture import ExactMixture
 from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
@@ -109,6 +110,15 @@ def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
 def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
     shifts = (sensitivity,) if is_even(noise) else (sensitivity, -sensitivity)
     return tuple(shifted(noise, shift) for shift in shifts)
+
+
+@noise_pairs.register
+def _(noise: Reweighted, sensitivity: Real) -> tuple[Any, ...]:
+    """What is not reweighted is its kernel, to the last digit: a sum in three parts rounds to another delta."""
+    outside = checks.concrete(noise.outside)
+    if outside is not None and (outside == 1.0).all():
+        return noise_pairs(noise.kernel, sensitivity)
+    return noise_pairs.dispatch(Distribution)(noise, sensitivity)
 
 
 @noise_pairs.register

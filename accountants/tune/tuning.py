@@ -104,7 +104,7 @@ def many(family: Family, objective: Aim, *, starts: int | None = None, turns: in
     Args:
         family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
         objective: as for ``best``.
-        starts: as for ``best``.
+        starts: as for ``best``, but that nothing is searched twice.
         turns: as for ``best``.
 
     Returns:
