@@ -114,10 +114,10 @@ def test_response_n_fold_is_kairouz(eps0, n):
 @pytest.mark.thorough
 @pytest.mark.parametrize("n", [2, 10, 100])
 def test_lattices_never_pass_as_smooth(n):
-    """Many atoms with spread mass between: what is returned is within the bracket, from whichever method."""
+    """Many atoms with spread mass between: what is returned is within the bracket, to its own precision."""
     made = guarantee(Additive(Laplace(10.0)), 1.0).repeat(n)
     low, high = made.bracket(epsilon=0.05 * n)
-    assert low <= made.delta(0.05 * n) <= high
+    assert low <= made.delta(0.05 * n) <= high * (1 + 1e-7)
 
 
 # Another way: one report's exact profile, averaged over the other's loss in 30 digits

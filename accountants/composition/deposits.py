@@ -25,8 +25,8 @@ POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
-# Outcomes are crowded whose range of losses is a smaller share of a step.
-_CROWDED = 1 / 16
+# Outcomes are crowded if a step of as many would have a larger share of all mass.
+_CROWDED = 0.003
 # Of several pairs: the grid, by how much one profile is above another for certain, and what stands out as an atom.
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
@@ -84,7 +84,7 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     nearest = jnp.round(place)
     on_grid = (nodes.width == 0) & (mass > 0) & (jnp.abs(place - nearest) <= jnp.finfo(place.dtype).eps ** 0.45)
     point = jnp.mod(nearest, size).astype(int)
-    crowded = nodes.width < _CROWDED * step
+    crowded = mass * step > _CROWDED * nodes.width
     lumped = crowded & jnp.zeros(size, bool).at[point].max(on_grid)[point]
     below = jnp.where(on_grid, nearest, jnp.floor(place))
     index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
