@@ -8,6 +8,7 @@ import importlib.util
 import os
 import resource
 import shutil
+import signal
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
@@ -118,6 +119,14 @@ def compiled_programs_are_let_go() -> Iterator[None]:
         jax.clear_caches()
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)  # Else the memory stays with the process.
+
+
+@pytest.fixture(autouse=True, scope="module")
+def requests_to_stop_are_as_before() -> Iterator[None]:
+    """Ray, which pages of the docs and some tests start, leaves a handler of its own."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.fixture(autouse=True)

@@ -45,10 +45,9 @@ HEALTH = {"health_check_initial_delay_ms": 0, "health_check_period_ms": 200, "he
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A head that runs no tasks, and two nodes of a CPU each; what a request to stop does is as before then."""
+    """A head that runs no tasks, and two nodes of a CPU each."""
     from ray.cluster_utils import Cluster
 
-    stops = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_AUTH_MODE", "disabled")  # else a token is written to the home folder
@@ -63,7 +62,6 @@ def cluster() -> Iterator[Any]:
         finally:
             ray.shutdown()
             made.shutdown()
-            signal.signal(signal.SIGTERM, stops)
     gone_by(
         10, lambda: not [one for one in psutil.process_iter(["cmdline"]) if session.name in str(one.info["cmdline"])]
     )
