@@ -36,7 +36,7 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
         sensitivity: D, in the kernel's unit.
 
     Returns:
-        q in [0, 1); as computed its delta(eps) is at most delta (at q = 0, the kernel's). NaN where no q is feasible.
+        q in [0, 1); as computed its delta(eps) is at most delta. NaN where no q is feasible.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
@@ -46,9 +46,7 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 def _rate(parameters: tuple[Distribution, Real, Real, Real, Real], rtol: float = 0.0) -> Real:
     valley = lowest(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
     xp = namespace(valley)
-    # At q = 0 the law is the kernel: summed in three parts, its delta would be above the target by a rounding.
-    kernel, _, eps, delta, D = parameters
-    plain, best = additive_profile(kernel, D, eps) - delta, _recycled_excess(valley, parameters)
+    plain, best = _recycled_excess(0.0, parameters), _recycled_excess(valley, parameters)
     root = safe_root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
     return xp.where(xp.minimum(plain, best) <= 0, root, xp.nan)[()]
 
