@@ -35,6 +35,15 @@ RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)
 every_law = pytest.mark.parametrize("name", SMALL)
 every_claim = pytest.mark.parametrize("name", CLAIMS)
+a_few_quickly = pytest.mark.quick(
+    "laplace-1",
+    "truncated-laplace-1e-2",
+    "truncated-laplace-skewed",
+    "staircase-0.5",
+    "gaussian-1",
+    "recycled-laplace",
+    "discrete-*",
+)
 PROMISED_COST = 1e-3
 
 
@@ -66,15 +75,7 @@ def test_one_sided_tables_are_sampled(first):
     np.testing.assert_array_equal(counted(table), table.weights)
 
 
-@pytest.mark.quick(
-    "laplace-1",
-    "truncated-laplace-1e-2",
-    "truncated-laplace-skewed",
-    "staircase-0.5",
-    "gaussian-1",
-    "recycled-laplace",
-    "discrete-*",
-)
+@a_few_quickly
 @every_claim
 def test_alias_columns_hold_the_weights(name):
     """All 2^64 words, in Python integers."""
@@ -88,15 +89,7 @@ def test_alias_columns_hold_the_weights(name):
     assert masses == table.outcomes + [0] * (len(masses) - table.codes)
 
 
-@pytest.mark.quick(
-    "laplace-1",
-    "truncated-laplace-1e-2",
-    "truncated-laplace-skewed",
-    "staircase-0.5",
-    "gaussian-1",
-    "recycled-laplace",
-    "discrete-*",
-)
+@a_few_quickly
 @every_claim
 def test_words_at_the_boundaries(name):
     """Where the code changes, one word to either side, and random words."""
@@ -158,15 +151,7 @@ def test_positions_are_exact(D, dtype):
     assert positions(form, x, words).tolist() == expected
 
 
-@pytest.mark.quick(
-    "laplace-1",
-    "truncated-laplace-1e-2",
-    "truncated-laplace-skewed",
-    "staircase-0.5",
-    "gaussian-1",
-    "recycled-laplace",
-    "discrete-*",
-)
+@a_few_quickly
 @pytest.mark.parametrize("name", CLAIMS)
 def test_positions_are_exact_as_far_out_as_inputs_may_be(name):
     form = exact(name)
@@ -258,15 +243,7 @@ def test_other_grain_counts_keep_the_mean_to_a_part_in_2_to_the_32(D):
 # The integers themselves.
 
 
-@pytest.mark.quick(
-    "laplace-1",
-    "truncated-laplace-1e-2",
-    "truncated-laplace-skewed",
-    "staircase-0.5",
-    "gaussian-1",
-    "recycled-laplace",
-    "discrete-*",
-)
+@a_few_quickly
 @every_claim
 def test_tables_are_distributions(name):
     table = exact(name).table
