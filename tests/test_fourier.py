@@ -13,7 +13,7 @@ from scipy.special import gammaln
 
 import dpkernels as dpk
 from accountants import guarantee, weights
-from accountants.composition import characteristic, trinomial, values
+from accountants.composition import characteristic, fourier, trinomial, values
 from accountants.composition.characteristic import ConvergenceError
 from accountants.composition.deposits import POINTS, deposited, highest
 from accountants.pairs.hockey_stick import as_float64
@@ -290,6 +290,29 @@ def test_the_count_has_a_derivative(x64):
     slope = jax.jit(jax.grad(lambda n: made.repeat(n).epsilon(1e-6)))(jnp.float64(400.0))
     near, far = (made.repeat(400 + k).epsilon(1e-6) - made.repeat(400 - k).epsilon(1e-6) for k in (1, 2))
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
+
+
+def test_derivatives_at_grid_points_are_those_beside_them(x64):
+    """Where eps is on the grid, as whole and decimal numbers may be, polynomials developed there have powers of 0."""
+
+    @jax.jit
+    def slopes(made, places, shift):
+        (parts,) = made.directions(values.PANELS)
+        made_of = fourier.composed(parts, jnp.float64(1.0))
+
+        def at(place):
+            eps = made_of.start + made_of.step * place
+            _, s = made_of._place(eps)
+            by_parts, by_epsilon = made_of.slopes(eps + shift)
+            return s, by_parts[0].losses.loss.sum(), by_parts[0].count, by_epsilon
+
+        return jax.lax.map(at, places)
+
+    made, places = as_float64(guarantee(Additive(Laplace(2.0)), 1.0).repeat(6)), 3500.0 + jnp.arange(60.0)
+    s, *there = slopes(made, places, 0.0)
+    assert np.isin(s, [0.0, 1.0]).sum() > 5
+    for found, beside in zip(there, slopes(made, places, 1e-9)[1:], strict=True):
+        np.testing.assert_allclose(found, beside, rtol=1e-4)  # Some are at atoms.
 
 
 @pytest.mark.thorough

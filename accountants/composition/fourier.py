@@ -112,9 +112,9 @@ class Sum:
         F(y) = rest(y) phi(h y) in steps y from eps, phi the weight; t = 1 - s is how far the next grid point is above
         eps; the rest is interpolated.
         """
-        decay, orders = self.tilt * self.step, like(_ORDERS, self.g)
-        fall = (jnp.power(decay, orders) - jnp.power(decay + self.step, orders)) * like(_SIGNS, self.g)
-        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, like(_POWERS, self.g))).sum(-1) / (orders[1:] + 1)
+        decay = self.tilt * self.step
+        fall = (jnp.power(decay, _ORDERS) - jnp.power(decay + self.step, _ORDERS)) * like(_SIGNS, self.g)
+        kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, _POWERS)).sum(-1) / like(_POWERS, self.g)[2:]
         # The derivatives of the product at eps over j!, from those of either.
         by_taylor = (kink[:, None] * (jnp.take(fall, _ALONG) * _PRESENT)[1:]).sum(0)
         return ((by_taylor[:, None] * _moved(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
@@ -174,8 +174,9 @@ class Sum:
 
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
 _TERMS = 18
-_ORDERS, _POWERS = np.arange(_TERMS, dtype=float), np.arange(_TERMS + 1, dtype=float)
-_SIGNS = (-1) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
+# Exponents are whole: of 0 to the float 0, where eps is on the grid, JAX's derivative is NaN.
+_ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
+_SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
 # Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
 _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
@@ -193,7 +194,7 @@ def _moved(s: Any) -> Any:
     """The coefficients of a polynomial developed at s, from those at 0."""
     many = len(POINTS)
     power = np.arange(many) - np.arange(many)[:, None]
-    return jnp.power(s, like(np.maximum(power, 0.0), s)) * like(np.where(power >= 0, _CHOICES[:many, :many].T, 0.0), s)
+    return jnp.power(s, np.maximum(power, 0)) * like(np.where(power >= 0, _CHOICES[:many, :many].T, 0.0), s)
 
 
 def _shares(s: Any) -> Any:
