@@ -29,11 +29,12 @@ from accountants.pairs import hockey_stick, placed_sticks, pure
 from accountants.pairs.base import Mixed
 from accountants.pairs.hockey_stick import profile
 from accountants.pairs.placed import Placed, falls
-from accountants.pairs.shifted import Shifted, is_even
+from accountants.pairs.shifted import Shifted, is_even, larger
 from accountants.pairs.tables import Atoms
 from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
@@ -513,3 +514,36 @@ def test_several_sensitivities_may_be_a_list():
     m = named.laplace(epsilon=1.0)
     both = [accountants.delta(m, 0.5, sensitivity=D) for D in (1.0, 2.0)]
     np.testing.assert_allclose(accountants.delta(m, 0.5, sensitivity=[1.0, 2.0]), both, rtol=1e-14)
+
+
+# Noise that is not even: of every budget the worse sign of the shift
+
+# Their profiles cross once, never, twice, twice, twice, three times and, for losses that may be infinite, once.
+UNEVEN = {
+    "gaussian": Reweighted(Gaussian(0.9), -2.6, 4.9, 0.55),
+    "wide-laplace": Reweighted(Laplace(6.0), -2.1, 3.9, 0.9),
+    "narrow-gaussian": Reweighted(Gaussian(0.34), -0.37, 1.47, 0.42),
+    "laplace": Reweighted(Laplace(2.34), -0.375, 2.965, 0.952),
+    "merged": Reweighted(MergedLaplace((9.22, 3.07, 18.4), (0.4, 1.3)), -4.99, 0.33, 0.98),
+    "staircase": Reweighted(Staircase(0.805, 0.75, 0.4), -5.383, 0.1307, 0.854),
+    "truncated": Reweighted(Gaussian(0.9), -5.2, 1.3, 0.0),
+}
+
+
+@jax.jit
+def moments_of(pair, orders):
+    """E_p e^(c l) of finite losses by the nodes, and c (c + 1) times the integral of e^(c y) times the larger profile."""
+    nodes = larger(pair, 256)
+    log_p, loss = nodes.finite
+    y = jnp.linspace(-90.0, 40.0, 400_001)
+    profile = jnp.maximum(pair.hockey_stick()(y), pair.mirror().hockey_stick()(y))
+    of_finite = jnp.where(y < loss.max(), profile - jnp.where(nodes.loss == jnp.inf, nodes.p, 0.0).sum(), 0.0)
+    summed = [jnp.exp(log_p + c * loss).sum() for c in orders]
+    return jnp.stack(summed), jnp.stack([c * (c + 1) * jnp.trapezoid(jnp.exp(c * y) * of_finite, y) for c in orders])
+
+
+@pytest.mark.quick("narrow-gaussian", "staircase")
+@pytest.mark.parametrize("name", UNEVEN)
+def test_moments_of_the_larger_profile_are_its_integrals(x64, name):
+    nodes, integrals = moments_of(Shifted(UNEVEN[name], 1.0), jnp.array([0.5, 1.0, 2.0]))
+    np.testing.assert_allclose(nodes, integrals, rtol=1e-6)

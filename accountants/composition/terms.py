@@ -14,7 +14,7 @@ from accountants.composition.deposits import highest
 from accountants.composition.replacement import check_replaceable, replaced_losses
 from accountants.pairs.base import Pair
 from accountants.pairs.losses import Losses
-from accountants.pairs.shifted import Shifted
+from accountants.pairs.shifted import Shifted, larger
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.pytrees import pytree
@@ -123,7 +123,7 @@ def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
     if is_gaussian(term):
         (pair,) = term.pairs
         return [Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count) for _ in ways]
-    several = [_nodes(pair, term, panels) for pair in term.pairs]
+    several = _nodes(term, panels)
     turned = [highest([one.mirrored() for one in several] if added else several) for added in ways]
     return [Part(nodes, jnp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
 
@@ -134,9 +134,11 @@ def is_gaussian(term: Term) -> bool:
     return not others and term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
 
 
-def _nodes(pair: Any, term: Term, panels: int) -> Losses:
-    if term.rate is None:
-        return pair.losses(panels)
-    if term.adjacency == "replace":
-        return replaced_losses(pair, term.rate, panels)
-    return pair.losses(panels).sampled(term.rate)
+def _nodes(term: Term, panels: int) -> list[Losses]:
+    """Of every pair; of noise that is not even, whose pairs are one and its mirror, of the one that both make."""
+    if term.rate is not None and term.adjacency == "replace":
+        return [replaced_losses(pair, term.rate, panels) for pair in term.pairs]
+    first = term.pairs[0]
+    of_two = len(term.pairs) > 1 and isinstance(first, Shifted)
+    nodes = [larger(first, panels)] if of_two else [pair.losses(panels) for pair in term.pairs]
+    return nodes if term.rate is None else [one.sampled(term.rate) for one in nodes]

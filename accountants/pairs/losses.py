@@ -116,14 +116,25 @@ def range_of(loss: Real) -> RealArray:
     return jnp.abs(jnp.asarray(jnp.gradient(jax.lax.stop_gradient(loss), axis=-1)))
 
 
-def panel_rule(panels: int, value: Real, *, dense: bool = False) -> tuple[Real, Real]:
+def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
     """Nodes and weights on [0, 1] of so many panels, in the type of a value.
 
     Dense ones come quadratically near to both ends, by t = s^2 (3 - 2 s): sums of few reports may be as near to where
-    losses end.
+    losses end. At cuts, of shape (rows, n), panels end too: of every row its own.
     """
-    s = (np.arange(panels)[:, None] + _NODES).ravel() / panels
-    weights = np.tile(_WEIGHTS / panels, panels)
+    ends: Any = np.arange(panels + 1) / panels
+    if cuts is None:
+        s, weights = _in_panels(ends, dense)
+        return like(s, value), like(weights, value)
+    cuts = 0.5 - jnp.sin(jnp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
+    regular = jnp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
+    return _in_panels(jnp.sort(jnp.concatenate([regular, cuts], -1)), dense)
+
+
+def _in_panels(ends: Any, dense: bool) -> tuple[Any, Any]:
+    width = (ends[..., 1:] - ends[..., :-1])[..., None]
+    s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
     if dense:
         s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
-    return like(s, value), like(weights, value)
+    shape = *ends.shape[:-1], -1
+    return s.reshape(shape), weights.reshape(shape)
