@@ -64,7 +64,7 @@ class Deposit:
 
     def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
-        around = grid[self.index] + jnp.where(self.lumped[:, None], at_atoms[self.index], 0.0)
+        around = jnp.stack([grid, grid + at_atoms])[self.lumped.astype(int)[:, None], self.index]
         shares, moved = jax.jvp(_shares, (self.above,), (jnp.ones_like(self.above),))
         return (shares * around).sum(-1), (moved * around).sum(-1)
 
