@@ -184,7 +184,8 @@ class Sum:
 
     def _by_log(self, one: _One, weights: Any) -> Any:
         """The derivative of the sum of masses times weights, given by their transform, in the count."""
-        return (jnp.real(jnp.conj(weights) * self.spectrum * one.log) * like(_FREQUENCIES, self.tilt)).sum()
+        terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log) * like(_FREQUENCIES, self.tilt)
+        return terms[:, :-1].sum() + terms[:, -1].sum()
 
     def _by_losses(self, one: _One, by_mass: Any, scale: Any) -> Losses:
         """Derivatives in masses and losses; of an atom on the grid that in its loss is a sum there, not a slope."""

@@ -133,7 +133,7 @@ def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
 
 
 def _may_be_three(parts: Parts) -> bool:
-    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
+    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES + 1
 
 
 def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
@@ -249,7 +249,7 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
         possible = ~((found <= 0) | (found >= 1))
         factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
     # A NaN among the parameters, which no comparison sees, stays.
-    unknown = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(primals)]).any()
+    unknown = sum(jnp.isnan(leaf.max()) for leaf in jax.tree.leaves(primals)) > 0
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
     along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
     return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
@@ -279,12 +279,19 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
-    directions = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
+    directions = jax.tree.map(partial(_stacked, at.dtype), *map(_with_room, made.directions(panels)))
 
     def one(point: Any) -> Any:
         return read(directions, point)
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+
+
+def _with_room(parts: Parts) -> Parts:
+    """The parts with an outcome of no mass each, which ``_capped`` fills."""
+    return tuple(
+        part if part.losses is None else dataclasses.replace(part, losses=part.losses.with_room()) for part in parts
+    )
 
 
 @jax.jit
