@@ -242,7 +242,9 @@ def newton(
         count, _, x, value, slope, low, high, _ = state
         new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -longest, longest)
         new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
-        value, slope, by_parameters = _with_slopes(at, new, still)
+        # Once compiled, for steps and for what is implicit.
+        value, back = jax.vjp(at, new, still)
+        slope, by_parameters = back(jnp.ones_like(value))
         low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
         return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, value, slope, low, high, by_parameters
 
@@ -255,12 +257,6 @@ def newton(
     root = (jnp.abs(step) <= found) & (jnp.abs(value) <= told * jnp.abs(slope))
     moved = sum((by_parameters[j] * (moving[j] - still[j])).sum() for j in moving)
     return jnp.where(root, x - moved / jnp.where(slope < 0, slope, jnp.nan), jnp.nan)
-
-
-def _with_slopes(function: Excess, x: Real, parameters: Any) -> tuple[Any, Any, Any]:
-    """A value and its derivatives in x and in the parameters: once compiled, they serve steps and implicit derivatives."""
-    value, back = jax.vjp(function, x, parameters)
-    return value, *back(jnp.ones_like(value))
 
 
 def first_crossing(

@@ -9,7 +9,7 @@ Outcomes of infinite loss add 1 - prod (1 - m)^n, m their mass, and are left out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -51,6 +51,10 @@ class Part:
         if self.losses is None:
             return 0.0 * self.mu
         return jnp.where(self.losses.loss == jnp.inf, self.losses.p, 0.0).sum()
+
+    def with_room(self) -> Part:
+        """The same with an outcome of no mass, or with more; see ``Losses.with_room``."""
+        return self if self.losses is None else replace(self, losses=self.losses.with_room())
 
     def moments(self, c: Any) -> tuple[Real, Real, Real]:
         """K, K' and K'' of one report at a real c: log of the mass tilted by e^(c l), mean and variance of l there."""

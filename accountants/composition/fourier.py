@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import bernoulli
 
+from accountants.composition import deposits
 from accountants.composition.characteristic import Part, Parts
-from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
+from accountants.composition.deposits import COEFFICIENTS, POINTS
 from accountants.pairs.losses import Losses
-from dpkernels.numerics import Real, RealArray, like
+from dpkernels.numerics import Real, like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -60,10 +61,7 @@ class _One(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """What delta and minus its slope count masses for at one eps: all of them, and the rest around the point below.
-
-    The two themselves, too, as tilted.
-    """
+    """What delta and minus its slope count masses for at one eps, and the rest around the point below; both, tilted."""
 
     epsilon: Any
     weights: Any
@@ -144,7 +142,7 @@ class Sum:
         kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, like(_POWERS, self.g))).sum(-1) / (orders[1:] + 1)
         # The derivatives of the product at eps over j!, from those of either.
         by_taylor = (kink[:, None] * (jnp.take(fall, _ALONG) * _PRESENT)[1:]).sum(0)
-        return ((by_taylor[:, None] * _moved(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
+        return ((by_taylor[:, None] * deposits.developed(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
 
     def tells(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
         """Whether floats tell which eps it is, at log delta and its slope there.
@@ -170,11 +168,12 @@ class Sum:
         for one in self.parts:
             part = one.part
             if one.deposit is None or part.losses is None:
-                density = self._around(seen.below) @ _shares(self._place(seen.epsilon)[1]) / self.step
+                density = (
+                    self._around(seen.below) @ deposits.interpolation(self._place(seen.epsilon)[1][None])[0] / self.step
+                )
                 found.append(Part(None, scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density))
                 continue
-            moved = one.offset * (slope - self.tilt * value)
-            by_count = one.log_scale * value + moved + self._by_log(one, weights[0])
+            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + self._by_log(one, weights[0])
             without = jnp.where(jnp.abs(one.spectrum) > _NOTHING, self.spectrum / one.spectrum, 0.0)
             by_mass = jnp.conj(without) * weights
             by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
@@ -217,18 +216,6 @@ _BERNOULLI = np.array(
 )
 
 
-def _moved(s: Any) -> Any:
-    """The coefficients of a polynomial developed at s, from those at 0."""
-    many = len(POINTS)
-    power = np.arange(many) - np.arange(many)[:, None]
-    return jnp.power(s, like(np.maximum(power, 0.0), s)) * like(np.where(power >= 0, _CHOICES[:many, :many].T, 0.0), s)
-
-
-def _shares(s: Any) -> Any:
-    """What values at ``POINTS`` count for at s."""
-    return (_moved(s)[0][:, None] * like(COEFFICIENTS, s)).sum(0)
-
-
 def composed(parts: Parts, c: Any) -> Sum:
     """The sum of all parts' losses; the tilt c changes what is precise."""
     moments = [part.moments(c) for part in parts]
@@ -241,7 +228,7 @@ def composed(parts: Parts, c: Any) -> Sum:
         if part.losses is None:
             deposit, spectrum, log = None, None, -((frequency * part.mu / grid.step) ** 2) / 2
         else:
-            deposit = deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
+            deposit = deposits.deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
             spectrum = jnp.fft.rfft(deposit.masses(SIZE))
             log = jnp.log(jnp.where(jnp.abs(spectrum) > _NOTHING, spectrum, 1.0))
         found.append(_One(part, deposit, spectrum, log, moment[0], offset))
@@ -264,11 +251,14 @@ def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = jax.lax.stop_gradient(_reach(parts, c, moments))
-    atoms = [_atoms(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]
+    atoms = [
+        (0 * c, 0 * c, 0 * c) if part.losses is None else deposits.heavy_atoms(part.losses, c, moment[0])
+        for part, moment in zip(parts, moments, strict=True)
+    ]
     least = jnp.stack([finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
     light = jnp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
     gap = jnp.stack([gap for _, gap, _ in atoms])[light.argmax()]
-    step = on_atoms(jnp.maximum((down + up) / (SIZE - 16), least), jnp.where(light.max() > 0, gap, 0.0))
+    step = deposits.on_atoms(jnp.maximum((down + up) / (SIZE - 16), least), jnp.where(light.max() > 0, gap, 0.0))
     offsets = [
         moment[1] if part.losses is None else heaviest + step * jnp.round((moment[1] - heaviest) / step)
         for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
@@ -300,10 +290,6 @@ def finest(part: Part, c: Real, log_scale: Real) -> Real:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
-    mass = tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
+    mass = deposits.tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
     total = mass.sum()
     return _OUTCOMES * jnp.where(total > 0, (mass * part.losses.width).sum() / jnp.where(total > 0, total, 1.0), 0.0)
-
-
-def _atoms(part: Part, c: Any, log_scale: RealArray) -> tuple[Real, Real, Real]:
-    return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)

@@ -211,22 +211,13 @@ def _reading(what: str, sloped: bool) -> Callable[[Parts, Any], tuple[Any, _Read
 
     @read.def_vmap
     def _(size: int, batched: Any, *given: Any) -> Any:
-        leaves, tree = jax.tree.flatten(given)
-        axes = [0 if many else None for many in jax.tree.leaves(batched)]
-        moving = [leaf for leaf, axis in zip(leaves, axes, strict=True) if axis == 0]
+        def turn(i: Any) -> Any:
+            return read(*jax.tree.map(lambda leaf, many: leaf[i] if many else leaf, given, tuple(batched)))
 
-        def in_turn(moving: list[Any]) -> Any:
-            def at(some: list[Any]) -> Any:
-                moved = iter(some)
-                whole = [leaf if axis is None else next(moved) for leaf, axis in zip(leaves, axes, strict=True)]
-                return read(*jax.tree.unflatten(tree, whole))
-
-            return jax.lax.map(at, moving)
-
-        def at_once(moving: list[Any]) -> Any:
-            return jax.vmap(one, in_axes=jax.tree.unflatten(tree, axes))(*given)
-
-        found = jax.lax.platform_dependent(moving, cpu=in_turn, default=at_once)
+        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
+        found = jax.lax.platform_dependent(
+            cpu=lambda: jax.lax.map(turn, jnp.arange(size)), default=lambda: jax.vmap(one, axes)(*given)
+        )
         return found, jax.tree.map(lambda _: True, found)
 
     return read
@@ -279,19 +270,10 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
-    directions = jax.tree.map(partial(_stacked, at.dtype), *map(_with_room, made.directions(panels)))
+    directions: Parts = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
 
-    def one(point: Any) -> Any:
-        return read(directions, point)
-
+    one = partial(read, tuple(part.with_room() for part in directions))
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
-
-
-def _with_room(parts: Parts) -> Parts:
-    """The parts with an outcome of no mass each, which ``_capped`` fills."""
-    return tuple(
-        part if part.losses is None else dataclasses.replace(part, losses=part.losses.with_room()) for part in parts
-    )
 
 
 @jax.jit

@@ -55,9 +55,9 @@ class Losses:
 
     def with_room(self) -> Losses:
         """The same and outcomes of no mass, one at least: as many as sums compile quickly for."""
-        many = self.p.size + 1
+        many = self.p.shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
-        return jax.tree.map(lambda leaf: jnp.pad(leaf, (0, room)), self)
+        return jax.tree.map(lambda leaf: jnp.pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
 
     def capped(self, cap: Real) -> Losses:
         """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
