@@ -9,7 +9,7 @@ Outcomes of infinite loss add 1 - prod (1 - m)^n, m their mass, and are left out
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -47,22 +47,25 @@ class Part:
 
     @property
     def infinite(self) -> Real:
-        """Mass of infinite loss."""
+        """Mass of infinite loss; of that alone the float below 1, whose logarithm there is."""
         if self.losses is None:
             return 0.0 * self.mu
-        return jnp.where(self.losses.loss == jnp.inf, self.losses.p, 0.0).sum()
+        mass = jnp.where(self.losses.loss == jnp.inf, self.losses.p, 0.0).sum()
+        return jnp.minimum(mass, 1 - jnp.finfo(mass.dtype).epsneg)
+
+    def with_room(self) -> Part:
+        """The same with an outcome of no mass, or with more; see ``Losses.with_room``."""
+        return self if self.losses is None else replace(self, losses=self.losses.with_room())
 
     def moments(self, c: Any) -> tuple[Real, Real, Real]:
         """K, K' and K'' of one report at a real c: log of the mass tilted by e^(c l), mean and variance of l there."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
         log_p, loss = self.losses.finite
-        size = log_p + c * loss
-        top = jax.lax.stop_gradient(size.max())
-        tilted = jnp.exp(size - top)
-        mass = tilted.sum()
+        top, tilted = _scaled(log_p + c * loss)
+        mass = jnp.maximum(tilted.sum(), jnp.finfo(tilted.dtype).tiny)
         mean = (tilted * loss).sum() / mass
-        return top + jnp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
+        return top[0] + jnp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
 
     def log_moment(self, z: Real) -> Real:
         """log E_p exp(z l), finite losses only; z of any shape, real or complex."""
@@ -70,14 +73,12 @@ class Part:
             return z * (z + 1) * self.mu**2 / 2
         log_p, loss = self.losses.finite
         x = jnp.real(z)[..., None]
-        size = log_p + x * loss
-        top = jax.lax.stop_gradient(size.max(-1, keepdims=True))
-        terms = jnp.exp(size - top)
+        top, terms = _scaled(log_p + x * loss)
         if jnp.iscomplexobj(z):
             phase = jnp.imag(z)[..., None] * loss
             total = jax.lax.complex((terms * jnp.cos(phase)).sum(-1), (terms * jnp.sin(phase)).sum(-1))
         else:
-            total = terms.sum(-1)
+            total = jnp.maximum(terms.sum(-1), jnp.finfo(terms.dtype).tiny)
         return top[..., 0] + jnp.log(total)
 
     def revival(self, c: Real, u: Real) -> Real:
@@ -95,6 +96,13 @@ class Part:
         spread = jnp.where(self.losses.width > 0, size, 0.0)
         rest = jnp.hypot((spread * jnp.cos(u * loss)).sum(), (spread * jnp.sin(u * loss)).sum())
         return top + jnp.log((size - spread).sum() + rest + jnp.finfo(size.dtype).tiny)
+
+
+def _scaled(size: RealArray) -> tuple[Any, Any]:
+    """(the largest, e^size over that of it), along the last axis; 0 where all are -inf, as of infinite losses alone."""
+    top = jax.lax.stop_gradient(size.max(-1, keepdims=True))
+    top = jnp.where(jnp.isneginf(top), 0.0, top)  # NaN stays.
+    return top, jnp.exp(size - top)
 
 
 Parts = tuple[Part, ...]

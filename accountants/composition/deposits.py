@@ -7,6 +7,7 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,7 @@ POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
+_CHOICES = np.array([[math.comb(n, j) for n in range(len(POINTS))] for j in range(len(POINTS))], float)
 # Outcomes are crowded if a step of as many would have a larger share of all mass.
 _CROWDED = 0.003
 # Of several pairs: the grid, by how much one profile is above another for certain, and what stands out as an atom.
@@ -59,22 +61,30 @@ class Deposit:
     def masses(self, size: int) -> Any:
         """(all tilted masses, those at atoms on the grid), of shape (2, size)."""
         both = jnp.stack([self.mass, jnp.where(self.lumped, self.mass, 0.0)], -1)
-        both = both[:, None, :] * _shares(self.above)[:, :, None]
+        both = both[:, None, :] * interpolation(self.above)[:, :, None]
         return jnp.zeros((size, 2), self.mass.dtype).at[self.index].add(both).T
 
     def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
-        around = grid[self.index] + jnp.where(self.lumped[:, None], at_atoms[self.index], 0.0)
-        shares, moved = jax.jvp(_shares, (self.above,), (jnp.ones_like(self.above),))
+        around = jnp.stack([grid, grid + at_atoms])[self.lumped.astype(int)[:, None], self.index]
+        shares, moved = jax.jvp(interpolation, (self.above,), (jnp.ones_like(self.above),))
         return (shares * around).sum(-1), (moved * around).sum(-1)
 
 
-def _shares(above: Any) -> Any:
+def interpolation(above: Any) -> Any:
     """Lagrange's weights, of shape (n, 6)."""
     share: Any = 0.0
     for row in like(COEFFICIENTS, above)[::-1]:
         share = share * above[:, None] + row
     return share
+
+
+def developed(s: Any) -> Any:
+    """The coefficients of a polynomial of that degree developed at s, from those at 0."""
+    many = len(POINTS)
+    power = np.arange(many) - np.arange(many)[:, None]
+    # Exponents are whole: of 0 to the float 0 JAX's derivative is NaN.
+    return jnp.power(s, np.maximum(power, 0)) * like(np.where(power >= 0, _CHOICES, 0.0), s)
 
 
 def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> Deposit:

@@ -22,10 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.special import bernoulli
 
+from accountants.composition import deposits
 from accountants.composition.characteristic import Part, Parts
-from accountants.composition.deposits import COEFFICIENTS, POINTS, deposited, heavy_atoms, on_atoms, tilted
+from accountants.composition.deposits import COEFFICIENTS, POINTS
 from accountants.pairs.losses import Losses
-from dpkernels.numerics import Real, RealArray, like
+from dpkernels.numerics import Real, like
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
@@ -39,19 +40,34 @@ _OUTCOMES = 1.0
 
 
 class _One(NamedTuple):
-    """A part on the grid: what it is, what it deposits (Gaussian noise nothing), K of one report and its grid point."""
+    """A part on the grid: what it is, what it deposits (Gaussian noise nothing), K of one report and its grid point.
+
+    Its transform and its log, too: of all, and of what is at its atoms on the grid alone.
+    """
 
     part: Part
     deposit: Any
     spectrum: Any
+    log: Any
     log_scale: Any
     offset: Any
 
-    def power(self, count: Any) -> Any:
-        """The transform of so many reports, and of what is at their atoms on the grid alone."""
+    def power(self) -> Any:
+        """The transform of all its reports."""
+        power = jnp.exp(self.part.count * self.log)
         if self.deposit is None:
-            return jnp.stack([jnp.exp(count * self.spectrum), 0.0 * self.spectrum])
-        return _power(self.spectrum, count)
+            return jnp.stack([power, 0.0 * power])
+        return jnp.where(jnp.abs(self.spectrum) > _NOTHING, power, 0.0)
+
+
+class _Seen(NamedTuple):
+    """What delta and minus its slope count masses for at one eps, and the rest around the point below; both, tilted."""
+
+    epsilon: Any
+    weights: Any
+    near: Any
+    below: Any
+    sums: Any
 
 
 @pytree
@@ -67,6 +83,7 @@ class Sum:
         tilt: c.
         log_scale: K(c).
         first: the number of the first grid point.
+        spectrum: the transform of all, and of what is at atoms on the grid alone.
         parts: what it is the sum of.
     """
 
@@ -77,28 +94,36 @@ class Sum:
     tilt: Any
     log_scale: Any
     first: Any
+    spectrum: Any
     parts: tuple[_One, ...]
 
-    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
-        """log delta of finite losses, and about its derivative in eps."""
-        gain, further = self._weights(epsilon)
-        below, s = self._place(epsilon)
-        around = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),))
-        # Of a sum that jumps at eps, where its terms are those of the rest, the first term of the correction.
-        jump = (0.5 - s) * (_shares(s) * around).sum()
-        value = (self.g * gain).sum() + (self._kinks(s) * around).sum()
-        possible = ~(value <= 0)  # NaN stays.
-        value = jnp.where(possible, value, 1.0)
-        log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
-        return log_delta, jnp.where(possible, -((self.g * further).sum() + jump) / value, 0.0)
+    def nothing(self) -> _Seen:
+        """The shape of what is seen."""
+        pair = jnp.zeros((2, SIZE), self.g.dtype)
+        return _Seen(self.tilt, pair, pair[:, : len(POINTS)], self.tilt.astype(int), pair[:, 0])
 
-    def _weights(self, epsilon: Any) -> tuple[Any, Any]:
+    def read(self, epsilon: Any) -> tuple[Any, Any, _Seen]:
+        """(log delta of finite losses, its derivative in eps, what they are of)."""
+        below, s = self._place(epsilon)
+        weights = self._weights(epsilon)
+        kinks, shifted = jax.jvp(self._kinks, (s,), (1 / self.step,))
+        near = jnp.stack([kinks, self.tilt * kinks - shifted])
+        sums = (self.g * weights).sum(-1) + (near * self._around(below)).sum(-1)
+        possible = ~(sums[0] <= 0)  # NaN stays.
+        value = jnp.where(possible, sums[0], 1.0)
+        log_delta = self.log_scale - self.tilt * epsilon + jnp.where(possible, jnp.log(value), -jnp.inf)
+        return log_delta, jnp.where(possible, -sums[1] / value, 0.0), _Seen(epsilon, weights, near, below, sums)
+
+    def _around(self, below: Any) -> Any:
+        return jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),))
+
+    def _weights(self, epsilon: Any) -> Any:
         """e^(-c x) (1 - e^-x) and e^(-(c+1) x) of the grid points above eps."""
         x = self.start - epsilon + self.step * jnp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = jnp.where(above, x, 1.0)
         falling = jnp.where(above, jnp.exp(-self.tilt * x), 0.0)
-        return falling * -jnp.expm1(-x), falling * jnp.exp(-x)
+        return jnp.stack([falling * -jnp.expm1(-x), falling * jnp.exp(-x)])
 
     def _place(self, epsilon: Any) -> tuple[Any, Any]:
         """The grid point below eps, and by how many steps eps is above it."""
@@ -117,7 +142,7 @@ class Sum:
         kink = (like(_BERNOULLI, self.g)[2:] * jnp.power(1 - s, _POWERS)).sum(-1) / like(_POWERS, self.g)[2:]
         # The derivatives of the product at eps over j!, from those of either.
         by_taylor = (kink[:, None] * (jnp.take(fall, _ALONG) * _PRESENT)[1:]).sum(0)
-        return ((by_taylor[:, None] * _moved(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
+        return ((by_taylor[:, None] * deposits.developed(s)).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
 
     def tells(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
         """Whether floats tell which eps it is, at log delta and its slope there.
@@ -127,54 +152,56 @@ class Sum:
         tilted_slope = -slope * jnp.exp(value - self.log_scale + self.tilt * epsilon)
         return noise < _TOLD * tilted_slope * jnp.maximum(jnp.abs(epsilon), self.step)
 
-    def slopes(self, epsilon: Any) -> tuple[Parts, Any]:
+    def slopes(self, seen: _Seen) -> tuple[Parts, Any]:
         """Derivatives of delta in all of the parts, and in eps: it is a homogeneous polynomial of the masses.
 
         With one report less at eps - l that is n delta in the mass of the loss l, and n p times minus its slope in l.
         All of these are one correlation, by transform; between grid points they are interpolated.
         """
-        gain, further = self._weights(epsilon)
-        below, s = self._place(epsilon)
-        kinks, shifted = jax.jvp(self._kinks, (s,), (1 / self.step,))
-        pair = jnp.stack([gain, further])
-        near = jnp.stack([kinks, self.tilt * kinks - shifted])
-        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(pair), near, (0 * below, below - 2))
-        value, slope = ((self.g * pair) + (self.rest * spread)).sum(-1)
-        scale = jnp.exp(self.log_scale - self.tilt * epsilon)
+        value, slope = seen.sums
+        scale = jnp.exp(self.log_scale - self.tilt * seen.epsilon)
+        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(seen.weights), seen.near, (0 * seen.below, seen.below - 2))
         # Of all masses and, less what is of the rest only, of atoms on the grid.
-        weights = jnp.stack([pair + spread, -spread], 1)
-        weights = weights[:, :, jnp.mod(jnp.arange(SIZE) - self.first.astype(int), SIZE)]
-        density = jax.lax.dynamic_slice(self.rest, (below - 2,), (len(POINTS),)) @ _shares(s) / self.step
+        weights = jnp.stack([seen.weights + spread, -spread], 1)
+        weights = jnp.fft.rfft(jnp.roll(weights, self.first.astype(int), -1))
         found = []
-        for j, one in enumerate(self.parts):
+        for one in self.parts:
             part = one.part
             if one.deposit is None or part.losses is None:
+                density = (
+                    self._around(seen.below) @ deposits.interpolation(self._place(seen.epsilon)[1][None])[0] / self.step
+                )
                 found.append(Part(None, scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density))
                 continue
-            others = [other.power(other.part.count) for i, other in enumerate(self.parts) if i != j]
-            without = math.prod(others, start=one.power(part.count - 1))
-            logs = jnp.fft.irfft(without * one.spectrum * _log(one.spectrum), SIZE)
-            moved = one.offset * (slope - self.tilt * value)
-            by_count = one.log_scale * value + moved + (logs * weights[0]).sum()
-            correlation = jnp.fft.irfft(jnp.conj(without) * jnp.fft.rfft(weights), SIZE)
-            losses = self._by_losses(one, correlation, scale * part.count)
+            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + self._by_log(one, weights[0])
+            without = jnp.where(jnp.abs(one.spectrum) > _NOTHING, self.spectrum / one.spectrum, 0.0)
+            by_mass = jnp.conj(without) * weights
+            by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
+            losses = self._by_losses(one, by_mass, scale * part.count)
             found.append(Part(losses, 0.0 * part.mu, scale * by_count))
         return tuple(found), -scale * slope
 
-    def _by_losses(self, one: _One, correlation: Any, scale: Any) -> Losses:
+    def _by_log(self, one: _One, weights: Any) -> Any:
+        """The derivative of the sum of masses times weights, given by their transform, in the count."""
+        terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log) * like(_FREQUENCIES, self.tilt)
+        return terms[:, :-1].sum() + terms[:, -1].sum()
+
+    def _by_losses(self, one: _One, by_mass: Any, scale: Any) -> Losses:
         """Derivatives in masses and losses; of an atom on the grid that in its loss is a sum there, not a slope."""
         nodes: Any = one.part.losses
-        inner, by_step = one.deposit.read(*correlation[0])
-        at_atoms = correlation[1].sum(0)[one.deposit.index[:, 2]]
+        inner, by_step = one.deposit.read(*by_mass[:2])
+        at_atoms = by_mass[2][one.deposit.index[:, 2]]
         by_loss = jnp.where(one.deposit.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
         mass, p = scale * one.deposit.mass, nodes.p
         some = one.deposit.mass > 0
         return Losses(jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p)
 
 
+# How often a frequency of the half transform is in the whole one, over its length.
+_FREQUENCIES = np.concatenate([[1.0], np.full(SIZE // 2 - 1, 2.0), [1.0]]) / SIZE
 # Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
 _TERMS = 18
-# Exponents are whole: of 0 to the float 0, where eps is on the grid, JAX's derivative is NaN.
+# Whole, as in ``developed``: s is 0 where eps is on the grid.
 _ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
 _SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
 # Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
@@ -190,18 +217,6 @@ _BERNOULLI = np.array(
 )
 
 
-def _moved(s: Any) -> Any:
-    """The coefficients of a polynomial developed at s, from those at 0."""
-    many = len(POINTS)
-    power = np.arange(many) - np.arange(many)[:, None]
-    return jnp.power(s, np.maximum(power, 0)) * like(np.where(power >= 0, _CHOICES[:many, :many].T, 0.0), s)
-
-
-def _shares(s: Any) -> Any:
-    """What values at ``POINTS`` count for at s."""
-    return (_moved(s)[0][:, None] * like(COEFFICIENTS, s)).sum(0)
-
-
 def composed(parts: Parts, c: Any) -> Sum:
     """The sum of all parts' losses; the tilt c changes what is precise."""
     moments = [part.moments(c) for part in parts]
@@ -212,25 +227,17 @@ def composed(parts: Parts, c: Any) -> Sum:
     for part, offset, moment in zip(parts, grid.offsets, moments, strict=True):
         start, log_scale = start + part.count * offset, log_scale + part.count * moment[0]
         if part.losses is None:
-            deposit, spectrum = None, -((frequency * part.mu / grid.step) ** 2) / 2
+            deposit, spectrum, log = None, None, -((frequency * part.mu / grid.step) ** 2) / 2
         else:
-            deposit = deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
+            deposit = deposits.deposited(part.losses, c, moment[0], offset, grid.step, SIZE)
             spectrum = jnp.fft.rfft(deposit.masses(SIZE))
-        found.append(_One(part, deposit, spectrum, moment[0], offset))
+            log = jnp.log(jnp.where(jnp.abs(spectrum) > _NOTHING, spectrum, 1.0))
+        found.append(_One(part, deposit, spectrum, log, moment[0], offset))
     first = jnp.floor((grid.low - start) / grid.step)
-    order = jnp.mod(first + jnp.arange(SIZE, dtype=c.dtype), SIZE).astype(int)
-    both = math.prod((one.power(one.part.count) for one in found), start=jnp.ones((), complex))
-    g, atoms = jnp.fft.irfft(both, SIZE)[:, order]
-    return Sum(start + first * grid.step, grid.step, g, g - atoms, c, log_scale, first, tuple(found))
-
-
-def _power(values: Real, count: Real) -> Real:
-    """The n-th power of complex numbers, n real; of next to 0 none."""
-    return jnp.where(jnp.abs(values) > _NOTHING, jnp.exp(count * _log(values)), 0.0)
-
-
-def _log(values: Any) -> Any:
-    return jnp.log(jnp.where(jnp.abs(values) > _NOTHING, values, 1.0))
+    spectrum = math.prod((one.power() for one in found), start=jnp.ones((), complex))
+    g, atoms = jnp.roll(jnp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
+    start = start + first * grid.step
+    return Sum(start, grid.step, g, g - atoms, c, log_scale, first, spectrum, tuple(found))
 
 
 class _Grid(NamedTuple):
@@ -245,11 +252,16 @@ def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = jax.lax.stop_gradient(_reach(parts, c, moments))
-    atoms = [_atoms(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]
+    atoms = [
+        (0 * c, 0 * c, 0 * c) if part.losses is None else deposits.heavy_atoms(part.losses, c, moment[0])
+        for part, moment in zip(parts, moments, strict=True)
+    ]
     least = jnp.stack([finest(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
     light = jnp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
     gap = jnp.stack([gap for _, gap, _ in atoms])[light.argmax()]
-    step = on_atoms(jnp.maximum((down + up) / (SIZE - 16), least), jnp.where(light.max() > 0, gap, 0.0))
+    # Of one loss alone the window has no width.
+    least = jnp.maximum(least, jnp.finfo(c.dtype).eps * (1 + jnp.abs(mean)))
+    step = deposits.on_atoms(jnp.maximum((down + up) / (SIZE - 16), least), jnp.where(light.max() > 0, gap, 0.0))
     offsets = [
         moment[1] if part.losses is None else heaviest + step * jnp.round((moment[1] - heaviest) / step)
         for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
@@ -281,10 +293,6 @@ def finest(part: Part, c: Real, log_scale: Real) -> Real:
     """A step that is wide enough for what the part deposits: no comb of single outcomes is seen through it."""
     if part.losses is None:
         return 0 * c
-    mass = tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
+    mass = deposits.tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
     total = mass.sum()
     return _OUTCOMES * jnp.where(total > 0, (mass * part.losses.width).sum() / jnp.where(total > 0, total, 1.0), 0.0)
-
-
-def _atoms(part: Part, c: Any, log_scale: RealArray) -> tuple[Real, Real, Real]:
-    return (0 * c, 0 * c, 0 * c) if part.losses is None else heavy_atoms(part.losses, c, log_scale)

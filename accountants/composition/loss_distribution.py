@@ -119,6 +119,8 @@ class _Tilted:
 
 def _tilted(part: Masses, step: float, tilt: float) -> _Tilted:
     k = part.first + np.arange(len(part.mass), dtype=float)
+    if not part.mass.any():  # All losses are infinite.
+        return _Tilted(0 * part.mass, k, 0.0, part.count, 0.0)
     with np.errstate(divide="ignore"):
         log_mass = np.log(part.mass)
     logs = log_mass + tilt * step * k
@@ -174,6 +176,8 @@ class _Tails:
 
 def _log_moments(part: _Tilted, slopes: np.ndarray) -> np.ndarray:
     some = part.g > 0
+    if not some.any():
+        return np.full_like(slopes, -np.inf)
     x = slopes[:, None] * part.k[some]
     top = x.max(1, keepdims=True)
     return top[:, 0] + np.log((np.exp(x - top) * part.g[some]).sum(1))

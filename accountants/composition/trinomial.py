@@ -60,12 +60,16 @@ class Three:
         """Masses times e^(c l), made to sum to 1."""
         return jax.nn.softmax(jnp.log(_positive(self.mass)) + self.tilt * self.loss)
 
-    def value_and_slope(self, epsilon: Any) -> tuple[Any, Any]:
-        """log delta of finite losses, and its derivative in eps."""
+    def nothing(self) -> Any:
+        """The shape of what ``read`` has seen."""
+        return self.tilt
+
+    def read(self, epsilon: Any) -> tuple[Any, Any, Any]:
+        """(log delta of finite losses, its derivative in eps, where)."""
         value, further = delta(self, epsilon)
         known = ~(value <= 0)  # NaN stays.
         value = jnp.where(known, value, 1.0)
-        return jnp.where(known, jnp.log(value), -jnp.inf), jnp.where(known, -further / value, 0.0)
+        return jnp.where(known, jnp.log(value), -jnp.inf), jnp.where(known, -further / value, 0.0), epsilon
 
     def tells(self, epsilon: Any, *_: Any) -> Any:
         """Whether floats tell which eps it is."""

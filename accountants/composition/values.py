@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_batching import custom_vmap
 
 from accountants.composition import characteristic, fourier, trinomial
 from accountants.composition.characteristic import Parts, certain
@@ -86,17 +87,18 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
     def read(curve: Any, sure: Any, back: Any) -> _Reading:
         """From log delta of finite losses as a curve, with the certain rest, and the way from either to the parts."""
         if goal is None:
-            eps, found = at, jnp.clip(sure + jnp.exp(curve.value_and_slope(at)[0]), 0.0, 1.0)
+            value, _, seen = curve.read(at)
+            found = jnp.clip(sure + jnp.exp(value), 0.0, 1.0)
         else:
             start, noise = jnp.maximum(guess, floor), _noise(parts)
-            eps, value, slope, is_found = _crossing(curve.value_and_slope, goal, start, floor, noise)
+            eps, value, slope, is_found, seen = _crossing(curve, goal, start, floor, noise)
             told = (is_found & curve.tells(eps, value, slope, noise)) | ((eps <= floor) & (value <= goal))
             found = jnp.where(told & (at > sure), eps, jnp.inf)
         if not sloped:
             return _Reading(found, None, None)
 
         def slopes() -> tuple[Parts, Any]:
-            by_curve, by_epsilon = curve.slopes(jnp.where(jnp.isfinite(eps), eps, 1.0))
+            by_curve, by_epsilon = curve.slopes(seen)
             return back((by_curve, jnp.ones_like(sure)))[0], by_epsilon
 
         return _Reading(found, *_where(~(found <= best), slopes, nothing))
@@ -131,7 +133,7 @@ def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
 
 
 def _may_be_three(parts: Parts) -> bool:
-    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES
+    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES + 1
 
 
 def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
@@ -145,10 +147,10 @@ def _noise(parts: Parts) -> Any:
     return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
-def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any]:
+def _crossing(curve: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
     """Where a falling function is the goal, or the floor if it is less there; its value and slope next to that.
 
-    Whether it was found, too: to a rounding of the place, or of the value.
+    Whether it was found, too: to a rounding of the place, or of the value; and what the curve has seen there.
 
     Newton's steps; one that leaves what is known to hold the root goes half-way, or twice as far.
     """
@@ -160,29 +162,30 @@ def _crossing(value_and_slope: Any, goal: Any, start: Any, floor: Any, noise: An
         return jnp.isfinite(value) & (jnp.abs(value - goal) <= near + rounding)
 
     def unfinished(state: Any) -> Any:
-        k, eps, value, slope, low, high = state
+        k, eps, value, slope, low, high, _ = state
         done = found(eps, value, slope) | ((eps <= floor) & (value <= goal))
         return (k < _STEPS) & ~done & ((high == jnp.inf) | (high - low > unit * high))
 
     def newton(state: Any) -> Any:
         """To the next trial from what is known of this one; of the first one nothing is."""
-        k, eps, value, slope, low, high = state
+        k, eps, value, slope, low, high, _ = state
         low, high = jnp.where(value > goal, eps, low), jnp.where(value > goal, high, eps)
         low, high = jnp.where(k > 0, low, floor - 1), jnp.where(k > 0, high, jnp.inf)
         new = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
         middle = jnp.where(low < floor, floor, jnp.where(high == jnp.inf, 2 * low + 1e-3, (low + high) / 2))
         new = jnp.where((new > low) & (new < high) & (slope < 0), new, middle)
         new = jnp.where(k > 0, new, start)
-        return k + 1, new, *value_and_slope(new), low, high
+        value, slope, seen = curve.read(new)
+        return k + 1, new, value, slope, low, high, seen
 
     none = jnp.full_like(goal, jnp.inf)
-    state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none
-    _, eps, value, slope, low, high = jax.lax.while_loop(unfinished, newton, state)
+    state = jnp.zeros_like(goal, int), start, none, -none, floor - 1, none, curve.nothing()
+    _, eps, value, slope, low, high, seen = jax.lax.while_loop(unfinished, newton, state)
     last = jnp.maximum(eps - (value - goal) / jnp.where(slope < 0, slope, -1.0), floor)
     is_found = found(eps, value, slope)
     # Halved to its end, it is on the safe side.
     ended = jnp.where(value <= goal, eps, high)
-    return jnp.where(is_found, last, ended), value, slope, is_found | (high - low <= 4 * unit * high)
+    return jnp.where(is_found, last, ended), value, slope, is_found | (high - low <= 4 * unit * high), seen
 
 
 def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, _Reading]:
@@ -200,16 +203,36 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
     return jax.lax.scan(next_one, (0 * numbers[0], none), (numbers, directions))[0]
 
 
+@cache
+def _reading(what: str, sloped: bool) -> Callable[[Parts, Any], tuple[Any, _Reading]]:
+    """``_largest``; of many at once, on a processor, one by one: their grids and nodes together leave its cache."""
+    one = partial(_largest, what, sloped)
+    read = custom_vmap(one)
+
+    @read.def_vmap
+    def _(size: int, batched: Any, *given: Any) -> Any:
+        def turn(i: Any) -> Any:
+            return read(*jax.tree.map(lambda leaf, many: leaf[i] if many else leaf, given, tuple(batched)))
+
+        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
+        found = jax.lax.platform_dependent(
+            cpu=lambda: jax.lax.map(turn, jnp.arange(size)), default=lambda: jax.vmap(one, axes)(*given)
+        )
+        return found, jax.tree.map(lambda _: True, found)
+
+    return read
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _value(what: str, directions: Parts, at: Any) -> Any:
     """The largest delta at eps, or eps at delta, over the directions."""
-    return _largest(what, False, directions, at)[1].found
+    return _reading(what, False)(directions, at)[1].found
 
 
 @_value.defjvp
 def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     """Of what moves along delta(eps) of the direction that has it."""
-    number, (found, by_parts, by_epsilon) = _largest(what, True, *primals)
+    number, (found, by_parts, by_epsilon) = _reading(what, True)(*primals)
     if what == "epsilon":
         possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
         factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -jnp.ones_like(found)
@@ -217,7 +240,7 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
         possible = ~((found <= 0) | (found >= 1))
         factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
     # A NaN among the parameters, which no comparison sees, stays.
-    unknown = jnp.stack([jnp.isnan(leaf).any() for leaf in jax.tree.leaves(primals)]).any()
+    unknown = sum(jnp.isnan(leaf.max()) for leaf in jax.tree.leaves(primals)) > 0
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
     along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
     return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
@@ -247,11 +270,9 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
-    directions = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
+    directions: Parts = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
 
-    def one(point: Any) -> Any:
-        return read(directions, point)
-
+    one = partial(read, tuple(part.with_room() for part in directions))
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
 

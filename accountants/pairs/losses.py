@@ -24,6 +24,8 @@ REACH, PANELS = 18.0, 30
 FEW = 4
 # Where e^loss is next to overflow, or soon is.
 _LARGE = 30.0
+# XLA sums on processors by so many terms: other lengths have programs of their own for their ends, and for each sum.
+_ROUND = 32
 
 
 @pytree
@@ -51,18 +53,25 @@ class Losses:
         """The same outcomes, ``weight`` times as likely."""
         return Losses(weight * self.p, weight * self.q, self.loss, self.width)
 
+    def with_room(self) -> Losses:
+        """The same and outcomes of no mass, one at least: as many as sums compile quickly for."""
+        many = self.p.shape[-1] + 1
+        room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
+        return jax.tree.map(lambda leaf: jnp.pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
+
     def capped(self, cap: Real) -> Losses:
         """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
 
-        Composed it is the same as long as all other losses together are eps - cap at least.
+        Composed it is the same as long as all other losses together are eps - cap at least. The last outcome becomes
+        the rest: one of no mass, see ``with_room``.
         """
         above = jnp.isfinite(self.loss) & (self.loss > cap)
         down = jnp.where(above, cap - self.loss, 0.0)
-        kept = self.p * jnp.exp(down)
         # Not p less what is kept, whose rounding counts n times.
-        lost = (self.p * -jnp.expm1(down)).sum(keepdims=True)
-        finite = Losses(kept, self.q, jnp.where(above, cap, self.loss), jnp.where(above, 0.0, self.width))
-        return joined([finite, Losses(lost, 0 * lost, lost + jnp.inf, 0 * lost)])
+        lost = (self.p * -jnp.expm1(down)).sum()
+        last = np.arange(self.p.size) == self.p.size - 1
+        loss = jnp.where(last, jnp.inf, jnp.where(above, cap, self.loss))
+        return Losses(jnp.where(last, lost, self.p * jnp.exp(down)), self.q, loss, jnp.where(above, 0.0, self.width))
 
     def sampled(self, rate: Real) -> Losses:
         """The pair (r p + (1 - r) q, q): whoever tells the two apart is in a Poisson sample with probability r."""

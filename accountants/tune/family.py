@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, ClassVar
 
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
@@ -19,7 +19,12 @@ class Family(abc.ABC):
 
     A family is a frozen dataclass and a pytree: budgets are leaves, so that another budget compiles nothing and
     ``many`` maps over arrays of them; choices of shape are static.
+
+    Attributes:
+        patience: a search ends after so many turns in which the best of all starts gains less than this, relatively.
     """
+
+    patience: ClassVar[tuple[int, float]] = (20, 1e-9)
 
     @property
     @abc.abstractmethod

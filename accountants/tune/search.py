@@ -24,7 +24,6 @@ from accountants.tune.optimiser import bfgs
 from dpkernels.numerics import Real, RealArray
 
 NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
-PATIENCE, GAIN = 20, 1e-9  # The search ends after so many turns in which the best of all starts gains less than this.
 _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal and Wright's usual choice.
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 
@@ -97,11 +96,14 @@ def search(family: Family, objective: Objective, starts: Real, turns: int) -> Fo
 
 def _search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
     TRACES.append(family.name)
-    return descend(partial(cost, family, objective), objective.sign, starts, turns)
+    return descend(partial(cost, family, objective), objective.sign, starts, turns, family.patience)
 
 
-def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) -> Found:
-    """The loop of ``search``, for any function of z; ``sign`` times its values are reported."""
+def descend(
+    function: Callable[[Any], Any], sign: int, starts: Any, turns: int, patience: tuple[int, float] = Family.patience
+) -> Found:
+    """The loop of ``search``, for any function of z; ``sign`` times its values are reported. See ``Family``."""
+    most_stale, gain = patience
     points, count, n = starts.shape
     optimiser = bfgs()
     turn = jax.vmap(partial(_turn, function, optimiser), in_axes=(0, 0, None))
@@ -110,7 +112,7 @@ def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) 
 
     def unfinished(carry: Any) -> Any:
         number, active, *_, stale = carry
-        return (number < turns) & active.any() & (stale < PATIENCE)
+        return (number < turns) & active.any() & (stale < most_stale)
 
     def body(carry: Any) -> Any:
         number, active, state, log, evaluations, mark, stale = carry
@@ -118,7 +120,7 @@ def descend(function: Callable[[Any], Any], sign: int, starts: Any, turns: int) 
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
         best = state.value.min()
-        gained = (number < points) | (best < mark - GAIN * jnp.abs(best))
+        gained = (number < points) | (best < mark - gain * jnp.abs(best))
         mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
         active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
         return number + 1, active, state, log, evaluations, mark, stale

@@ -25,7 +25,7 @@ from accountants.tune.result import Many, Result
 from accountants.tune.search import Found, evaluate, search, search_many
 from dpkernels import checks
 
-# A search ends by itself, see ``search.PATIENCE``; this bounds the time of one that creeps.
+# A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
