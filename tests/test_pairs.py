@@ -532,7 +532,7 @@ UNEVEN = {
 
 @jax.jit
 def moments_of(pair, orders):
-    """E_p e^(c l) of finite losses by the nodes, and c (c + 1) times the integral of e^(c y) times the larger profile."""
+    """E_p e^(c l) of finite losses: by the nodes, and c (c + 1) integral e^(c y) delta(y) dy of the larger profile."""
     nodes = larger(pair, 256)
     log_p, loss = nodes.finite
     y = jnp.linspace(-90.0, 40.0, 400_001)

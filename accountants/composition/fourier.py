@@ -248,7 +248,7 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: Parts, c: Real, moments: list[Any]) -> _Grid:
+def _grid(parts: Parts, c: Any, moments: list[Any]) -> _Grid:
     """A step at which the window holds the sum, and at which the distance of the two heaviest atoms is whole."""
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = jax.lax.stop_gradient(_reach(parts, c, moments))

@@ -187,9 +187,9 @@ def _atoms_at(loss: Any, p: Any, q: Any) -> Losses:
 
 
 def _crossings(pair: Shifted) -> tuple[Any, Any]:
-    """(positive losses, rising, at which the profiles of a pair and its mirror cross, inf where there are fewer;
+    """(positive losses at which the profiles of a pair and its mirror cross, whether the pair's own is larger).
 
-    whether the pair's own is the larger one below the first, and above each).
+    The losses rise, and are inf where there are fewer; of the second one entry more: below the first, and above each.
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
     top = jnp.abs(pair.losses().finite[1]).max()
