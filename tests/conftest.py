@@ -24,6 +24,7 @@ if OWNS:
     os.environ["DPKERNELS_CACHE"] = str(Path(os.environ[SHARED], "solved"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ[SHARED], "compiled")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Each worker's others wait for work in a busy loop.
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -32,6 +33,20 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis = importlib.import_module("hypothesis")
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
+
+# The default set's programs are compiled without optimisation, in a third of the time: it asks whether the formulas
+# are right. CI asks it of what users run, optimised, as does `XLA_FLAGS= python -m pytest`. XLA ends a process that
+# names a flag of another version.
+UNOPTIMISED = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before workers start, and before XLA does."""
+    if "not thorough" in config.option.markexpr and jax.__version_info__ < (0, 11):
+        os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
+
 
 # The files of the most seconds, first: what a worker begins last is short.
 LONG = [
@@ -90,6 +105,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[WRONG_SLICES] = list(wrong_slices(items))
     rank = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage no longer walks what lives as long as the run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
