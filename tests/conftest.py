@@ -34,7 +34,7 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
-# The default set's programs are compiled without optimisation, in a third of the time: it asks whether the formulas
+# The default set's programs are compiled without optimisation, in a quarter of the time: it asks whether the formulas
 # are right. CI asks it of what users run, optimised, as does `XLA_FLAGS= python -m pytest`. XLA ends a process that
 # names a flag of another version.
 UNOPTIMISED = (
@@ -46,6 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Before workers start, and before XLA does."""
     if "not thorough" in config.option.markexpr and jax.__version_info__ < (0, 11):
         os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
+    if config.option.markexpr in ("slow", "notebook") and config.getoption("dist", "no") == "loadfile":
+        config.option.dist = "load"  # Each is long: none waits for the others of its file.
 
 
 # The files of the most seconds, first: what a worker begins last is short.
@@ -69,15 +71,10 @@ def is_in(item: pytest.Item, pattern: str) -> bool:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is not in its test's quick slice is thorough.
-
-    A file stays with one worker, which then compiles and computes what its tests share once.
-    """
+    """What is not in its test's quick slice is thorough."""
     quick = item.get_closest_marker("quick")
     if quick and not any(is_in(item, pattern) for pattern in quick.args):
         item.add_marker("thorough")
-    if not any(item.get_closest_marker(name) for name in ("slow", "notebook", "xdist_group")):
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
