@@ -24,6 +24,7 @@ if OWNS:
     os.environ["DPKERNELS_CACHE"] = str(Path(os.environ[SHARED], "solved"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(os.environ[SHARED], "compiled")))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # Each worker's others wait for work in a busy loop.
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
@@ -32,6 +33,22 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis = importlib.import_module("hypothesis")
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
+
+# The default set's programs are compiled without optimisation, in a quarter of the time: it asks whether the formulas
+# are right. CI asks it of what users run, optimised, as does `XLA_FLAGS= python -m pytest`. XLA ends a process that
+# names a flag of another version.
+UNOPTIMISED = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before workers start, and before XLA does."""
+    if "not thorough" in config.option.markexpr and jax.__version_info__ < (0, 11):
+        os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
+    if config.option.markexpr in ("slow", "notebook") and config.getoption("dist", "no") == "loadfile":
+        config.option.dist = "load"  # Each is long: none waits for the others of its file.
+
 
 # The files of the most seconds, first: what a worker begins last is short.
 LONG = [
@@ -54,15 +71,10 @@ def is_in(item: pytest.Item, pattern: str) -> bool:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """What is not in its test's quick slice is thorough.
-
-    A file stays with one worker, which then compiles and computes what its tests share once.
-    """
+    """What is not in its test's quick slice is thorough."""
     quick = item.get_closest_marker("quick")
     if quick and not any(is_in(item, pattern) for pattern in quick.args):
         item.add_marker("thorough")
-    if not any(item.get_closest_marker(name) for name in ("slow", "notebook", "xdist_group")):
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
@@ -90,6 +102,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.stash[WRONG_SLICES] = list(wrong_slices(items))
     rank = {f"test_{name}": place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """The collector of garbage no longer walks what lives as long as the run."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -318,10 +318,9 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 @pytest.mark.thorough
 def test_a_traced_count_of_one_is_the_exact_profile(x64):
     m = Additive(Laplace(1.4), 1.0)
+    at = jax.jit(jax.value_and_grad(lambda b, n: guarantee(Additive(Laplace(b), 1.0)).repeat(n).epsilon(0.1)))
     for n in (1, 3):
-        value, slope = jax.jit(
-            jax.value_and_grad(lambda b, n: guarantee(Additive(Laplace(b), 1.0)).repeat(n).epsilon(0.1))
-        )(jnp.float64(1.4), jnp.float64(n))
+        value, slope = at(jnp.float64(1.4), jnp.float64(n))
         assert float(value) == pytest.approx(guarantee(m).repeat(n).epsilon(0.1), rel=1e-12)
         assert np.isfinite(slope)
 

@@ -32,7 +32,6 @@ from dpkernels.release import ray_data
 from dpkernels.release.ray_data import BlockSecrets, numbered, perturbed_block
 
 ray = pytest.importorskip("ray")
-pytestmark = pytest.mark.xdist_group("ray")
 
 run = pytest.fixture(test_cli.command, name="run")
 Run = test_cli.Run
