@@ -120,7 +120,8 @@ def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Real]:
     bend = -law.score(jnp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
     if law.degree == 0:
         p = jnp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
-        q = jnp.where(jnp.isfinite(pieces.loss), p * jnp.exp(-pieces.loss), 0.0)
+        finite = jnp.isfinite(pieces.loss)
+        q = jnp.where(finite, p * jnp.exp(-jnp.where(finite, pieces.loss, 0.0)), 0.0)
         return Losses(p, q, pieces.loss, 0 * p), pieces, bend
     flat = (pieces.slope == 0) & (pieces.width > 0)
     p = pieces.weight_p * law.mass(pieces.left, pieces.right)
@@ -196,8 +197,9 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     y = top * like(np.linspace(0.0, 1.0, _PLACES + 1)[1:] ** 2, top)
     one, other = (stick(y) for stick in sticks)
     sign = jnp.where(jnp.abs(one - other) > _SAME * jnp.maximum(one, other), jnp.sign(one - other), 0.0)
-    # As they are next to each other where they are the same; the pair's own where they are at all.
-    own = jax.lax.associative_scan(lambda before, here: jnp.where(here == 0, before, here), sign) >= 0
+    # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
+    sign = jnp.concatenate([sign[jnp.argmax(sign != 0)][None], sign])
+    own = jax.lax.associative_scan(lambda before, here: jnp.where(here == 0, before, here), sign)[1:] >= 0
     (at,) = jnp.nonzero(own[1:] != own[:-1], size=_CROSSINGS, fill_value=_PLACES - 1)
     after = jnp.minimum(at + 1, _PLACES - 1)
 
