@@ -90,7 +90,8 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
             value, _, seen = curve.read(at)
             found = jnp.clip(sure + jnp.exp(value), 0.0, 1.0)
         else:
-            start, noise = jnp.maximum(guess, floor), _noise(parts)
+            start = jnp.maximum(guess, floor)
+            noise = sum(part.count for part in parts) * jnp.finfo(c.dtype).eps  # About the relative error of delta.
             eps, value, slope, is_found, seen = _crossing(curve, goal, start, floor, noise)
             told = (is_found & curve.tells(eps, value, slope, noise)) | ((eps <= floor) & (value <= goal))
             found = jnp.where(told & (at > sure), eps, jnp.inf)
@@ -114,8 +115,8 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
         reports, to_parts, alone = jax.vjp(three, capped, has_aux=True)
         few = alone & trinomial.fits(reports)
         none = _Reading(0.0 * c, *(nothing if sloped else (None, None)))
-        summed = _where(~few, by_transform, none)
-        found = _where(few, lambda: read(reports, lambda by_curve: to_parts(by_curve)[0]), summed)
+        none = _where(~few, by_transform, none)
+        found = _where(few, lambda: read(reports, lambda by_curve: to_parts(by_curve)[0]), none)
     else:
         found = by_transform()
     return found._replace(by_parts=back((found.by_parts, jnp.ones_like(sure)))[0]) if sloped else found
@@ -140,11 +141,6 @@ def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
     """What is computed where it is needed. Under vmap lax.cond computes both sides for all; a loop has no turn then."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
-
-
-def _noise(parts: Parts) -> Any:
-    """About the relative error of delta."""
-    return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
 def _crossing(curve: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -205,20 +201,24 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
 
 @cache
 def _reading(what: str, sloped: bool) -> Callable[[Parts, Any], tuple[Any, _Reading]]:
-    """``_largest``; of many at once, on a processor, one by one: their grids and nodes together leave its cache."""
+    """``_largest``; of many, on a processor, in turn: their grids and nodes together leave its cache."""
     one = jax.jit(partial(_largest, what, sloped))  # Traced once.
     read = custom_vmap(one)
 
     @read.def_vmap
     def _(size: int, batched: Any, *given: Any) -> Any:
+        some = any(jax.tree.leaves(batched))  # Not where only what they are moved along is many.
+        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
+
         def turn(i: Any) -> Any:
             return read(*jax.tree.map(lambda leaf, many: leaf[i] if many else leaf, given, tuple(batched)))
 
-        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
-        found = jax.lax.platform_dependent(
-            cpu=lambda: jax.lax.map(turn, jnp.arange(size)), default=lambda: jax.vmap(one, axes)(*given)
-        )
-        return found, jax.tree.map(lambda _: True, found)
+        def at_once() -> Any:
+            return jax.vmap(one, axes)(*given) if some else one(*given)
+
+        in_turn = partial(jax.lax.map, turn, jnp.arange(size))
+        found = jax.lax.platform_dependent(cpu=in_turn, default=at_once) if some else at_once()
+        return found, jax.tree.map(lambda _: some, found)
 
     return read
 
