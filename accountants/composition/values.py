@@ -91,7 +91,7 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
             found = jnp.clip(sure + jnp.exp(value), 0.0, 1.0)
         else:
             start = jnp.maximum(guess, floor)
-            noise = sum(part.count for part in parts) * jnp.finfo(c.dtype).eps  # About the relative error of delta.
+            noise = sum(part.count for part in parts) * jnp.finfo(at.dtype).eps  # About the relative error of delta.
             eps, value, slope, is_found, seen = _crossing(curve, goal, start, floor, noise)
             told = (is_found & curve.tells(eps, value, slope, noise)) | ((eps <= floor) & (value <= goal))
             found = jnp.where(told & (at > sure), eps, jnp.inf)
