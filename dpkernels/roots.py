@@ -226,12 +226,7 @@ def newton(
         found: the length of the last step; the error is about its square.
         longest: no step is longer.
     """
-    leaves, tree = jax.tree.flatten(parameters)
-    moving = {j: jnp.asarray(leaf) for j, leaf in enumerate(leaves) if np.issubdtype(jnp.result_type(leaf), np.inexact)}
-    still = jax.lax.stop_gradient(moving)
-
-    def at(x: Any, moving: dict[int, Any]) -> Any:
-        return falling(x, jax.tree.unflatten(tree, [moving.get(j, leaf) for j, leaf in enumerate(leaves)]))
+    still = jax.lax.stop_gradient(parameters)
 
     def unfinished(state: Any) -> Any:
         count, step, *_ = state
@@ -239,24 +234,23 @@ def newton(
 
     def improve(state: Any) -> Any:
         """To the next trial from what is known of this one; of the first one nothing is."""
-        count, _, x, value, slope, low, high, _ = state
+        count, _, x, value, slope, low, high = state
         new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -longest, longest)
         new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
-        # Once compiled, for steps and for what is implicit.
-        value, back = jax.vjp(at, new, still)
-        slope, by_parameters = back(jnp.ones_like(value))
+        value, slope = jax.jvp(lambda x: falling(x, still), (new,), (jnp.ones_like(new),))
         low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
-        return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, value, slope, low, high, by_parameters
+        return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, value, slope, low, high
 
     start = jnp.asarray(start)
     zero, (low, high) = jnp.zeros_like(start), (jnp.full_like(start, end) for end in ends)
-    first = 0, jnp.full_like(start, jnp.inf), start, zero, zero, low, high, jax.tree.map(jnp.zeros_like, still)
-    _, step, x, value, slope, *_, by_parameters = jax.lax.while_loop(unfinished, improve, first)
+    first = 0, jnp.full_like(start, jnp.inf), start, zero, zero, low, high
+    _, step, x, value, slope, *_ = jax.lax.while_loop(unfinished, improve, first)
     # Steps half-way to an end are short too, where no root is between the ends; a value is as near to 0 as floats tell.
     told = jnp.maximum(found, jnp.finfo(x.dtype).eps ** 0.5)
     root = (jnp.abs(step) <= found) & (jnp.abs(value) <= told * jnp.abs(slope))
-    moved = sum((by_parameters[j] * (moving[j] - still[j])).sum() for j in moving)
-    return jnp.where(root, x - moved / jnp.where(slope < 0, slope, jnp.nan), jnp.nan)
+    value = falling(x, parameters)
+    moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
+    return jnp.where(root, x - moved, jnp.nan)
 
 
 def first_crossing(

@@ -339,6 +339,19 @@ def test_vmap_over_budgets_counts_and_parameters(x64):
     np.testing.assert_allclose(found, [eps(float(s), int(n), float(d)) for s, n, d in rows], rtol=1e-9)
 
 
+@pytest.mark.slow
+def test_second_derivatives_alone_and_of_many(x64):
+    def eps(scale, delta):
+        return guarantee(Additive(Laplace(scale)), 1.0).repeat(50).epsilon(delta)
+
+    scales, delta, h = jnp.array([2.0, 5.0]), jnp.float64(1e-6), 1e-4
+    slopes = jax.jit(jax.vmap(jax.grad(eps), (0, None)))
+    expected = (slopes(scales * (1 + h), delta) - slopes(scales * (1 - h), delta)) / (2 * h * scales)
+    bends = jax.hessian(eps)
+    np.testing.assert_allclose(jax.vmap(bends, (0, None))(scales, delta), expected, rtol=1e-6)
+    np.testing.assert_allclose(bends(scales[0], delta), expected[0], rtol=1e-6)
+
+
 @pytest.mark.thorough
 def test_a_traced_threshold_of_recycled_noise(x64):
     """Whether it is even is not known while it is traced."""

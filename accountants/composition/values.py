@@ -75,22 +75,23 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
     What is not above ``best`` is not looked for further.
     """
     floor = jnp.where((best > 0) & (best < jnp.inf), best, 0.0)
-    nothing = jax.tree.map(jnp.zeros_like, (parts, at))
-    bound = at if what == "delta" else _at_most(parts, _log_finite(parts, at))
-    capped = _capped(parts, bound)
+    bound = at if what == "delta" else _at_most(parts, _log_finite(at, certain(parts)))
+    (capped, sure), back = jax.vjp(lambda parts: _finite(parts, bound), parts)
+    nothing = jax.tree.map(jnp.zeros_like, (capped, at))
     if what == "delta":
         c, goal, guess = characteristic.saddle(capped, at, _BISECTIONS), None, at
     else:
-        goal = _log_finite(capped, at)
+        goal = _log_finite(at, sure)
         c, guess = characteristic.saddle_of_delta(capped, goal, _BISECTIONS)
 
-    def read(curve: Any, sure: Any, back: Any) -> _Reading:
-        """From log delta of finite losses as a curve, with the certain rest, and the way from either to the parts."""
+    def read(curve: Any, to_parts: Callable[[Any], Parts] = lambda parts: parts) -> _Reading:
+        """From log delta of finite losses as a curve, and the way from its derivatives to those in the parts."""
         if goal is None:
             value, _, seen = curve.read(at)
             found = jnp.clip(sure + jnp.exp(value), 0.0, 1.0)
         else:
-            start, noise = jnp.maximum(guess, floor), _noise(parts)
+            start = jnp.maximum(guess, floor)
+            noise = sum(part.count for part in parts) * jnp.finfo(at.dtype).eps  # About the relative error of delta.
             eps, value, slope, is_found, seen = _crossing(curve, goal, start, floor, noise)
             told = (is_found & curve.tells(eps, value, slope, noise)) | ((eps <= floor) & (value <= goal))
             found = jnp.where(told & (at > sure), eps, jnp.inf)
@@ -99,37 +100,37 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
 
         def slopes() -> tuple[Parts, Any]:
             by_curve, by_epsilon = curve.slopes(seen)
-            return back((by_curve, jnp.ones_like(sure)))[0], by_epsilon
+            return to_parts(by_curve), by_epsilon
 
         return _Reading(found, *_where(~(found <= best), slopes, nothing))
 
     def by_transform() -> _Reading:
-        (capped, sure), back = jax.vjp(lambda parts: _finite(_capped(parts, bound)), parts)
-        return read(fourier.composed(capped, _not_steep(capped, c)), sure, back)
+        return read(fourier.composed(capped, _not_steep(capped, c)))
 
-    if not _may_be_three(parts):
-        return by_transform()
-    (reports, sure), back, alone = jax.vjp(lambda parts: _counted(_capped(parts, bound), c), parts, has_aux=True)
-    few = alone & trinomial.fits(reports)
-    none = _Reading(0.0 * c, *(nothing if sloped else (None, None)))
-    return _where(few, lambda: read(reports, sure, back), _where(~few, by_transform, none))
+    if _may_be_three(parts):
+
+        def three(parts: Any) -> Any:
+            return trinomial.three(parts[0].losses, parts[0].count, c)
+
+        reports, to_parts, alone = jax.vjp(three, capped, has_aux=True)
+        few = alone & trinomial.fits(reports)
+        none = _Reading(0.0 * c, *(nothing if sloped else (None, None)))
+        none = _where(~few, by_transform, none)
+        found = _where(few, lambda: read(reports, lambda by_curve: to_parts(by_curve)[0]), none)
+    else:
+        found = by_transform()
+    return found._replace(by_parts=back((found.by_parts, jnp.ones_like(sure)))[0]) if sloped else found
 
 
-def _log_finite(parts: Parts, delta: Any) -> Any:
+def _log_finite(delta: Any, sure: Any) -> Any:
     """log of what delta leaves for finite losses."""
-    return jnp.log(jnp.maximum(delta - certain(parts), jnp.finfo(delta.dtype).tiny))
+    return jnp.log(jnp.maximum(delta - sure, jnp.finfo(delta.dtype).tiny))
 
 
-def _finite(parts: Parts) -> tuple[Parts, Any]:
-    """What the transform is of, and what it leaves out."""
+def _finite(parts: Parts, bound: Any) -> tuple[Parts, Any]:
+    """What is summed up to eps of the bound, and the probability of what is left out."""
+    parts = _capped(parts, bound)
     return parts, certain(parts)
-
-
-def _counted(parts: Parts, c: Any) -> tuple[Any, Any]:
-    (part,) = parts
-    nodes: Any = part.losses
-    reports, alone = trinomial.three(nodes, part.count, c)
-    return (reports, certain(parts)), alone
 
 
 def _may_be_three(parts: Parts) -> bool:
@@ -140,11 +141,6 @@ def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
     """What is computed where it is needed. Under vmap lax.cond computes both sides for all; a loop has no turn then."""
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
-
-
-def _noise(parts: Parts) -> Any:
-    """About the relative error of delta."""
-    return sum(part.count for part in parts) * jnp.finfo(parts[0].mu.dtype).eps
 
 
 def _crossing(curve: Any, goal: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -205,20 +201,24 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
 
 @cache
 def _reading(what: str, sloped: bool) -> Callable[[Parts, Any], tuple[Any, _Reading]]:
-    """``_largest``; of many at once, on a processor, one by one: their grids and nodes together leave its cache."""
-    one = partial(_largest, what, sloped)
+    """``_largest``; of many, on a processor, in turn: their grids and nodes together leave its cache."""
+    one = jax.jit(partial(_largest, what, sloped))  # Traced once.
     read = custom_vmap(one)
 
     @read.def_vmap
     def _(size: int, batched: Any, *given: Any) -> Any:
+        some = any(jax.tree.leaves(batched))  # Not where only what they are moved along is many.
+        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
+
         def turn(i: Any) -> Any:
             return read(*jax.tree.map(lambda leaf, many: leaf[i] if many else leaf, given, tuple(batched)))
 
-        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
-        found = jax.lax.platform_dependent(
-            cpu=lambda: jax.lax.map(turn, jnp.arange(size)), default=lambda: jax.vmap(one, axes)(*given)
-        )
-        return found, jax.tree.map(lambda _: True, found)
+        def at_once() -> Any:
+            return jax.vmap(one, axes)(*given) if some else one(*given)
+
+        in_turn = partial(jax.lax.map, turn, jnp.arange(size))
+        found = jax.lax.platform_dependent(cpu=in_turn, default=at_once) if some else at_once()
+        return found, jax.tree.map(lambda _: some, found)
 
     return read
 
