@@ -437,7 +437,7 @@ def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
 
 @pytest.mark.thorough
 def test_signs_that_are_equal_next_to_0(x64):
-    """Against a distribution of losses connected at steps of 1e-5; an atom next to that of no loss made it 1e-5 high."""
+    """Against a distribution of losses connected at steps of 1e-5; an atom next to no loss made it 1e-5 high."""
     noise = Reweighted(Gaussian(0.6389767496280642), -5.0, 3.0, 0.6721150601904602)
     made = guarantee(Additive(noise, 1.0)).subsample(0.023269633137062935).repeat(174)
     assert made.epsilon(0.0020795228139002257) == pytest.approx(3.5946547, rel=3e-8)
