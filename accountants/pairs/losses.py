@@ -63,7 +63,7 @@ class Losses:
         """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
 
         Composed it is the same as long as all other losses together are eps - cap at least. The last outcome becomes
-        the rest: one of no mass, see ``with_room``.
+        the rest: it should have no mass, see ``with_room``, and what it has is of infinite loss, too.
         """
         above = jnp.isfinite(self.loss) & (self.loss > cap)
         down = jnp.where(above, cap - self.loss, 0.0)
@@ -71,7 +71,8 @@ class Losses:
         lost = (self.p * -jnp.expm1(down)).sum()
         last = np.arange(self.p.size) == self.p.size - 1
         loss = jnp.where(last, jnp.inf, jnp.where(above, cap, self.loss))
-        return Losses(jnp.where(last, lost, self.p * jnp.exp(down)), self.q, loss, jnp.where(above, 0.0, self.width))
+        p = self.p * jnp.exp(down) + jnp.where(last, lost, 0.0)
+        return Losses(p, self.q, loss, jnp.where(above, 0.0, self.width))
 
     def sampled(self, rate: Real) -> Losses:
         """The pair (r p + (1 - r) q, q): whoever tells the two apart is in a Poisson sample with probability r."""
