@@ -11,6 +11,7 @@ import pytest
 from helpers import UNIT, slow
 from scipy.special import gammaln
 
+import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
 from accountants.composition import characteristic, fourier, trinomial, values
@@ -433,6 +434,18 @@ def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
     assert made.bracket(delta=0.5) == (np.inf, np.inf)
     assert made.epsilon(0.5) == np.inf
     assert made.compose(guarantee(Additive(Laplace(1.0)), 1.0)).delta(1.0) == 1.0
+
+
+@pytest.mark.quick("laplace")
+@pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(2.0)], ids=["laplace", "gaussian"])
+def test_an_infinite_eps_leaves_infinite_losses(x64, kernel):
+    for noise in (kernel, Reweighted(kernel, -4.0, 4.0, 0.0)):
+        m = Additive(noise, 1.0)
+        delta = 1 - (1 - accountants.delta(m, np.inf)) ** 5
+        made = guarantee(m).repeat(5)
+        assert made.delta(np.inf) == pytest.approx(delta, rel=1e-12)
+        value, slope = jax.value_and_grad(made.delta)(jnp.float64(np.inf))
+        assert (float(value), float(slope)) == (pytest.approx(delta, rel=1e-12), 0.0)
 
 
 @pytest.mark.thorough

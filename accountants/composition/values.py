@@ -248,6 +248,7 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
 
 def _composed(what: str, directions: Parts, at: Any) -> Any:
     """Gaussian noise alone has one direction, and its contour."""
+    at = jnp.minimum(at, jnp.finfo(at.dtype).max ** 0.5)  # Of an infinite eps, too.
     if any(part.losses is not None for part in directions):
         return _value(what, directions, at)
     read = {"delta": characteristic.delta_at, "epsilon": characteristic.epsilon_at}[what]
@@ -271,7 +272,6 @@ def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
     directions: Parts = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
-
     one = partial(read, tuple(part.with_room() for part in directions))
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
