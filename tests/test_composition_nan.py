@@ -15,13 +15,15 @@ MAKE = {
     "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),
     "laplace": lambda z: dpk.Additive(dpk.Laplace(z), 1.0),
     "recycled": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -3.0, 3.0, 0.3), 1.0),
+    "uneven": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -2.6, 4.9, 0.4), 1.0),
+    "outside": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(2.0), -3.0, 3.0, z / 4), 1.0),
     "sine": lambda z: tune.composite("sine", epsilon=z, lower=0.0, upper=1.0).build({"m": jnp.float64(0.5)}),
 }
 
 
 CASES = [(name, rate) for name in MAKE for rate in (1.0, 0.1)]
 # Compiling a derivative takes as long again as its value.
-VALUES = [("three losses", 1.0), ("laplace", 1.0)]
+VALUES = [("three losses", 1.0), ("laplace", 1.0), ("uneven", 1.0), ("outside", 1.0), ("sine", "replace")]
 
 
 def of(name, rate):
@@ -29,12 +31,14 @@ def of(name, rate):
 
     def made(z):
         one = guarantee(MAKE[name](z))
+        if rate == "replace":
+            return one.subsample(0.2, "replace").repeat(7)
         return (one if rate == 1.0 else one.subsample(rate)).repeat(7)
 
     return (lambda z: made(z).delta(0.1), math.nan), (lambda z: made(z).epsilon(1e-3), math.inf)
 
 
-@pytest.mark.quick("laplace-1.0")
+@pytest.mark.quick("laplace-1.0", "uneven-1.0")
 @pytest.mark.parametrize(("name", "rate"), VALUES)
 def test_nan_stays(x64, name, rate):
     for function, unknown in of(name, rate):

@@ -449,6 +449,22 @@ def test_an_infinite_eps_leaves_infinite_losses(x64, kernel):
 
 
 @pytest.mark.thorough
+def test_staircases_that_cross_at_many_steps_are_not_cut_short():
+    noise = Reweighted(Staircase(0.9993, 0.0537, 0.3162), -0.139, 5.235, 0.0051)
+    made = guarantee(Additive(noise, 1.0)).repeat(2)
+    for eps in (36.0, 40.0):
+        low, high = made.bracket(epsilon=eps)
+        assert low * (1 - 1e-6) <= made.delta(eps) <= high * (1 + 1e-6)
+
+
+def test_numbers_of_32_bits_where_there_are_64(x64):
+    made = guarantee(Additive(Laplace(2.0), 1.0)).repeat(5)
+    assert float(made.delta(jnp.float32(1.0))) == pytest.approx(made.delta(1.0), rel=1e-5)
+    counted = jax.jit(lambda n: guarantee(Additive(Laplace(2.0), 1.0)).repeat(n).delta(jnp.float32(1.0)))
+    assert float(counted(5.0)) == pytest.approx(made.delta(1.0), rel=1e-5)
+
+
+@pytest.mark.thorough
 def test_signs_that_are_equal_next_to_0(x64):
     """Against a distribution of losses connected at steps of 1e-5; an atom next to no loss made it 1e-5 high."""
     noise = Reweighted(Gaussian(0.6389767496280642), -5.0, 3.0, 0.6721150601904602)

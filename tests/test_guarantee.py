@@ -148,6 +148,9 @@ FORGED = {
     "no shift": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(shift=0.0),
     "no terms": lambda f: f["guarantee"]["terms"].update(tuple=[]),
     "terms of text": lambda f: f["guarantee"]["terms"].update(tuple=["none"]),
+    "another second pair": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"].append(
+        f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]
+    ),
     "no pairs": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"].update(tuple=[]),
 }
 

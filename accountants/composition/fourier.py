@@ -234,7 +234,7 @@ def composed(parts: Parts, c: Any) -> Sum:
             log = jnp.log(jnp.where(jnp.abs(spectrum) > _NOTHING, spectrum, 1.0))
         found.append(_One(part, deposit, spectrum, log, moment[0], offset))
     first = jnp.floor((grid.low - start) / grid.step)
-    spectrum = math.prod((one.power() for one in found), start=jnp.ones((), complex))
+    spectrum = math.prod(one.power() for one in found)
     g, atoms = jnp.roll(jnp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
     start = start + first * grid.step
     return Sum(start, grid.step, g, g - atoms, c, log_scale, first, spectrum, tuple(found))

@@ -116,7 +116,7 @@ class Guarantee:
 
         By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
         profile: precise to about 1e-9, and 1e-6 where few reports meet a delta that only their largest losses do, or of
-        two pairs of a user (both: eps up to 3e-5 above). Tens of samples of a staircase: 2e-6, derivatives 2e-3;
+        two pairs but smooth noise's (both: eps up to 3e-5 above); tens of a staircase's samples: 2e-6, derivative 2e-2;
         a few samples: 1e-3 (1.3 % at worst) next to the largest loss of so many of them. ``bracket`` has the truth.
 
         Args:

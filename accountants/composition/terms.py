@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -93,9 +94,19 @@ def check_terms(terms: Any) -> None:
             if not isinstance(pair, Pair):
                 raise ValueError(f"form: {type(pair).__name__} is no pair of laws")
             pair.check()
+        if isinstance(term.pairs[0], Shifted) and not _is_of_both_signs(term.pairs):
+            raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
         if term.adjacency == "replace":
             check_replaceable(term.pairs)
     one_adjacency(terms)
+
+
+def _is_of_both_signs(pairs: tuple[Any, ...]) -> bool:
+    """Whether the pairs of concrete noise are one, or two of opposite shifts, which ``parts_of`` takes them for."""
+    first, *others = pairs
+    mirrored, found = (first.mirror(),), tuple(others)
+    alike = str(jax.tree.structure(found)) == str(jax.tree.structure(mirrored))
+    return not others or (alike and all(map(np.array_equal, jax.tree.leaves(found), jax.tree.leaves(mirrored))))
 
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:
@@ -123,7 +134,9 @@ def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
     if is_gaussian(term):
         (pair,) = term.pairs
         return [Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count) for _ in ways]
-    several = _nodes(term, panels)
+    # Comparisons do not see a NaN, and what is then left out would count as no loss.
+    known = jnp.where(jnp.stack([jnp.any(leaf != leaf) for leaf in jax.tree.leaves(term)]).any(), jnp.nan, 1.0)
+    several = [one.scaled(known) for one in _nodes(term, panels)]
     turned = [highest([one.mirrored() for one in several] if added else several) for added in ways]
     return [Part(nodes, jnp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
 
@@ -135,10 +148,10 @@ def is_gaussian(term: Term) -> bool:
 
 
 def _nodes(term: Term, panels: int) -> list[Losses]:
-    """Of every pair; of noise that is not even, whose pairs are one and its mirror, of the one that both make."""
+    """Of every pair; of smooth noise that is not even, whose pairs are one and its mirror, of what both make."""
     if term.rate is not None and term.adjacency == "replace":
         return [replaced_losses(pair, term.rate, panels) for pair in term.pairs]
     first = term.pairs[0]
-    of_two = len(term.pairs) > 1 and isinstance(first, Shifted)
+    of_two = len(term.pairs) > 1 and isinstance(first, Shifted) and first.noise.law.degree > 0
     nodes = [larger(first, panels)] if of_two else [pair.losses(panels) for pair in term.pairs]
     return nodes if term.rate is None else [one.sampled(term.rate) for one in nodes]

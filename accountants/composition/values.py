@@ -271,7 +271,9 @@ _READINGS: dict[str, tuple[Callable[[Parts, Any], Any], int]] = {
 def values_of(made: Any, at: RealArray, what: str) -> Real:
     """The largest value over both directions, point by point."""
     read, panels = _READINGS[what]
-    directions: Parts = jax.tree.map(partial(_stacked, at.dtype), *made.directions(panels))
+    ways = made.directions(panels)
+    at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
+    directions: Parts = jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways)
     one = partial(read, tuple(part.with_room() for part in directions))
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
@@ -280,12 +282,6 @@ def values_of(made: Any, at: RealArray, what: str) -> Real:
 def certain_of(made: Any) -> jax.Array:
     """The probability that some loss is infinite, in the direction in which it is larger."""
     return jnp.stack([jnp.asarray(certain(parts)) for parts in made.directions()]).max()
-
-
-def _stacked(kind: Any, *ways: Any) -> Any:
-    """Floats: a whole count has no derivative of its own."""
-    whole = jnp.stack(jnp.broadcast_arrays(*ways))
-    return whole if jnp.issubdtype(whole.dtype, jnp.floating) else whole.astype(kind)
 
 
 @partial(jax.jit, static_argnames=("what",))
@@ -297,4 +293,4 @@ def values_of_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
     def single(made: Any) -> Real:
         return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
 
-    return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what), made)
+    return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what).astype(at.dtype), made)

@@ -157,16 +157,17 @@ def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int, cuts: Any) ->
     return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, width)))
 
 
-# Of a pair and its mirror: how many places their profiles are compared at, how many crossings are kept (three, of a
-# staircase, were the most in 1,200 random laws), the halvings that find one, and a relative difference that is none.
-_PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 4, 40, 1e-10
+# Of a pair and its mirror: how many places their profiles are compared at, how many crossings are kept (four, of merged
+# Laplace, were the most in 8,000 random laws), the halvings that find one, and a relative difference that is none.
+_PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 8, 40, 1e-10
 
 
 def larger(pair: Shifted, panels: int = 0) -> Losses:
     """Nodes of the pair whose profile is the larger of this pair's and its mirror's: of noise for shifts of any sign.
 
     Its positive losses are those of the pair where the pair's profile is the larger one, else the mirror's. Where the
-    profiles cross it has an atom: what the one that is larger below has above, less what the other one has.
+    profiles cross it has an atom: what the one that is larger below has above, less what the other one has. Not for
+    staircases, which may cross at every step; NaN where there are more crossings than are kept.
     """
     y, own = _crossings(jax.lax.stop_gradient(pair))
     nodes = pair.losses(panels, jnp.concatenate([-y, jnp.zeros_like(y[:1]), y]))
@@ -176,7 +177,8 @@ def larger(pair: Shifted, panels: int = 0) -> Losses:
     chosen = own[above.sum(0)] == positive
     turned = jnp.where(own[:-1] == own[1:], 0, jnp.where(own[:-1], 1, -1))[:, None] * jnp.where(positive, 1, -1) * above
     atoms = _atoms_at(y, (turned * p).sum(-1), (turned * q).sum(-1))
-    return joined([Losses(jnp.where(chosen, p, 0.0), jnp.where(chosen, q, 0.0), size, nodes.width), atoms]).both_ways()
+    positives = Losses(jnp.where(chosen, p, 0.0), jnp.where(chosen, q, 0.0), size, nodes.width)
+    return joined([positives, atoms]).both_ways().scaled(jnp.where(jnp.isnan(y).any(), jnp.nan, 1.0))
 
 
 def _atoms_at(loss: Any, p: Any, q: Any) -> Losses:
@@ -194,7 +196,8 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
     top = jnp.abs(pair.losses().finite[1]).max()
-    y = top * like(np.linspace(0.0, 1.0, _PLACES + 1)[1:] ** 2, top)
+    # Next to the top, where both may be 0, too.
+    y = top * like(np.append(np.linspace(0.0, 1.0, _PLACES)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     one, other = (stick(y) for stick in sticks)
     sign = jnp.where(jnp.abs(one - other) > _SAME * jnp.maximum(one, other), jnp.sign(one - other), 0.0)
     # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
@@ -207,4 +210,6 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
         return (sticks[0](y) >= sticks[1](y)) == own[at]
 
     low, high = halved(before, y[at], y[after], _HALVINGS)
-    return jnp.where(after > at, (low + high) / 2, jnp.inf), jnp.concatenate([own[:1], own[after]])
+    crossing = jnp.where(after > at, (low + high) / 2, jnp.inf)
+    kept = (own[1:] != own[:-1]).sum() <= _CROSSINGS
+    return jnp.where(kept, crossing, jnp.nan), jnp.concatenate([own[:1], own[after]])
