@@ -196,7 +196,12 @@ KINDS = {
 }
 # The numbers that are moved. A hybrid's height is not: it parts losses that are one, where derivatives are one-sided.
 MOVED = (".relative_height", ".epsilon", ".sigma", ".scale", "rates[0]", ".weight")
-JUMPS = {"staircase": 2e-3, "recycled staircase": 2e-2, "recycled laplace": 3e-5}
+# Relative errors of derivatives of sums of atoms that fit no grid, where the true ones jump from atom to atom.
+JUMPS = {
+    "staircase": {7: 4e-5, 9: 2e-3, 23: 2e-4, 31: 2e-5},
+    "recycled laplace": {4: 3e-5},
+    "recycled staircase": {0: 2e-2, 2: 3e-5, 31: 7e-4, 32: 3e-4, 34: 3e-5},
+}
 STEPS = 10.0 ** -np.arange(3, 9)
 ORDINARY = ("recycled gaussian",)
 
@@ -249,7 +254,7 @@ def differences(made, delta, which, size):
 def check(kind, number):
     """Finite, within 1e-6 of the bracket (2e-6 of samples of many atoms); the scale's or height's derivative is right.
 
-    To 1e-5, but of sums of atoms that fit no grid, whose derivatives jump from atom to atom: of samples of a staircase.
+    To 1e-5, but in ten known cases; see ``JUMPS``.
 
     Of the step sizes one must agree: sums with atoms have kinks, three losses' close ones, and far sums are rounded.
     """
@@ -268,7 +273,10 @@ def check(kind, number):
             scale = abs(slopes[which]) + 1e-3 * value
             found = [differences(made, delta, which, at * h) for h in STEPS]
             rounded = 1e-15 * made.terms[0].count * value / (1e-4 * abs(at))
-            assert min(abs(each - slopes[which]) for each in found) < JUMPS.get(kind, 1e-5) * scale + rounded
+            assert (
+                min(abs(each - slopes[which]) for each in found)
+                < JUMPS.get(kind, {}).get(number, 1e-5) * scale + rounded
+            )
 
 
 @pytest.mark.thorough

@@ -593,3 +593,9 @@ def test_the_larger_profile_of_random_laws_is_no_less_than_either(x64, kind):
     laws = [uneven(random, kind) for _ in range(200)]
     laws += [Reweighted(Laplace(b), *rest) for b, *rest in ENDS] if kind == "laplace" else []
     assert max(float(short_of_the_larger(Shifted(law, 1.0))) for law in laws) < 1e-9
+
+
+def test_crossings_are_not_dropped(x64):
+    """Two steps of a staircase a twentieth of the shift wide may cross each."""
+    steps = Reweighted(Staircase(0.9993, 0.0537, 0.3162), -0.139, 5.235, 0.0051)
+    assert np.isnan(larger(Shifted(steps, 1.0)).p).all()

@@ -7,13 +7,13 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import pascal
 
 from accountants.closed_forms.lattice import decayed
 from accountants.pairs.losses import Losses, joined
@@ -26,7 +26,7 @@ POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
-_CHOICES = np.array([[math.comb(n, j) for n in range(len(POINTS))] for j in range(len(POINTS))], float)
+_CHOICES = pascal(len(POINTS), kind="upper").astype(float)
 # Outcomes are crowded if a step of as many would have a larger share of all mass.
 _CROWDED = 0.003
 # Of several pairs: the grid, by how much one profile is above another for certain, and what stands out as an atom.

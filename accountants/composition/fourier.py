@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from scipy.linalg import pascal
 from scipy.special import bernoulli
 
 from accountants.composition import deposits
@@ -207,7 +208,7 @@ _SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
 # Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
 _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
-_CHOICES = np.array([[math.comb(n, j) for j in range(_TERMS + 1)] for n in range(_TERMS + 1)], float)
+_CHOICES = pascal(_TERMS + 1, kind="lower").astype(float)
 # Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
 _BERNOULLI = np.array(
     [
