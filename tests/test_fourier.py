@@ -87,9 +87,61 @@ def test_samples_of_three_losses_by_enumeration(n, rate):
     assert made.epsilon(exact) == pytest.approx(eps, rel=3e-12)
 
 
+COUNTED = [
+    (0.33, [0.4, 0.35, 0.25], [1.1, -0.3, -0.9], 22),
+    (-8.93, [0.4, 0.35, 0.25], [1.1, -0.3, -0.9], 22),
+    (30.0, [0.4, 0.35, 0.25], [1.1, -0.3, -0.9], 22),
+    (3.0, [0.7 - 1e-9, 0.3, 1e-9], [0.4, -0.2, -5.0], 40),
+    (7.5, [1e-9, 0.7 - 1e-9, 0.3], [0.4, 0.2, -5.0], 40),
+    (0.2, [0.3, 0.3, 0.4], [0.5, -0.1, -0.2], 1),
+]
+
+
+@pytest.mark.quick("*0", "*1")
+@pytest.mark.parametrize(("eps", "p", "losses", "n"), COUNTED)
+def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
+    """In every mass and loss, in eps, and in the count: what the last report adds."""
+    p, losses = np.array(p), np.array(losses)
+    a, b = np.meshgrid(np.arange(n + 1.0), np.arange(n + 1.0), indexing="ij")
+    counts = np.stack([a, b, n - a - b])[:, a + b <= n]
+    mass = np.exp(gammaln(n + 1) - gammaln(counts + 1).sum(0) + np.log(p) @ counts)
+    above = losses @ counts > eps
+    q = np.where(above, mass * np.exp(np.minimum(eps - losses @ counts, 0.0)), 0.0)
+    gain = np.where(above, mass, 0.0) - q
+    last = gain.sum() - (counted(p, losses, n - 1, eps) if n > 1 else max(-math.expm1(eps), 0.0))
+
+    three = trinomial.Three(jnp.asarray(p), jnp.asarray(losses), jnp.array([n, n - 1.0]), jnp.float64(1.0))
+    value, slope, seen = three.read(jnp.float64(eps))
+    found, by_eps = three.slopes(seen)
+    near = {"rtol": 3e-11, "atol": 1e-13}
+    assert np.allclose(jnp.exp(value), gain.sum(), **near)
+    assert np.allclose(found.mass, counts @ gain / p, **near)
+    assert np.allclose(found.loss, counts @ q, **near)
+    assert np.allclose([by_eps, slope * jnp.exp(value)], -q.sum(), **near)
+    assert np.allclose(found.counts.sum(), last, **near)
+
+
+def test_derivatives_of_three_losses_far_apart_in_32_bits():
+    """A loss of 200 more has no finite ratio in floats."""
+    counts = jnp.array([30.0, 29.0], jnp.float32)
+    three = trinomial.Three(jnp.array([0.5, 0.3, 0.2]), jnp.array([100.0, -100.0, 10.0]), counts, jnp.float32(0.05))
+    found, _ = three.slopes(three.read(jnp.float32(1200.0))[2])
+    assert np.allclose(found.mass, [4.805, 2.260, 3.416], rtol=1e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [2, 5, 30])
+def test_noise_next_to_its_largest_losses(count):
+    """Whatever tilt a saddle far out asks for: deltas down to what only the largest losses reach, and below."""
+    made = guarantee(dpk.laplace(epsilon=0.5)).repeat(count)
+    for delta in 10.0 ** -np.arange(3.0, 12.5):
+        low, high = made.bracket(delta=delta)
+        assert low * (1 - 1e-4) <= made.epsilon(delta) <= high * (1 + 1e-4)
+
+
 @jax.jit
 def three_of(made):
-    return [trinomial.three(parts[0].losses, 22, 1.0) for parts in made.directions()]
+    return [trinomial.three(parts[0].losses, np.array([22]), 1.0) for parts in made.directions()]
 
 
 @pytest.mark.thorough

@@ -48,7 +48,7 @@ class Deposit:
         mass: tilted masses.
         on_grid: whether it is an atom on the grid.
         lumped: whether it is one, or crowds next to one, as samples' losses do on a scale that no grid shows.
-        index: entries of the grid, of shape (n, 6).
+        index: entries of the grid, of shape (6, n).
         above: how far above the third of these, in steps.
     """
 
@@ -61,21 +61,21 @@ class Deposit:
     def masses(self, size: int) -> Any:
         """(all tilted masses, those at atoms on the grid), of shape (2, size)."""
         both = jnp.stack([self.mass, jnp.where(self.lumped, self.mass, 0.0)], -1)
-        both = both[:, None, :] * interpolation(self.above)[:, :, None]
+        both = both * interpolation(self.above)[..., None]
         return jnp.zeros((size, 2), self.mass.dtype).at[self.index].add(both).T
 
     def read(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
         """A function on the grid at all outcomes, and its derivative by the step; at atoms plus another function."""
-        around = jnp.stack([grid, grid + at_atoms])[self.lumped.astype(int)[:, None], self.index]
+        around = jnp.stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
         shares, moved = jax.jvp(interpolation, (self.above,), (jnp.ones_like(self.above),))
-        return (shares * around).sum(-1), (moved * around).sum(-1)
+        return (shares * around).sum(0), (moved * around).sum(0)
 
 
 def interpolation(above: Any) -> Any:
-    """Lagrange's weights, of shape (n, 6)."""
+    """Lagrange's weights, of shape (6, n)."""
     share: Any = 0.0
     for row in like(COEFFICIENTS, above)[::-1]:
-        share = share * above[:, None] + row
+        share = share * above + row[:, None]
     return share
 
 
@@ -97,7 +97,7 @@ def deposited(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, siz
     crowded = mass * step > _CROWDED * nodes.width
     lumped = crowded & jnp.zeros(size, bool).at[point].max(on_grid)[point]
     below = jnp.where(on_grid, nearest, jnp.floor(place))
-    index = jnp.mod(below[:, None] + like(POINTS, below), size).astype(int)
+    index = jnp.mod(below + like(POINTS, below)[:, None], size).astype(int)
     return Deposit(mass, on_grid, lumped, index, jnp.where(on_grid, 0.0, place - below))
 
 

@@ -169,9 +169,8 @@ class Sum:
         for one in self.parts:
             part = one.part
             if one.deposit is None or part.losses is None:
-                density = (
-                    self._around(seen.below) @ deposits.interpolation(self._place(seen.epsilon)[1][None])[0] / self.step
-                )
+                shares = deposits.interpolation(self._place(seen.epsilon)[1][None])[:, 0]
+                density = self._around(seen.below) @ shares / self.step
                 found.append(Part(None, scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density))
                 continue
             by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + self._by_log(one, weights[0])
@@ -191,7 +190,7 @@ class Sum:
         """Derivatives in masses and losses; of an atom on the grid that in its loss is a sum there, not a slope."""
         nodes: Any = one.part.losses
         inner, by_step = one.deposit.read(*by_mass[:2])
-        at_atoms = by_mass[2][one.deposit.index[:, 2]]
+        at_atoms = by_mass[2][one.deposit.index[2]]
         by_loss = jnp.where(one.deposit.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
         mass, p = scale * one.deposit.mass, nodes.p
         some = one.deposit.mass > 0

@@ -17,17 +17,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import custom_vmap
 
 from accountants.composition import characteristic, fourier, trinomial
 from accountants.composition.characteristic import Parts, certain
 from accountants.composition.terms import both_ways
 from accountants.pairs.hockey_stick import profile
 from accountants.profile import epsilon_of
+from dpkernels.batching import some_at_a_time
 from dpkernels.numerics import Real, RealArray, like
 
 # Panels of quadrature that a report's varying losses are deposited from.
 PANELS = 256
+# So many values are read together on a processor.
+_TOGETHER = 8
 # c times the step is at most so large.
 _STEEPEST = 0.25
 _BISECTIONS, _STEPS = 24, 60
@@ -110,7 +112,7 @@ def _read(what: str, sloped: bool, parts: Parts, at: Any, best: Any) -> _Reading
     if _may_be_three(parts):
 
         def three(parts: Any) -> Any:
-            return trinomial.three(parts[0].losses, parts[0].count, c)
+            return trinomial.three(parts[0].losses, parts[0].count - np.arange(1 + sloped), c)
 
         reports, to_parts, alone = jax.vjp(three, capped, has_aux=True)
         few = alone & trinomial.fits(reports)
@@ -134,7 +136,9 @@ def _finite(parts: Parts, bound: Any) -> tuple[Parts, Any]:
 
 
 def _may_be_three(parts: Parts) -> bool:
-    return len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.size <= trinomial.MOST_OUTCOMES + 1
+    return (
+        len(parts) == 1 and parts[0].losses is not None and parts[0].losses.p.shape[-1] <= trinomial.MOST_OUTCOMES + 1
+    )
 
 
 def _where(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
@@ -201,26 +205,10 @@ def _largest(what: str, sloped: bool, directions: Parts, at: Any) -> tuple[Any, 
 
 @cache
 def _reading(what: str, sloped: bool) -> Callable[[Parts, Any], tuple[Any, _Reading]]:
-    """``_largest``; of many, on a processor, in turn: their grids and nodes together leave its cache."""
-    one = jax.jit(partial(_largest, what, sloped))  # Traced once.
-    read = custom_vmap(one)
-
-    @read.def_vmap
-    def _(size: int, batched: Any, *given: Any) -> Any:
-        some = any(jax.tree.leaves(batched))  # Not where only what they are moved along is many.
-        axes = jax.tree.map(lambda many: 0 if many else None, tuple(batched))
-
-        def turn(i: Any) -> Any:
-            return read(*jax.tree.map(lambda leaf, many: leaf[i] if many else leaf, given, tuple(batched)))
-
-        def at_once() -> Any:
-            return jax.vmap(one, axes)(*given) if some else one(*given)
-
-        in_turn = partial(jax.lax.map, turn, jnp.arange(size))
-        found = jax.lax.platform_dependent(cpu=in_turn, default=at_once) if some else at_once()
-        return found, jax.tree.map(lambda _: some, found)
-
-    return read
+    """``_largest``. Of reports of three losses some are summed up by outcomes and others on the grid: one at a time."""
+    return some_at_a_time(
+        partial(_largest, what, sloped), lambda directions, _: 1 if _may_be_three(directions) else _TOGETHER
+    )
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

@@ -1,0 +1,48 @@
+"""Functions of many values: on a processor some at a time, elsewhere all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import custom_vmap, sequential_vmap
+
+
+def some_at_a_time(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
+    """The function, traced once; under vmap a processor, whose cache arrays of all would leave, has a few together.
+
+    Of many of many, too.
+
+    Args:
+        function: of pytrees of arrays.
+        together: how many, from the arguments, some of whose leaves have a leading axis. One is not under vmap, which
+            computes both sides of every choice.
+    """
+    one = jax.jit(function)
+    mapped = custom_vmap(one)
+
+    @mapped.def_vmap
+    def _(size: int, batched: Any, *given: Any) -> Any:
+        many = tuple(batched)
+        if not any(jax.tree.leaves(many)):  # Only what they are moved along is many.
+            found = one(*given)
+            return found, jax.tree.map(lambda _: False, found)
+        every = jax.vmap(one, jax.tree.map(lambda each: 0 if each else None, many))
+        few = min(size, together(*given))
+
+        def these(numbers: Any) -> Any:
+            return jax.tree.map(lambda leaf, each: leaf[numbers] if each else leaf, given, many)
+
+        def in_turn() -> Any:
+            if few == 1:
+                return jax.lax.map(lambda number: mapped(*these(number)), jnp.arange(size))
+            numbers = jnp.arange(-(-size // few))[:, None] * few + jnp.arange(few)
+            found = jax.lax.map(lambda some: sequential_vmap(every)(*these(some)), jnp.minimum(numbers, size - 1))
+            return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[:size], found)
+
+        found = jax.lax.platform_dependent(cpu=in_turn, default=lambda: every(*given))
+        return found, jax.tree.map(lambda _: True, found)
+
+    return mapped
