@@ -1,4 +1,4 @@
-"""Every one-dimensional search: roots by halving, from the safe side, differentiated implicitly; valleys; nudges.
+"""One-dimensional searches: roots by halving, from the safe side, differentiated implicitly; valleys; nudges.
 
 A requirement reads excess(x, parameters) <= 0. What is returned always meets it as computed; the point next to it in
 the float's resolution does not. Where excess(x(p), p) = 0,
@@ -20,7 +20,6 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
-_NEWTON_STEPS = 60
 
 Excess = Callable[[Any, Any], Any]
 T = TypeVar("T")
@@ -209,48 +208,6 @@ def _narrow(function: Excess, parameters: Any, state: tuple[Real, ...]) -> tuple
     left, right = xp.where(leftwards, new, right), xp.where(leftwards, left, new)
     at_left, at_right = xp.where(leftwards, at_new, at_right), xp.where(leftwards, at_left, at_new)
     return step + 1, low, left, right, high, at_left, at_right
-
-
-def newton(
-    falling: Excess, parameters: Any, start: Real, ends: tuple[Real, Real], *, found: float, longest: float = np.inf
-) -> Any:
-    """Where a falling function is 0, by Newton's method from ``start``; NaN where it was not found. JAX alone.
-
-    A step beyond what is known of the root's place goes half-way there. Derivatives are implicit.
-
-    Args:
-        falling: from (x, parameters) to a JAX scalar.
-        parameters: any pytree of numbers.
-        start: between the ends.
-        ends: a step goes beyond neither.
-        found: the length of the last step; the error is about its square.
-        longest: no step is longer.
-    """
-    still = jax.lax.stop_gradient(parameters)
-
-    def unfinished(state: Any) -> Any:
-        count, step, *_ = state
-        return (count < _NEWTON_STEPS) & (jnp.abs(step) > found)
-
-    def improve(state: Any) -> Any:
-        """To the next trial from what is known of this one; of the first one nothing is."""
-        count, _, x, value, slope, low, high = state
-        new = x - jnp.clip(value / jnp.where(slope < 0, slope, -1.0), -longest, longest)
-        new = jnp.where(new <= low, (low + x) / 2, jnp.where(new >= high, (high + x) / 2, new))
-        value, slope = jax.jvp(lambda x: falling(x, still), (new,), (jnp.ones_like(new),))
-        low, high = jnp.where(value > 0, new, low), jnp.where(value > 0, high, new)
-        return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, value, slope, low, high
-
-    start = jnp.asarray(start)
-    zero, (low, high) = jnp.zeros_like(start), (jnp.full_like(start, end) for end in ends)
-    first = 0, jnp.full_like(start, jnp.inf), start, zero, zero, low, high
-    _, step, x, value, slope, *_ = jax.lax.while_loop(unfinished, improve, first)
-    # Steps half-way to an end are short too, where no root is between the ends; a value is as near to 0 as floats tell.
-    told = jnp.maximum(found, jnp.finfo(x.dtype).eps ** 0.5)
-    root = (jnp.abs(step) <= found) & (jnp.abs(value) <= told * jnp.abs(slope))
-    value = falling(x, parameters)
-    moved = (value - jax.lax.stop_gradient(value)) / jnp.where(slope < 0, slope, jnp.nan)
-    return jnp.where(root, x - moved, jnp.nan)
 
 
 def first_crossing(

@@ -168,6 +168,19 @@ def test_budget_of_noise_on_samples(constructor, law):
     assert 1 / made.epsilon == pytest.approx(scale, rel=WIDTH)
 
 
+def test_budget_from_where_it_is_known():
+    """What is not it is not taken for it; what is no budget is refused."""
+    target = {"epsilon": 1.0, "delta": 1e-6, "count": 10, **UNIT}
+    made = calibrate.composed_budget(dpk.piecewise, **target)
+    for share in (1 - 1e-9, 1 + 1e-9, 1.001, 1.2, 0.5):
+        again = calibrate.composed_budget(dpk.piecewise, **target, about=made.epsilon * share)
+        assert guarantee(again).repeat(10).bracket(delta=1e-6)[1] <= 1.0
+        assert again.epsilon == pytest.approx(made.epsilon, rel=WIDTH)
+    for wrong in (-1.0, 0.0, math.nan):
+        with pytest.raises(ValueError, match=r"^about: "):
+            calibrate.composed_budget(dpk.piecewise, **target, about=wrong)
+
+
 @pytest.mark.slow
 def test_budget_at_the_end_of_its_range():
     made = calibrate.composed_budget(dpk.duchi, epsilon=30.0, delta=0.01, count=1, **UNIT)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpkernels import roots
+from dpkernels.newton import newton
 from dpkernels.roots import NUDGES, NotPrivateError, halved, safe_root, until_private
 
 places = st.floats(-1e6, 1e6)
@@ -100,10 +101,32 @@ def test_newton_finds_a_root_between_its_ends_and_says_where_there_is_none(x64):
     """Steps half-way to an end grow short as well: what they come to is no root."""
 
     def found(level, low):
-        return roots.newton(lambda x, level: jnp.log(level) - jnp.expm1(x), level, 0.5, (low, 4.0), found=1e-6)
+        return newton(lambda x, level: jnp.log(level) - jnp.expm1(x), level, 0.5, (low, 4.0), found=1e-6)
 
     value, slope = jax.jit(jax.value_and_grad(found), static_argnums=1)(jnp.float64(5.0), -1.0)
     assert value == pytest.approx(math.log1p(math.log(5)), rel=1e-11)
     assert slope == pytest.approx(1 / (5 * (1 + math.log(5))), rel=1e-11)
     assert np.isnan(found(jnp.float64(0.9), 0.0))
     assert np.isnan(found(jnp.float64(1e30), -1.0))
+
+
+def test_newton_compiles_its_function_once_with_all_its_derivatives(x64):
+    """Of pytrees with whole numbers in them, along many directions and back."""
+    traced = []
+
+    def falling(x, given):
+        traced.append(x)
+        return jnp.log(given["level"]).sum() - jnp.expm1(x) * given["count"]
+
+    def found(level):
+        return newton(
+            falling, {"level": jnp.stack([level, 1 / level, level]), "count": 2}, 0.5, (-1.0, 4.0), found=1e-6
+        )
+
+    level = jnp.float64(5.0)
+    exact = 1 / (5 * (2 + math.log(5)))
+    _, forward = jax.jit(lambda level: jax.jvp(found, (level,), (1.0,)))(level)
+    assert len(traced) == 1
+    along = jax.vmap(lambda moved: jax.jvp(found, (level,), (moved,))[1])(jnp.array([1.0, -3.0]))
+    assert np.allclose([forward, jax.grad(found)(level)], exact, rtol=1e-11)
+    assert np.allclose(along, [exact, -3 * exact], rtol=1e-11)

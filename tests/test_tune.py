@@ -19,6 +19,7 @@ from scipy.special import gammaln
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling, tune
+from accountants.calibrate import outward
 from accountants.pairs.hockey_stick import as_float64
 from accountants.scale import certain_shift, rescaled
 from accountants.tune import domains, errors, excess, search
@@ -264,7 +265,7 @@ def test_a_parameter_that_is_none_is_infeasible():
         member = jax.jit(lambda f, z: f.build(domains.values(f.domains, z)))(as_float64(family), end)
         assert np.isnan(member.noise.low)
         assert np.isnan(objective(member))
-        assert jax.jit(search.cost)(as_float64(family), objective, end) == np.inf
+        assert jax.jit(search.cost)(as_float64(family), objective, end)[0] == np.inf
 
 
 @pytest.mark.slow
@@ -420,6 +421,22 @@ def test_other_counts_compile_nothing():
     assert len(search.TRACES) == traces
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["piecewise", "recycled", "rate"])
+def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
+    """The search tells what a report may spend, and nothing is solved again; without it that is solved for anew."""
+    inner = recycled("gaussian", 1.0, 1.0, theta=1.0) if name == "recycled" else tune.piecewise(epsilon=1.0, **SIGNED)
+    rate = tune.free_rate(query="average", spread=0.5, size=1e4) if name == "rate" else None
+    family = tune.composed(inner, count=5, epsilon=2.0, delta=DELTA, rate=rate)
+    with monkeypatch.context() as patched:
+        patched.delattr(outward, "_crossing")
+        found = tune.best(family, tune.worst_variance, starts=2)
+    free = {name: found.parameters[name] for name in family.domains}
+    with jax.enable_x64(True):
+        again = search.evaluate(as_float64(tune.worst_variance), as_float64(family.release(free)))
+    assert found.value == pytest.approx(float(again), rel=1e-4)
+
+
 @pytest.mark.slow
 def test_a_tuned_rate_is_no_worse_than_any_other():
     """Of an average of 10^4 records, so few reports that the error of sampling is small; certified at its rate."""
@@ -560,9 +577,9 @@ def test_gradients_against_differences(name):
     with jax.enable_x64(True):
         family, objective, z = as_float64(family), as_float64(objective), jnp.asarray(z)
         cost = jax.jit(lambda z: search.cost(family, objective, z))
-        _, gradient = search.value_and_gradient(cost, z)
+        _, gradient, _ = search.value_and_gradient(cost, z)
         for axis, step in enumerate(1e-5 * np.eye(z.size)):
-            difference = (float(cost(z + step)) - float(cost(z - step))) / 2e-5
+            difference = (float(cost(z + step)[0]) - float(cost(z - step)[0])) / 2e-5
             assert float(gradient[axis]) == pytest.approx(difference, rel=1e-6, abs=1e-9)
 
 
@@ -832,7 +849,7 @@ class OfBare(Overspends):
 def test_a_member_that_is_no_pytree_is_taken():
     family = OfBare(tune.piecewise(epsilon=1.0, **SIGNED))
     objective = tune.objectives.as_objective(lambda mechanism: mechanism.variance)
-    assert search.cost(family, objective, np.array([0.3])) == family.domains["eta"].at(0.3)
+    assert search.cost(family, objective, np.array([0.3]))[0] == family.domains["eta"].at(0.3)
 
 
 def never(m):

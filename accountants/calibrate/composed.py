@@ -121,6 +121,7 @@ def composed_budget(
     count: int,
     rate: float | None = None,
     adjacency: str = "add_remove",
+    about: float | None = None,
     **arguments: Any,
 ) -> Mechanism:
     """The mechanism with the largest budget eps0 of its own such that ``count`` reports are (eps, delta)-DP together.
@@ -133,21 +134,24 @@ def composed_budget(
         count: how many reports.
         rate: of a Poisson sample for every report.
         adjacency: of samples.
+        about: eps0, if it is known already: where the bracket agrees it is only lowered as far as that asks.
         **arguments: the constructor's others, such as lower and upper.
 
     Returns:
         The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
 
     Raises:
-        ValueError: epsilon not positive; delta not in (0, 1); count not in 1..2^40; rate not in (0, 1]; a target that
-            eps0 = 0.01 misses, with what it gives.
+        ValueError: epsilon or about not positive; delta not in (0, 1); count not in 1..2^40; rate not in (0, 1]; a
+            target that eps0 = 0.01 misses, with what it gives.
         TypeError: count is not a whole number.
     """
     check_target(epsilon, delta)
     _check_reports(epsilon, count, rate)
+    if about is not None:
+        checks.positive("about", about)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
-    goal = float(log_mu(np.float64(delta), epsilon))
-    start = min(max(goal - math.log((rate or 1.0) * math.sqrt(count)), least), most)
+    start = float(log_mu(np.float64(delta), epsilon)) - math.log((rate or 1.0) * math.sqrt(count))
+    start = min(max(start if about is None else math.log(about), least), most)
 
     def mechanism(t: float) -> Any:
         return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
@@ -155,8 +159,9 @@ def composed_budget(
     def reports(t: float) -> Guarantee:
         return _reports(mechanism(t), count, rate, adjacency)
 
-    _check_feasible(reports(FARTHEST), epsilon, delta)
-    return mechanism(least_private(reports, epsilon, delta, goal))
+    if about is None:
+        _check_feasible(reports(FARTHEST), epsilon, delta)
+    return mechanism(least_private(reports, epsilon, delta, near=about is not None))
 
 
 def _check_reports(epsilon: Real, count: int, rate: Any) -> None:

@@ -22,6 +22,8 @@ from accountants.composition.guarantee import Guarantee
 from dpkernels.numerics import Real, namespace, ndtri
 
 _STEPS = 40
+# How far the bracket's upper end may be from the precise eps, relatively; of an eps of 0.
+_NEAR, _TINY = 1e-3, 1e-300
 FARTHEST = 40.0
 
 
@@ -34,20 +36,27 @@ def log_mu(delta: Any, epsilon: Real) -> Real:
     return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
 
 
-def least_private(reports: Callable[[float], Guarantee], epsilon: float, delta: float, goal: float) -> float:
-    """The least t at which the reports are private enough, by the bracket; log mu falls about as -t from t = 0."""
+def least_private(reports: Callable[[float], Guarantee], epsilon: float, delta: float, near: bool = False) -> float:
+    """The least t at which the reports are private enough, by the bracket; log mu falls about as -t from t = 0.
+
+    The precise root is looked for first, but where t = 0 should be near it, and the bracket agrees.
+    """
+    goal = float(log_mu(np.float64(delta), epsilon))
 
     def excess(t: float) -> float:
         return float(log_mu(np.float64(reports(t).delta(epsilon)), epsilon)) - goal
 
-    t = _crossing(excess)
+    t = 0.0 if near else _crossing(excess)
     for j in range(_STEPS):
         upper = Bracket(reports(t)).upper_epsilon(delta)
-        if upper <= epsilon:
+        over = math.log(max(upper, _TINY) / epsilon)
+        if near and j == 0 and abs(over) > _NEAR:
+            t = _crossing(excess)
+        elif upper <= epsilon:
             return t
-        over = math.log(upper / epsilon)
-        # About the bracket's width; where eps jumps, as it does from infinity, short steps that grow.
-        t += 1.05 * over + 1e-9 if over < 1e-3 else min(1e-8 * 4.0**j, 0.1)
+        else:
+            # About the bracket's width; where eps jumps, as it does from infinity, short steps that grow.
+            t += 1.05 * over + 1e-9 if over < _NEAR else min(1e-8 * 4.0**j, 0.1)
     raise ConvergenceError(f"epsilon, delta: {epsilon:g}, {delta:g}; a bracket stays above it, at {upper:.9g}")
 
 

@@ -17,8 +17,9 @@ from accountants.pairs.base import Mixed
 from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
+from dpkernels.newton import newton
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike, newton
+from dpkernels.roots import alike
 
 # Newton's steps of log c: the longest, and the last.
 _LONGEST, _FOUND = 2.0, 1e-8
@@ -45,8 +46,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     checks.positive("epsilon", epsilon)
     _check_needed(made, delta)
     if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
-        goal = float(log_mu(np.float64(delta), epsilon))
-        return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta, goal))
+        return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta))
     made, epsilon, delta = alike(made, epsilon, delta)
     return jnp.exp(_log_factor(made, epsilon, delta))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from functools import singledispatch
 from typing import Any, ClassVar
 
 from accountants.recycling import Subsampled
@@ -55,6 +56,18 @@ class Family(abc.ABC):
     @abc.abstractmethod
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         """Every parameter of a member by the source's symbols, those solved for too; traceable."""
+
+
+@singledispatch
+def spent(family: Family, member: Any) -> Any:
+    """What a member's report may spend of a budget that several meet together, if that is solved for; traceable."""
+    return 0.0
+
+
+@singledispatch
+def released(family: Family, parameters: dict[str, Any], about: float) -> Member:
+    """``Family.release``, where what a report may spend is known already but for rounding."""
+    return family.release(parameters)
 
 
 def checked(family: Any) -> Family:

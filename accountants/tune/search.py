@@ -18,7 +18,7 @@ import numpy as np
 import optax
 
 from accountants.tune import domains
-from accountants.tune.family import Family, Member
+from accountants.tune.family import Family, Member, spent
 from accountants.tune.objectives import Objective
 from accountants.tune.optimiser import bfgs
 from dpkernels.numerics import Real, RealArray
@@ -38,6 +38,7 @@ class Found(NamedTuple):
         path_values: the objective there.
         turns: how many turns the search took.
         evaluations: of the objective with its gradient, over all starts.
+        spent: what a report may spend there, see ``family.spent``.
     """
 
     z: Any
@@ -46,10 +47,11 @@ class Found(NamedTuple):
     path_values: Any
     turns: Any
     evaluations: Any
+    spent: Any = np.nan
 
 
 class _Descent(NamedTuple):
-    """One start's way: where it is, the value and gradient there, and the trial step from there.
+    """One start's way: where it is, the value, gradient and what is spent there, and the trial step from there.
 
     The value is inf until a point is feasible.
     """
@@ -57,24 +59,28 @@ class _Descent(NamedTuple):
     z: Any
     value: Any
     gradient: Any
+    spent: Any
     optimiser: Any
     step: Any
     share: Any
 
 
-def cost(family: Family, objective: Objective, z: Real) -> Real:
-    """What is minimised: sign * objective of the member at z, infinite where no member meets the budget."""
+def cost(family: Family, objective: Objective, z: Real) -> tuple[Real, Real]:
+    """What is minimised: sign * objective of the member at z, infinite where no member meets the budget; what is spent.
+
+    See ``family.spent``.
+    """
     member = family.build(domains.values(family.domains, z))
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
     infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
-    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member))
+    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member)), spent(family, member)
 
 
-def value_and_gradient(function: Callable[[Real], Real], z: RealArray) -> tuple[Real, Real]:
-    """By forward derivatives along each axis."""
+def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
+    """(value, gradient by forward derivatives along each axis, what is spent), from (value, what is spent)."""
     axes = jnp.eye(z.size, dtype=z.dtype)
-    return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,)), out_axes=(None, 0))(axes)
+    return jax.vmap(lambda axis: jax.jvp(function, (z,), (axis,), has_aux=True), out_axes=(None, 0, None))(axes)
 
 
 # The default is two levels up: a tenth more to compile, and no faster.
@@ -102,7 +108,7 @@ def _search(family: Family, objective: Objective, starts: Real, turns: int) -> F
 def descend(
     function: Callable[[Any], Any], sign: int, starts: Any, turns: int, patience: tuple[int, float] = Family.patience
 ) -> Found:
-    """The loop of ``search``, for any function of z; ``sign`` times its values are reported. See ``Family``."""
+    """The loop of ``search``, for any such function as ``cost`` of z; ``sign`` times its values are reported."""
     most_stale, gain = patience
     points, count, n = starts.shape
     optimiser = bfgs()
@@ -128,13 +134,13 @@ def descend(
     carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
     number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
     winner = jnp.argmin(state.value)
-    path = log[:, winner]
-    return Found(state.z[winner], sign * state.value[winner], path[:, :-1], sign * path[:, -1], number, evaluations)
+    best, path = jax.tree.map(lambda leaf: leaf[winner], state), log[:, winner]
+    return Found(best.z, sign * best.value, path[:, :-1], sign * path[:, -1], number, evaluations, best.spent)
 
 
 def _begin(optimiser: optax.GradientTransformation, z: RealArray) -> _Descent:
     zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
-    return _Descent(z, zero + jnp.inf, none, optimiser.init(z), none, zero + 1.0)
+    return _Descent(z, zero + jnp.inf, none, zero, optimiser.init(z), none, zero + 1.0)
 
 
 def _turn(
@@ -147,12 +153,12 @@ def _turn(
     """(the state after one trial, whether there is more to do); the trial is the point where the search begins."""
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
-    value, gradient = value_and_gradient(function, trial)
+    value, gradient, spends = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
     accepted = (value <= state.value + _ARMIJO * slope) & jnp.isfinite(gradient).all() & (value < jnp.inf)
     memory = jax.tree.map(partial(jnp.where, begins), optimiser.init(trial), state.optimiser)
     step, memory = optimiser.update(gradient, memory, trial)
-    there = _Descent(trial, value, gradient, memory, step, jnp.ones_like(value))
+    there = _Descent(trial, value, gradient, spends, memory, step, jnp.ones_like(value))
     shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
     here = state._replace(share=state.share * shorter)
     following = jax.tree.map(partial(jnp.where, accepted), there, here)

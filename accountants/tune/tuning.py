@@ -18,7 +18,7 @@ from accountants.tune.families.recycled import Recycled
 from accountants.tune.families.recycled_shape import RecycledShape
 from accountants.tune.families.reports import Budgeted
 from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.family import Family, Member, checked
+from accountants.tune.family import Family, Member, checked, released
 from accountants.tune.objectives import Aim, Objective, as_objective
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.result import Many, Result
@@ -207,7 +207,7 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
             "no number of any"
         )
     parameters = domains.values(family.domains, found.z)
-    mechanism = family.release(_plain(parameters))
+    mechanism = released(family, _plain(parameters), float(found.spent))
     return _result(family, objective, parameters, mechanism, found)
 
 

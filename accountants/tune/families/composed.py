@@ -12,7 +12,7 @@ from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families.reports import Report, Reports
 from accountants.tune.families.sampled import FreeRate
-from accountants.tune.family import Family, Member, checked
+from accountants.tune.family import Family, Member, checked, released, spent
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -67,11 +67,11 @@ class Composed(Family):
             return self._sampled(parameters["p"], self.at(parameters["p"]).build(_but_rate(parameters)))
         return self.inner.report(self.reports, parameters)
 
-    def release(self, parameters: dict[str, Any]) -> Member:
-        """As private as the upper end of the rigorous bracket of all reports."""
+    def release(self, parameters: dict[str, Any], about: float | None = None) -> Member:
+        """As private as the upper end of the rigorous bracket of all reports; see ``family.released``."""
         if isinstance(self.reports.rate, FreeRate):
-            return self._sampled(parameters["p"], self.at(parameters["p"]).release(_but_rate(parameters)))
-        return self.inner.released_report(self.reports, parameters)
+            return self._sampled(parameters["p"], self.at(parameters["p"]).release(_but_rate(parameters), about))
+        return self.inner.released_report(self.reports, parameters, about)
 
     def _sampled(self, p: Any, made: Any) -> Subsampled:
         return Subsampled(made, p, self.reports.rate.error(p), None)
@@ -91,6 +91,16 @@ class Composed(Family):
 
 def _but_rate(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name != "p"}
+
+
+@spent.register
+def _(family: Composed, member: Member) -> Any:
+    return family.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
+
+
+@released.register
+def _(family: Composed, parameters: dict[str, Any], about: float) -> Member:
+    return family.release(parameters, about)
 
 
 @realised.register

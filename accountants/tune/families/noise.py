@@ -85,7 +85,10 @@ class PlainNoise(Determined, Report):
     def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
         return calibrate.composed(KERNELS[self.kind], sensitivity=self.sensitivity, **vars(reports))
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+    def spent(self, member: Any) -> float:
+        return 0.0
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
         return self.report(reports, parameters)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:

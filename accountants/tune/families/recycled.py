@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.composed import with_own_claim
-from accountants.calibrate.outward import least_private, log_mu
-from accountants.pairs.hockey_stick import as_float64
+from accountants.calibrate.outward import least_private
 from accountants.scale import certain_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
-from accountants.tune.families.reports import Report, Reports, largest_loss
+from accountants.tune.families.reports import Report, Reports, largest_loss, largest_loss_of
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -113,26 +113,27 @@ class Recycled(Report):
     def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
         return self.member(largest_loss(self, reports, parameters), parameters)
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+    def spent(self, member: Any) -> Any:
+        return -jnp.log(member.noise.outside)
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
         """At the estimated q as narrow a kernel as the bracket allows: delta varies more with the width than with q.
 
         Its claim is that of one report.
         """
-        with jax.enable_x64(True):
-            loss = float(_largest_loss(as_float64(self), as_float64(reports), as_float64(parameters)))
+        if about is not None:
+            checks.positive("about", about)
+        loss = largest_loss_of(self, reports, parameters) if about is None else about
         symbol, epsilon, delta = scale_symbol(self.kernel), float(reports.epsilon), float(reports.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**parameters, symbol: parameters[symbol] * math.exp(t)})
 
-        t = least_private(lambda t: reports.of(wider(t)), epsilon, delta, float(log_mu(np.float64(delta), epsilon)))
+        t = least_private(lambda t: reports.of(wider(t)), epsilon, delta, near=about is not None)
         return with_own_claim(wider(t), delta / reports.count)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return self.symbols(parameters, mechanism)
-
-
-_largest_loss = jax.jit(largest_loss)
 
 
 def recycled_symbols(unit: Distribution, noise: Reweighted) -> dict[str, Any]:

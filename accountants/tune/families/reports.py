@@ -12,15 +12,16 @@ import jax.numpy as jnp
 from accountants import calibrate
 from accountants.calibrate.outward import log_mu
 from accountants.composition.guarantee import Guarantee, Term, guarantee
+from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.worst import shifted, worst_pairs
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.newton import newton
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.roots import newton
 
 _FOUND = 1e-4  # The last step of ln loss, which leaves an error of about 1e-8.
 _TINY = 1e-300
@@ -75,8 +76,12 @@ class Report(Family):
         """One of reports that have their budget together, as ``build``."""
 
     @abc.abstractmethod
-    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Mechanism:
-        """The same as ``release``."""
+    def spent(self, member: Any) -> Any:
+        """What a report may spend, if ``released_report`` can start from there; traceable."""
+
+    @abc.abstractmethod
+    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Mechanism:
+        """The same as ``release``; from what it may spend, if that is known."""
 
     @abc.abstractmethod
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
@@ -102,11 +107,14 @@ class Budgeted(Report):
     def report(self, reports: Reports, parameters: dict[str, Any]) -> Any:
         return self.member(largest_loss(self, reports, parameters), parameters)
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Mechanism:
+    def spent(self, member: Any) -> Any:
+        return member.epsilon
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Mechanism:
         def constructor(*, epsilon: float) -> Any:
             return replace(self, epsilon=epsilon).release(parameters)  # type: ignore[type-var]
 
-        return calibrate.composed_budget(constructor, **vars(reports))
+        return calibrate.composed_budget(constructor, **vars(reports), about=about)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return self.symbols(parameters, mechanism)
@@ -127,3 +135,12 @@ def _log_room(t: Real, given: tuple[Any, Reports, dict[str, Any]]) -> Any:
     inner, reports, parameters = given
     eps = reports.estimated(inner.member(jnp.exp(t), parameters)).epsilon(reports.delta)
     return jnp.log(reports.epsilon) - jnp.log(jnp.clip(eps, _TINY, 1 / _TINY))
+
+
+def largest_loss_of(inner: Any, reports: Reports, parameters: dict[str, Any]) -> float:
+    """``largest_loss`` as a number."""
+    with jax.enable_x64(True):
+        return float(_largest_loss(as_float64(inner), as_float64(reports), as_float64(parameters)))
+
+
+_largest_loss = jax.jit(largest_loss)

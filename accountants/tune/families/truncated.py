@@ -60,7 +60,10 @@ class _Truncated(Report):
         factor = calibrate.widening(made, epsilon=reports.epsilon, delta=reports.delta)
         return Additive(rescaled(law, start * factor), D)
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
+    def spent(self, member: Any) -> float:
+        return 0.0
+
+    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
         return calibrate.composed(self.shape(parameters), sensitivity=self.sensitivity, **vars(reports))
 
     def report_symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
