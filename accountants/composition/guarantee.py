@@ -115,7 +115,7 @@ class Guarantee:
         """The least delta at eps.
 
         By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
-        profile: precise to about 1e-9, and 1e-6 where few reports meet a delta that only their largest losses do, or of
+        profile: precise to about 1e-9, and 1e-5 where few reports meet a delta that only their largest losses do, or of
         two pairs but smooth noise's (both: eps up to 3e-5 above); tens of a staircase's samples: 2e-6, derivative 2e-2;
         a few samples: 1e-3 (1.3 % at worst) next to the largest loss of so many of them. ``bracket`` has the truth.
 
