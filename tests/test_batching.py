@@ -37,7 +37,7 @@ def test_of_many_of_many_and_of_one():
 
 
 def test_so_many_are_together():
-    """A loop on a processor takes turns of so many, and none where they are all of one call."""
+    """On a processor a loop of as many turns as it takes."""
     at = {"at": jnp.ones(24)}
     for together, turns in ((1, 24), (8, 3)):
         mapped = jax.vmap(some_at_a_time(steps, lambda x, y, t=together: t), (0, None))
