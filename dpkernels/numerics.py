@@ -55,6 +55,26 @@ def like(table: np.ndarray, value: Any) -> Any:
     return namespace(value).asarray(table.astype(value.dtype, copy=False))
 
 
+def without_derivative(values: Any) -> Any:
+    """The same pytree of numbers, which counts as constant where JAX takes derivatives."""
+    return jax.lax.stop_gradient(values) if namespace(*jax.tree.leaves(values)) is jnp else values
+
+
+def add_at(size: int, index: Any, values: Any) -> Any:
+    """Return sums of values by index: row i of the result is the sum of the values whose index is i.
+
+    Args:
+        size: how many rows the result has.
+        index: whole numbers from 0 to size - 1.
+        values: numbers of the index's shape, or with one axis more, of which every entry is summed by itself.
+    """
+    if namespace(index, values) is jnp:
+        return jnp.zeros((size, *values.shape[index.ndim :]), values.dtype).at[index].add(values)
+    if values.ndim == index.ndim:
+        return np.bincount(index.ravel(), values.ravel(), size)
+    return np.stack([add_at(size, index, values[..., k]) for k in range(values.shape[-1])], -1)
+
+
 def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
     """``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
     xp = namespace(z)
@@ -65,14 +85,14 @@ def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
 
 def ndtr(z: Real) -> Any:
     """The standard normal cdf, accurate in the lower tail."""
-    return _special(z).ndtr(z)
+    return special_functions(z).ndtr(z)
 
 
 def ndtri(u: Any) -> Real:
     """The inverse of ``ndtr``; for float32 in JAX within 5 units in the last place, and odd about 1/2 exactly."""
     if namespace(u) is jnp and u.dtype == jnp.float32:
         return _ndtri_float32(u)
-    return _special(u).ndtri(u)
+    return special_functions(u).ndtri(u)
 
 
 # From the highest power down: of w - 3 for w < 6.5, of 1/sqrt(w) - 1/4 beyond; relative minimax fits up to w = 88,
@@ -120,10 +140,11 @@ def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, A
 
 def erfc(z: Real) -> Real:
     """The complementary error function; in JAX a fifth of the time of ``ndtr``."""
-    return _special(z).erfc(z)
+    return special_functions(z).erfc(z)
 
 
-def _special(value: Real) -> ModuleType:
+def special_functions(value: Real) -> ModuleType:
+    """Return the module of special functions for the kind of a value: SciPy's or JAX's."""
     # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
     return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
 

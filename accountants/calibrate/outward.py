@@ -17,7 +17,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from accountants.composition.bracket import Bracket
-from accountants.composition.characteristic import ConvergenceError
+from accountants.composition.cumulant import ConvergenceError
 from accountants.composition.guarantee import Guarantee
 from dpkernels.numerics import Real, namespace, ndtri
 

@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from scipy.optimize import brentq
 
-from accountants.composition import characteristic
+from accountants.composition import cumulant
+from accountants.composition.evaluate import directions_of
 from accountants.composition.loss_bounds import above, below, highest
 from accountants.composition.loss_cells import Cells, best_offset, cells_on_grid, heavy_atoms
 from accountants.composition.loss_distribution import Sum, compose
@@ -141,7 +140,7 @@ class Bracket:
 
     def _each_way(self, estimate: Any, at: float) -> tuple[np.ndarray, np.ndarray]:
         """The tilt of every direction, and the estimate that comes with it."""
-        with jax.enable_x64(True):
+        with np.errstate(all="ignore"):
             c, values = (np.asarray(part) for part in estimate(self._first, np.float64(at)))
         if not (np.isfinite(c).all() and np.isfinite(values).all()):
             raise ValueError(f"epsilon, delta: at {at:g} no tilt was found for a bracket; parameters are out of reach")
@@ -181,21 +180,23 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
     return compose([some[0] if len(some) == 1 else highest(some, step) for some in bounds], step, tilt)
 
 
-@jax.jit
 def _saddle(made: Any, epsilon: Real) -> tuple[Real, ...]:
-    """(tilts, estimates of log delta)."""
+    """Return (tilts, estimates of log delta) for one eps, of every direction of neighbours."""
     found = []
-    for parts in made.directions():
-        c = characteristic.saddle(parts, epsilon)
-        found.append((c, characteristic.approximation(parts, c)[0]))
-    return tuple(jnp.stack(column) for column in zip(*found, strict=True))
+    for parts in directions_of(made):
+        c = cumulant.saddle_point(parts, epsilon)
+        found.append((c, cumulant.approximate(parts, c)[0]))
+    return tuple(zip(*found, strict=True))
 
 
-@jax.jit
 def _guess(made: Any, delta: Real) -> tuple[Real, ...]:
-    """(tilts, estimates of eps)."""
-    found = [characteristic.guess_at(parts, delta)[::-1] for parts in made.directions()]
-    return tuple(jnp.stack(column) for column in zip(*found, strict=True))
+    """Return (tilts, estimates of eps) for one delta, of every direction of neighbours."""
+    found = []
+    for parts in directions_of(made):
+        target = np.maximum(delta - cumulant.infinity_mass(parts), delta / 2)
+        c, eps = cumulant.saddle_point_of_delta(parts, np.log(target))
+        found.append((c, np.maximum(eps, 0.0)))
+    return tuple(zip(*found, strict=True))
 
 
 def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:

@@ -24,7 +24,8 @@ import numpy as np
 
 from accountants.composition import serial
 from accountants.composition.bracket import Bracket
-from accountants.composition.characteristic import ConvergenceError, Parts
+from accountants.composition.cumulant import ConvergenceError, RepeatedLosses
+from accountants.composition.evaluate import evaluate, evaluate_one_or_more, largest_infinity_mass
 from accountants.composition.replacement import check_replaceable
 from accountants.composition.terms import (
     ADJACENCIES,
@@ -36,9 +37,8 @@ from accountants.composition.terms import (
     parts_of,
     with_mirror,
 )
-from accountants.composition.values import certain_of, values_of, values_of_one_or_more
 from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64, profile
+from accountants.pairs.hockey_stick import profile
 from accountants.pairs.worst import take_none, worst_pairs
 from accountants.profile import epsilon_of
 from dpkernels import checks
@@ -153,20 +153,18 @@ class Guarantee:
         if self._single:
             return plain(exact(both_ways(self.terms[0].pairs), at))
         if self._single is None:
-            return values_of_one_or_more(self, floating(jnp.asarray(at)), what)
+            return evaluate_one_or_more(self, floating(jnp.asarray(at)), what)
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Real) -> Any:
         if namespace(at, *jax.tree.leaves(self)) is jnp:
-            return values_of(self, floating(jnp.asarray(at)), what)
-        with jax.enable_x64(True):
-            return plain(np.array(values_of(as_float64(self), np.asarray(at, np.float64), what)))
+            return evaluate(self, floating(jnp.asarray(at)), what)
+        return evaluate(self, at, what)
 
     @property
     def _certain(self) -> float:
         """The probability that some loss is infinite."""
-        with jax.enable_x64(True):
-            return float(certain_of(as_float64(self)))
+        return largest_infinity_mass(self)
 
     @property
     def _single(self) -> bool | None:
@@ -177,7 +175,7 @@ class Guarantee:
         count = checks.concrete(term.count)
         return None if count is None else bool(count == 1)
 
-    def directions(self, panels: int = 0) -> tuple[Parts, ...]:
+    def directions(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
         """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
         return tuple(zip(*(parts_of(term, self.ways, panels) for term in self.terms), strict=True))
 

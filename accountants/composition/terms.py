@@ -7,17 +7,17 @@ from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.characteristic import Part
-from accountants.composition.deposits import highest
+from accountants.composition.cumulant import RepeatedLoss
+from accountants.composition.grid import pointwise_maximum
 from accountants.composition.replacement import check_replaceable, replaced_losses
 from accountants.pairs.base import Pair
 from accountants.pairs.losses import Losses
 from accountants.pairs.shifted import Shifted, larger
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
 # How datasets differ whose samples are reported on.
@@ -114,7 +114,7 @@ def both_ways(pairs: tuple[Any, ...]) -> tuple[Pair, ...]:
     return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 
 
-def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
+def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:
     """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
 
     Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
@@ -126,12 +126,15 @@ def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Part]:
     """
     if is_gaussian(term):
         (pair,) = term.pairs
-        return [Part(None, jnp.asarray(pair.shift / pair.noise.sigma), term.count) for _ in ways]
+        mu = pair.shift / pair.noise.sigma
+        return [RepeatedLoss(None, namespace(mu).asarray(mu), term.count) for _ in ways]
     # Comparisons do not see a NaN, and what is then left out would count as no loss.
-    known = jnp.where(jnp.stack([jnp.any(leaf != leaf) for leaf in jax.tree.leaves(term)]).any(), jnp.nan, 1.0)
+    leaves = jax.tree.leaves(term)
+    xp = namespace(*leaves)
+    known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
     several = [one.scaled(known) for one in _nodes(term, panels)]
-    turned = [highest([one.mirrored() for one in several] if added else several) for added in ways]
-    return [Part(nodes, jnp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
+    turned = [pointwise_maximum([one.mirrored() for one in several] if added else several) for added in ways]
+    return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), term.count) for nodes in turned]
 
 
 def is_gaussian(term: Term) -> bool:

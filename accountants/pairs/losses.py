@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -57,7 +56,8 @@ class Losses:
         """The same and outcomes of no mass, one at least: as many as sums compile quickly for."""
         many = self.p.shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
-        return jax.tree.map(lambda leaf: jnp.pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
+        pad = namespace(self.p).pad
+        return jax.tree.map(lambda leaf: pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
 
     def capped(self, cap: Real) -> Losses:
         """The same at every eps up to the cap: above it, (p, q) becomes (e^cap q, q), the rest of infinite loss.
@@ -65,23 +65,24 @@ class Losses:
         Composed it is the same as long as all other losses together are eps - cap at least. The last outcome becomes
         the rest: it should have no mass, see ``with_room``, and what it has is of infinite loss, too.
         """
-        above = jnp.isfinite(self.loss) & (self.loss > cap)
-        down = jnp.where(above, cap - self.loss, 0.0)
+        xp = namespace(self.p, cap)
+        above = xp.isfinite(self.loss) & (self.loss > cap)
+        down = xp.where(above, cap - self.loss, 0.0)
         # Not p less what is kept, whose rounding counts n times.
-        lost = (self.p * -jnp.expm1(down)).sum()
+        lost = (self.p * -xp.expm1(down)).sum()
         last = np.arange(self.p.size) == self.p.size - 1
-        loss = jnp.where(last, jnp.inf, jnp.where(above, cap, self.loss))
-        p = self.p * jnp.exp(down) + jnp.where(last, lost, 0.0)
-        return Losses(p, self.q, loss, jnp.where(above, 0.0, self.width))
+        loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
+        p = self.p * xp.exp(down) + xp.where(last, lost, 0.0)
+        return Losses(p, self.q, loss, xp.where(above, 0.0, self.width))
 
     def sampled(self, rate: Real) -> Losses:
         """The pair (r p + (1 - r) q, q): whoever tells the two apart is in a Poisson sample with probability r."""
-        loss = self._finite
+        loss, xp = self._finite, namespace(self.loss, rate)
         large = loss > _LARGE
-        near = jnp.log1p(rate * jnp.expm1(jnp.where(large, 0.0, loss)))
-        there = jnp.where(large, loss + jnp.log(rate + (1 - rate) * jnp.exp(-jnp.where(large, loss, 0.0))), near)
-        sampled = jnp.where(jnp.isfinite(self.loss), there, jnp.where(self.loss > 0, jnp.inf, jnp.log1p(-rate)))
-        width = self.width * rate * jnp.exp(loss - there)
+        near = xp.log1p(rate * xp.expm1(xp.where(large, 0.0, loss)))
+        there = xp.where(large, loss + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, loss, 0.0))), near)
+        sampled = xp.where(xp.isfinite(self.loss), there, xp.where(self.loss > 0, np.inf, xp.log1p(-rate)))
+        width = self.width * rate * xp.exp(loss - there)
         return Losses(rate * self.p + (1 - rate) * self.q, self.q, sampled, width)
 
     def both_ways(self) -> Losses:
@@ -90,22 +91,25 @@ class Losses:
         It has the positive losses, their mirror images, and otherwise no loss.
         """
         # What is rounding would count twice, and be taken off from the rest.
-        positive = self.loss > 64 * jnp.finfo(self.loss.dtype).eps
-        p, q = jnp.where(positive, self.p, 0.0), jnp.where(positive, self.q, 0.0)
+        xp = namespace(self.loss)
+        positive = self.loss > 64 * xp.finfo(self.loss.dtype).eps
+        p, q = xp.where(positive, self.p, 0.0), xp.where(positive, self.q, 0.0)
         rest = 1 - p.sum(keepdims=True) - q.sum(keepdims=True)
         nothing = Losses(rest, rest, 0 * rest, 0 * rest)
         there = Losses(p, q, self.loss, self.width)
         return joined([there, there.mirrored(), nothing])
 
     @property
-    def finite(self) -> tuple[jax.Array, jax.Array]:
+    def finite(self) -> tuple[Any, Any]:
         """(log p, loss) with no mass and no loss where the loss is infinite."""
-        real = ~(jnp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
-        return jnp.where(real, jnp.log(jnp.where(real, self.p, 1.0)), -jnp.inf), jnp.where(real, self.loss, 0.0)
+        xp = namespace(self.p)
+        real = ~(xp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
+        return xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
 
     @property
     def _finite(self) -> Real:
-        return jnp.where(jnp.isfinite(self.loss), self.loss, 0.0)
+        xp = namespace(self.loss)
+        return xp.where(xp.isfinite(self.loss), self.loss, 0.0)
 
 
 def log_ratio(log_p: Any, log_q: Any) -> Any:
@@ -118,12 +122,14 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
 
 def joined(parts: Sequence[Losses]) -> Losses:
     """All outcomes of several."""
-    return jax.tree.map(lambda *leaves: jnp.concatenate([jnp.ravel(leaf) for leaf in leaves]), *parts)
+    xp = namespace(*jax.tree.leaves(tuple(parts)))
+    return jax.tree.map(lambda *leaves: xp.concatenate([xp.ravel(leaf) for leaf in leaves]), *parts)
 
 
 def range_of(loss: Real) -> RealArray:
     """About how wide the range is that each node stands for; nodes are along the last axis."""
-    return jnp.abs(jnp.asarray(jnp.gradient(jax.lax.stop_gradient(loss), axis=-1)))
+    xp = namespace(loss)
+    return xp.abs(xp.asarray(xp.gradient(without_derivative(loss), axis=-1)))
 
 
 def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
@@ -136,9 +142,10 @@ def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = Non
     if cuts is None:
         s, weights = _in_panels(ends, dense)
         return like(s, value), like(weights, value)
-    cuts = 0.5 - jnp.sin(jnp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
-    regular = jnp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
-    return _in_panels(jnp.sort(jnp.concatenate([regular, cuts], -1)), dense)
+    xp = namespace(cuts)
+    cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
+    regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
+    return _in_panels(xp.sort(xp.concatenate([regular, cuts], -1)), dense)
 
 
 def _in_panels(ends: Any, dense: bool) -> tuple[Any, Any]:

@@ -1,0 +1,366 @@
+"""Delta at eps and eps at delta of composed releases, by the method that is exact for them.
+
+- Gaussian noise alone: closed form (``gaussian``).
+- Losses of three values, where few enough counts matter: enumeration (``enumeration``).
+- All others: the fast Fourier transform on a grid (``fft``).
+
+Plain numbers are evaluated by NumPy; JAX numbers by the same functions, compiled. Derivatives of JAX numbers are
+implicit, in one rule: those of delta at the root, in the direction of neighbours that has the largest value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.composition import cumulant, enumeration, fft
+from accountants.composition.base import ComposedProfile
+from accountants.composition.cumulant import RepeatedLosses, infinity_mass
+from accountants.composition.gaussian import GaussianProfile, is_gaussian
+from accountants.composition.terms import both_ways
+from accountants.pairs.hockey_stick import as_float64, profile
+from accountants.profile import epsilon_of
+from dpkernels.batching import some_at_a_time
+from dpkernels.numerics import Real, RealArray, like, namespace, plain, without_derivative
+
+# Panels of quadrature that the varying losses of one release are shared out from.
+PANELS = 256
+# So many values are evaluated together under vmap on a processor.
+_TOGETHER = 8
+# c times the width of an outcome is at most so large on the grid.
+_STEEPEST = 0.25
+_BISECTIONS = 24
+_TILTS = np.geomspace(1e-3, 1e5, 28)
+
+
+class _Value(NamedTuple):
+    """Eps or delta of one direction of neighbours, and derivatives of delta in its parts and in eps, or None."""
+
+    found: Any
+    by_parts: Any
+    by_epsilon: Any
+
+
+def evaluate(made: Any, at: Real, what: str) -> Any:
+    """Return the largest value over both directions of neighbours, point by point.
+
+    Args:
+        made: a guarantee.
+        at: eps, delta, or the order of a Renyi divergence; of any shape.
+        what: the value: "delta", "epsilon" or "renyi".
+
+    Returns:
+        A float or a NumPy array for plain numbers; a JAX array, differentiable, where any number is JAX's.
+    """
+    if namespace(at, *jax.tree.leaves(made)) is jnp:
+        return _evaluate_traced(made, at, what)
+    at = np.asarray(at, np.float64)
+    one = _evaluator(as_float64(made), what)
+    with np.errstate(all="ignore"):
+        return plain(np.array([one(x) for x in at.ravel()]).reshape(at.shape)[()])
+
+
+def _evaluator(made: Any, what: str) -> Callable[[Any], Any]:
+    """Return the function from a number to the value, of plain numbers; nodes are made once."""
+    with np.errstate(all="ignore"):
+        coarse = directions_of(made)
+        if what == "renyi":
+            return lambda order: max(cumulant.renyi_divergence(parts, order) for parts in coarse)
+        fine = coarse if is_gaussian(coarse[0]) else directions_of(made, PANELS)
+    directions = [
+        tuple(tuple(part.padded() for part in parts) for parts in nodes) for nodes in zip(fine, coarse, strict=True)
+    ]
+
+    def largest(at: Any) -> Any:
+        best = np.float64(-1.0)
+        for parts, few in directions:
+            found = _evaluate_direction(what, False, parts, at, best, few).found
+            best = best if found <= best or np.isnan(best) else found
+        return best
+
+    return largest
+
+
+@partial(jax.jit, static_argnames=("what",))
+def _evaluate_traced(made: Any, at: RealArray, what: str) -> Real:
+    coarse = what == "renyi"
+    ways = made.directions(0 if coarse else PANELS)
+    at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
+    directions: RepeatedLosses = jax.tree.map(
+        lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways
+    )
+    one = partial(_READINGS[what], tuple(part.padded() for part in directions))
+    return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+
+
+def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
+    """Return the tilt, made less steep where it is steep on the scale of single outcomes."""
+    xp = namespace(c, *jax.tree.leaves(parts))
+    least = xp.stack([fft.least_step(part, c, part.moments(c)[0]) for part in parts]).max()
+    return xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
+
+
+def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
+    """Return the parts without losses that are large next to eps; on samples no grid holds these and the others.
+
+    All other losses together are the sum of the least ones at least.
+    """
+    xp = namespace(epsilon, *jax.tree.leaves(parts))
+    least = sum(part.count * xp.maximum(fft.largest_loss(part, -1), 0.0) for part in parts)
+    cap = without_derivative(epsilon + least + 1e-9)
+    return tuple(
+        part if part.losses is None else dataclasses.replace(part, losses=part.losses.capped(cap)) for part in parts
+    )
+
+
+def _finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
+    """Return what is summed up to an eps of at most ``bound``, and the probability of what is left out."""
+    parts = _capped(parts, bound)
+    return parts, infinity_mass(parts)
+
+
+def _upper_bound(parts: RepeatedLosses, log_delta: Real, steepest: Real) -> RealArray:
+    """Return an upper bound of eps: delta(eps) <= e^(K(c) - c eps) c^c / (1 + c)^(c + 1) at every c > 0."""
+    xp = namespace(log_delta, *jax.tree.leaves(parts))
+    c = xp.minimum(like(_TILTS, log_delta), steepest)
+    moment = sum(part.count * part.log_moment(c) for part in parts)
+    return xp.maximum(((moment + c * xp.log(c) - (c + 1) * xp.log1p(c) - log_delta) / c).min(), 0.0)
+
+
+def _log_finite(delta: Any, infinite: Any) -> Any:
+    """Return the log of what delta leaves for finite losses."""
+    xp = namespace(delta, infinite)
+    return xp.log(xp.maximum(delta - infinite, xp.finfo(delta.dtype).tiny))
+
+
+class _Question(NamedTuple):
+    """What is asked of one direction of neighbours.
+
+    Attributes:
+        at: eps; or delta, of which the least eps is asked.
+        best: a value; one that is not above it is not of interest.
+        infinite: the probability of an infinite loss, which is in delta and not in the profile.
+        log_delta: the log of what delta leaves for finite losses; None where eps is given.
+        guess: an estimate of eps.
+        noise: about the relative error of delta.
+    """
+
+    at: Any
+    best: Any
+    infinite: Any
+    log_delta: Any
+    guess: Any
+    noise: Any
+
+
+def _evaluate_direction(
+    what: str, sloped: bool, parts: RepeatedLosses, at: Any, best: Any, coarse: RepeatedLosses | None = None
+) -> _Value:
+    """Return delta at one eps, or the least eps at one delta: inf if there is none, or floats do not resolve it.
+
+    Args:
+        what: "delta" or "epsilon".
+        sloped: whether derivatives are returned; JAX arrays only.
+        parts: what is composed.
+        at: eps or delta.
+        best: values that are not above it are not of interest.
+        coarse: the same losses by fewer nodes, from which the tilt is estimated; by default ``parts``.
+    """
+    xp = namespace(at, *jax.tree.leaves(parts))
+    if is_gaussian(parts):
+        profile = GaussianProfile.of(parts)
+        log_delta = None if what == "delta" else xp.log(at)
+        guess = at if log_delta is None else profile.guess(log_delta)
+        asked = _Question(at, best, 0.0 * at, log_delta, guess, 0.0 * at)
+        return _value_of(profile, asked, parts if sloped else None)
+    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e5)))
+    bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
+    if sloped:
+        (capped, infinite), back = jax.vjp(lambda parts: _finite(parts, bound), parts)
+    else:
+        (capped, infinite), back = _finite(parts, bound), None
+    few = capped if coarse is None else _capped(coarse, bound)
+    log_delta = None if what == "delta" else _log_finite(at, infinite)
+    c, guess = _tilt_for(few, at, log_delta)
+    if coarse is not None and _bounded_tilt(few, c) < c:
+        few, (c, guess) = capped, _tilt_for(capped, at, log_delta)
+    noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
+    question = _Question(at, best, infinite, log_delta, guess, noise)
+
+    def by_transform() -> _Value:
+        return _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, capped if sloped else None)
+
+    found = _by_enumeration(capped, question, c, sloped, by_transform)
+    return found._replace(by_parts=back((found.by_parts, xp.ones_like(infinite)))[0]) if back else found
+
+
+def _value_of(
+    profile: ComposedProfile,
+    asked: _Question,
+    parts: RepeatedLosses | None,
+    to_parts: Callable[[Any], RepeatedLosses] = lambda by: by,
+) -> _Value:
+    """Return the value from a profile of finite losses.
+
+    Args:
+        profile: the profile.
+        asked: the question.
+        parts: what the profile is of, if derivatives are asked for; else None.
+        to_parts: the way from the profile's gradient to that in the parts.
+    """
+    at = asked.at
+    xp = namespace(at, *jax.tree.leaves(profile))
+    if asked.log_delta is None:
+        value, _, evaluation = profile.evaluate(at)
+        found = xp.clip(asked.infinite + xp.exp(value), 0.0, 1.0)
+    else:
+        floor = xp.where((asked.best > 0) & (asked.best < np.inf), asked.best, 0.0)
+        start = xp.maximum(asked.guess, floor)
+        eps, value, slope, is_found, evaluation = profile.solve(asked.log_delta, start, floor, asked.noise)
+        resolved = is_found & profile.is_resolved(eps, value, slope, asked.noise)
+        resolved = resolved | ((eps <= floor) & (value <= asked.log_delta))
+        found = xp.where(resolved & (at > asked.infinite), eps, np.inf)
+    if parts is None:
+        return _Value(found, None, None)
+
+    def slopes() -> tuple[RepeatedLosses, Any]:
+        by_profile, by_epsilon = profile.gradient(evaluation)
+        return to_parts(by_profile), by_epsilon
+
+    nothing = jax.tree.map(jnp.zeros_like, (parts, at))
+    return _Value(found, *_compute_if(~(found <= asked.best), slopes, nothing))
+
+
+def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any) -> tuple[Any, Any]:
+    """Return the tilt for an eps, or for a log delta if there is one, and the estimate of eps that comes with it."""
+    if log_delta is None:
+        return cumulant.saddle_point(parts, at, _BISECTIONS), at
+    return cumulant.saddle_point_of_delta(parts, log_delta, _BISECTIONS)
+
+
+def _by_enumeration(
+    parts: RepeatedLosses, asked: _Question, c: Any, sloped: bool, otherwise: Callable[[], _Value]
+) -> _Value:
+    """Return the value by enumeration where the losses have three values of which few enough counts matter."""
+    if not _may_be_three(parts):
+        return otherwise()
+
+    def three(parts: RepeatedLosses) -> Any:
+        return enumeration.three_point_loss(parts[0].losses, parts[0].count - np.arange(1 + sloped), c)
+
+    if sloped:
+        releases, to_parts, alone = jax.vjp(three, parts, has_aux=True)
+    else:
+        (releases, alone), to_parts = three(parts), None
+
+    def enumerated() -> _Value:
+        return _value_of(releases, asked, parts if sloped else None, lambda by: to_parts(by)[0])
+
+    few = alone & enumeration.is_enumerable(releases)
+    if namespace(few) is np:
+        return enumerated() if few else otherwise()
+    slopes = jax.tree.map(jnp.zeros_like, (parts, c)) if sloped else (None, None)
+    return _compute_if(few, enumerated, _compute_if(~few, otherwise, _Value(0.0 * c, *slopes)))
+
+
+def _may_be_three(parts: RepeatedLosses) -> bool:
+    nodes = parts[0].losses
+    return len(parts) == 1 and nodes is not None and nodes.p.shape[-1] <= enumeration.MOST_OUTCOMES + 1
+
+
+def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what is computed where it is needed, else the other value; JAX arrays only.
+
+    Under vmap lax.cond computes both sides for all values; a loop has no turn for those that need none.
+    """
+    state = needed, otherwise
+    return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
+
+
+def _largest(what: str, sloped: bool, directions: RepeatedLosses, at: Any) -> tuple[Any, _Value]:
+    """Return (which direction has the largest value, that value): eps is searched for above that of the one before."""
+
+    def next_one(best: Any, way: Any) -> tuple[Any, None]:
+        number, parts = way
+        one = _evaluate_direction(what, sloped, parts, at, best[1].found)
+        larger = ~(one.found <= best[1].found) & ~jnp.isnan(best[1].found)  # NaN stays, in either.
+        return jax.tree.map(partial(jnp.where, larger), (number, one), best), None
+
+    numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
+    slopes = jax.tree.map(lambda leaf: jnp.zeros_like(leaf[0]), directions), 0.0 * at
+    none = _Value(0.0 * at - 1, *(slopes if sloped else (None, None)))
+    return jax.lax.scan(next_one, (0 * numbers[0], none), (numbers, directions))[0]
+
+
+@cache
+def _largest_in_batches(what: str, sloped: bool) -> Callable[[RepeatedLosses, Any], tuple[Any, _Value]]:
+    """Return ``_largest`` for vmap; of three-point losses some are enumerated and others not: one at a time."""
+    return some_at_a_time(
+        partial(_largest, what, sloped), lambda directions, _: 1 if _may_be_three(directions) else _TOGETHER
+    )
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _value(what: str, directions: RepeatedLosses, at: Any) -> Any:
+    """Return the largest delta at eps, or eps at delta, over the directions."""
+    return _largest_in_batches(what, False)(directions, at)[1].found
+
+
+@_value.defjvp
+def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Move along delta(eps) of the direction that has the largest value."""
+    number, (found, by_parts, by_epsilon) = _largest_in_batches(what, True)(*primals)
+    if what == "epsilon":
+        possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
+        factor, by_at = -1 / jnp.where(possible, by_epsilon, 1.0), -jnp.ones_like(found)
+    else:
+        possible = ~((found <= 0) | (found >= 1))
+        factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
+    # A NaN among the parameters, which no comparison sees, stays.
+    unknown = sum(jnp.isnan(leaf.max()) for leaf in jax.tree.leaves(primals)) > 0
+    factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
+    along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
+    return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
+
+
+def _composed(what: str, directions: RepeatedLosses, at: Any) -> Any:
+    return _value(what, directions, jnp.minimum(at, jnp.finfo(at.dtype).max ** 0.5))  # Of an infinite eps, too.
+
+
+def _renyi(directions: RepeatedLosses, order: Any) -> Any:
+    return jax.lax.map(lambda parts: cumulant.renyi_divergence(parts, order), directions).max(0)
+
+
+_READINGS: dict[str, Callable[[RepeatedLosses, Any], Any]] = {
+    "delta": partial(_composed, "delta"),
+    "epsilon": partial(_composed, "epsilon"),
+    "renyi": _renyi,
+}
+
+
+def directions_of(made: Any, panels: int = 0) -> Any:  # TEMP
+    with jax.enable_x64(True):
+        return jax.tree.map(np.asarray, as_float64(made).directions(panels))
+
+
+def largest_infinity_mass(made: Any) -> float:
+    """Return the probability that some loss is infinite, in the direction in which it is larger."""
+    return float(max(infinity_mass(parts) for parts in directions_of(made)))
+
+
+@partial(jax.jit, static_argnames=("what",))
+def evaluate_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
+    """Return ``evaluate`` where the count is traced and may be 1: then the exact profile of one release."""
+    (term,) = made.terms
+    exact = {"delta": profile, "epsilon": epsilon_of}[what]
+
+    def single(made: Any) -> Real:
+        return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
+
+    return jax.lax.cond(term.count == 1, single, lambda made: evaluate(made, at, what).astype(at.dtype), made)

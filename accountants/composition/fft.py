@@ -1,0 +1,347 @@
+"""Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count.
+
+One release's tilted losses are shared out on a grid (see ``grid``) on which its heaviest atoms are; the transform's
+n-th power is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
+
+    delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps
+
+exactly, where S has atoms on the grid only. Without these atoms, and without what crowds next to them, the masses are
+smooth on the scale of h: there the sum is a quadrature of a function with a kink at eps, which Euler and Maclaurin's
+formula corrects. The result then varies with eps, and with every parameter, as the true value does.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from scipy.linalg import pascal
+from scipy.special import bernoulli
+
+from accountants.composition import grid
+from accountants.composition.base import ComposedProfile
+from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
+from accountants.composition.grid import COEFFICIENTS, POINTS
+from accountants.pairs.losses import Losses
+from dpkernels.numerics import Real, like, namespace, without_derivative
+from dpkernels.pytrees import pytree
+
+SIZE = 1 << 13
+# -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
+_BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
+_NOTHING = 1e-100  # A transform that has no logarithm.
+# The relative error of eps at which floats no longer resolve it.
+_RESOLVED = 1e-5
+# The step is at least so many times as wide as the outcomes shared out.
+_OUTCOMES = 1.0
+
+
+class _OnGrid(NamedTuple):
+    """A repeated loss on the grid: what it is, its shares (Gaussian noise has none), K of one release, its grid point.
+
+    Also its transform, a row of all masses and a row of lumped ones.
+    """
+
+    part: RepeatedLoss
+    shares: Any
+    spectrum: Any
+    log_scale: Any
+    offset: Any
+
+    def log(self) -> Any:
+        """Return the logarithm of the transform, 0 where it has none."""
+        xp = namespace(self.spectrum)
+        return xp.log(xp.where(xp.abs(self.spectrum) > _NOTHING, self.spectrum, 1.0))
+
+    def power(self) -> Any:
+        """Return the transform of all releases."""
+        if self.shares is None:
+            xp, count = namespace(self.spectrum, self.part.count), self.part.count
+            power = xp.exp(count * self.spectrum)
+            return xp.stack([power, 0.0 * power])
+        if namespace(self.spectrum, self.part.count) is np and self.part.count == np.floor(self.part.count):
+            return _integer_power(self.spectrum, int(self.part.count))
+        xp = namespace(self.spectrum, self.part.count)
+        return xp.where(xp.abs(self.spectrum) > _NOTHING, xp.exp(self.part.count * self.log()), 0.0)
+
+
+def _integer_power(base: np.ndarray, count: int) -> np.ndarray:
+    """Return the power by repeated squaring."""
+    result = None
+    while count:
+        if count & 1:
+            result = base if result is None else result * base
+        count >>= 1
+        if count:
+            base = base * base
+    return np.ones_like(base) if result is None else result
+
+
+class _Evaluation(NamedTuple):
+    """What the sums at one eps are made of.
+
+    These are the weights of all masses in delta and in minus its slope, those of the smooth masses around eps, where
+    these are, and the sums, tilted.
+    """
+
+    epsilon: Any
+    weights: Any
+    near: Any
+    below: Any
+    sums: Any
+
+
+@pytree
+@dataclass(frozen=True)
+class ComposedPLD(ComposedProfile):
+    """The distribution of the composed privacy loss on a grid.
+
+    Attributes:
+        start: the first grid point.
+        step: h.
+        g: tilted masses, of sum about 1.
+        smooth: those of them that are no sums of atoms on the grid, and of what crowds there.
+        tilt: c.
+        log_scale: K(c).
+        first: the number of the first grid point.
+        spectrum: the transform of all masses, and of the sums of lumped ones.
+        parts: what is composed.
+    """
+
+    start: Any
+    step: Any
+    g: Any
+    smooth: Any
+    tilt: Any
+    log_scale: Any
+    first: Any
+    spectrum: Any
+    parts: tuple[_OnGrid, ...]
+
+    def empty(self) -> _Evaluation:
+        xp = namespace(self.g)
+        pair = xp.zeros((2, SIZE), self.g.dtype)
+        return _Evaluation(self.tilt, pair, pair[:, : len(POINTS)], self.tilt.astype(int), pair[:, 0])
+
+    def evaluate(self, epsilon: Any) -> tuple[Any, Any, _Evaluation]:
+        xp = namespace(self.g, epsilon)
+        below, s = self._place(epsilon)
+        weights = self._weights(epsilon)
+        kinks, slope = self._kinks(s)
+        near = xp.stack([kinks, self.tilt * kinks - slope / self.step])
+        sums = (self.g * weights).sum(-1) + (near * self._around(below)).sum(-1)
+        possible = ~(sums[0] <= 0)  # NaN stays.
+        value = xp.where(possible, sums[0], 1.0)
+        log_delta = self.log_scale - self.tilt * epsilon + xp.where(possible, xp.log(value), -np.inf)
+        evaluation = _Evaluation(epsilon, weights, near, below, sums)
+        return log_delta, xp.where(possible, -sums[1] / value, 0.0), evaluation
+
+    def _around(self, below: Any) -> Any:
+        if namespace(self.smooth) is np:
+            return self.smooth[below - 2 : below - 2 + len(POINTS)]
+        return jax.lax.dynamic_slice(self.smooth, (below - 2,), (len(POINTS),))
+
+    def _weights(self, epsilon: Any) -> Any:
+        """Return e^(-c x) (1 - e^-x) and e^(-(c+1) x) at the grid points above eps."""
+        xp = namespace(self.g, epsilon)
+        x = self.start - epsilon + self.step * xp.arange(SIZE, dtype=self.g.dtype)
+        above = x > 0
+        x = xp.where(above, x, 1.0)
+        falling = xp.where(above, xp.exp(-self.tilt * x), 0.0)
+        return xp.stack([falling * -xp.expm1(-x), falling * xp.exp(-x)])
+
+    def _place(self, epsilon: Any) -> tuple[Any, Any]:
+        """Return the grid point below eps, and by how many steps eps is above it."""
+        xp = namespace(self.g, epsilon)
+        place = (epsilon - self.start) / self.step
+        below = xp.clip(xp.floor(place), 2, SIZE - 4)
+        return below.astype(int), xp.clip(place - below, 0.0, 1.0)
+
+    def _kinks(self, s: Any) -> tuple[Any, Any]:
+        """Return the weights of the smooth masses around eps in the correction at the kink, and their derivative in s.
+
+        The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = smooth(y) phi(h y) in steps y from eps,
+        phi the weight; t = 1 - s is how far the next grid point is above eps; the masses are interpolated.
+        """
+        xp = namespace(self.g, s)
+        decay = self.tilt * self.step
+        fall = (xp.power(decay, _ORDERS) - xp.power(decay + self.step, _ORDERS)) * like(_SIGNS, self.g)
+        bernoulli_rows = like(_BERNOULLI, self.g)[2:] / like(_POWERS, self.g)[2:, None]
+        kink = (bernoulli_rows * xp.power(1 - s, _POWERS)).sum(-1)
+        kink_slope = -(bernoulli_rows[:, 1:] * like(_POWERS, self.g)[1:] * xp.power(1 - s, _POWERS[:-1])).sum(-1)
+        # The derivatives of the product at eps over j!, from those of either.
+        products = (fall[_ALONG] * _PRESENT)[1:]
+        shift, shift_slope = grid.taylor_shift(s), grid.taylor_shift_slope(s)
+
+        def around(by_taylor: Any, shift: Any) -> Any:
+            return ((by_taylor[:, None] * shift).sum(0)[:, None] * like(COEFFICIENTS, self.g)).sum(0)
+
+        by_taylor, moved = (kink[:, None] * products).sum(0), (kink_slope[:, None] * products).sum(0)
+        return around(by_taylor, shift), around(moved, shift) + around(by_taylor, shift_slope)
+
+    def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
+        """Errors of the tilted masses are the noise; delta and its slope are made of them."""
+        xp = namespace(value)
+        tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
+        return noise < _RESOLVED * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
+
+    def gradient(self, evaluation: _Evaluation) -> tuple[RepeatedLosses, Any]:
+        """Delta is a homogeneous polynomial of the masses.
+
+        Its derivative in the mass of the loss l is n delta of one release less at eps - l; in l it is n p times minus
+        the slope of that. All of these are one correlation, by transform; between grid points they are interpolated.
+        """
+        jnp = jax.numpy
+        value, slope = evaluation.sums
+        scale = jnp.exp(self.log_scale - self.tilt * evaluation.epsilon)
+        start = (0 * evaluation.below, evaluation.below - 2)
+        spread = jax.lax.dynamic_update_slice(jnp.zeros_like(evaluation.weights), evaluation.near, start)
+        # Of all masses and, less what is of the smooth ones only, of lumped ones.
+        weights = jnp.stack([evaluation.weights + spread, -spread], 1)
+        weights = jnp.fft.rfft(jnp.roll(weights, self.first.astype(int), -1))
+        found = []
+        for one in self.parts:
+            part = one.part
+            if one.shares is None or part.losses is None:
+                shares = grid.interpolation(self._place(evaluation.epsilon)[1][None])[:, 0]
+                density = self._around(evaluation.below) @ shares / self.step
+                by_mu, by_count = scale * part.count * part.mu * density, scale * part.mu**2 / 2 * density
+                found.append(RepeatedLoss(None, by_mu, by_count))
+                continue
+            by_count = one.log_scale * value + one.offset * (slope - self.tilt * value) + self._by_log(one, weights[0])
+            without = jnp.where(jnp.abs(one.spectrum) > _NOTHING, self.spectrum / one.spectrum, 0.0)
+            by_mass = jnp.conj(without) * weights
+            by_mass = jnp.fft.irfft(jnp.concatenate([by_mass[0], by_mass[1].sum(0, keepdims=True)]), SIZE)
+            losses = self._by_losses(one, by_mass, scale * part.count)
+            found.append(RepeatedLoss(losses, 0.0 * part.mu, scale * by_count))
+        return tuple(found), -scale * slope
+
+    def _by_log(self, one: _OnGrid, weights: Any) -> Any:
+        """Return the derivative of the sum of masses times weights, given by their transform, in the count."""
+        jnp = jax.numpy
+        terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
+        return terms[:, :-1].sum() + terms[:, -1].sum()
+
+    def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> Losses:
+        """Return derivatives in masses and losses; of an atom on the grid that in its loss is a sum, not a slope."""
+        jnp = jax.numpy
+        nodes: Any = one.part.losses
+        inner, by_step = one.shares.interpolate(*by_mass[:2])
+        at_atoms = by_mass[2][one.shares.index[2]]
+        by_loss = jnp.where(one.shares.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
+        mass, p = scale * one.shares.mass, nodes.p
+        some = one.shares.mass > 0
+        return Losses(jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p)
+
+
+# How often a frequency of the half transform is in the whole one, over its length.
+_FREQUENCIES = np.concatenate([[1.0], np.full(SIZE // 2 - 1, 2.0), [1.0]]) / SIZE
+# Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
+_TERMS = 18
+# Whole, as in ``taylor_shift``: s is 0 where eps is on the grid.
+_ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
+_SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
+# Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
+_ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
+_PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
+_CHOICES = pascal(_TERMS + 1, kind="lower").astype(float)
+# Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
+_BERNOULLI = np.array(
+    [
+        [_CHOICES[n, j] * bernoulli(_TERMS)[n - j] if j <= n else 0.0 for j in range(_TERMS + 1)]
+        for n in range(_TERMS + 1)
+    ]
+)
+
+
+def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None) -> ComposedPLD:
+    """Return the distribution of the sum of all losses.
+
+    Args:
+        parts: what is composed.
+        c: the tilt, which changes the precision only.
+        coarse: the same losses by fewer nodes, for the width of the grid; by default ``parts``.
+    """
+    moments = [part.moments(c) for part in parts]
+    xp = namespace(c, *jax.tree.leaves(parts))
+    points = _grid(parts, c, moments, parts if coarse is None else coarse)
+    found = []
+    start = log_scale = 0.0 * c
+    for part, offset, moment in zip(parts, points.offsets, moments, strict=True):
+        start, log_scale = start + part.count * offset, log_scale + part.count * moment[0]
+        if part.losses is None:
+            frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
+            shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
+        else:
+            shares = grid.share_on_grid(part.losses, c, moment[0], offset, points.step, SIZE)
+            spectrum = xp.fft.rfft(shares.masses(SIZE))
+        found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
+    first = xp.floor((points.low - start) / points.step)
+    spectrum = math.prod(one.power() for one in found)
+    g, lumped = xp.roll(xp.fft.irfft(spectrum, SIZE), -first.astype(int), -1)
+    start = start + first * points.step
+    return ComposedPLD(start, points.step, g, g - lumped, c, log_scale, first, spectrum, tuple(found))
+
+
+class _Grid(NamedTuple):
+    """The step, a grid point next to every part's mean (a Gaussian's is its mean), and the window's lower end."""
+
+    step: Any
+    offsets: list[Any]
+    low: Any
+
+
+def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> _Grid:
+    """Return a grid whose window holds the sum; the distance of the two heaviest atoms is a whole number of steps."""
+    xp = namespace(c, *jax.tree.leaves(parts))
+    mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
+    down, up = without_derivative(_reach(parts, c, moments, coarse))
+    atoms = [
+        (0 * c, 0 * c, 0 * c) if part.losses is None else grid.heavy_atoms(part.losses, c, moment[0])
+        for part, moment in zip(parts, moments, strict=True)
+    ]
+    least = xp.stack([least_step(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
+    light = xp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
+    gap = xp.stack([gap for _, gap, _ in atoms])[light.argmax()]
+    # Of one loss alone the window has no width.
+    least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
+    step = grid.step_on_atoms(xp.maximum((down + up) / (SIZE - 16), least), xp.where(light.max() > 0, gap, 0.0))
+    offsets = [
+        moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
+        for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
+    ]
+    return _Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
+
+
+def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
+    """Return how far below and above its mean the tilted sum is, but for a negligible probability (Chernoff)."""
+    xp = namespace(c, *jax.tree.leaves(parts))
+    variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
+    deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
+    slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])
+    both = xp.stack([-slopes, slopes])
+    bounds = most = 0.0
+    for part, few, (value, mean, _) in zip(parts, coarse, moments, strict=True):
+        bounds = bounds + part.count * (few.log_moment(c + both) - value - both * mean)
+        most = most + part.count * xp.stack([largest_loss(part, -1) + mean, largest_loss(part, 1) - mean])
+    return xp.minimum(((bounds + _BEYOND) / slopes).min(-1), most)
+
+
+def largest_loss(part: RepeatedLoss, sign: int) -> Any:
+    """Return the supremum of sign times the finite losses."""
+    if part.losses is None:
+        return namespace(part.mu).asarray(np.inf, part.mu.dtype)
+    return (sign * part.losses.finite[1]).max()
+
+
+def least_step(part: RepeatedLoss, c: Real, log_scale: Real) -> Real:
+    """Return a step so wide that no comb of single outcomes is seen through it."""
+    if part.losses is None:
+        return 0 * c
+    xp = namespace(c, part.losses.p)
+    mass = grid.tilted(part.losses, c, log_scale)[0] * (part.losses.width > 0)
+    total = mass.sum()
+    return _OUTCOMES * xp.where(total > 0, (mass * part.losses.width).sum() / xp.where(total > 0, total, 1.0), 0.0)

@@ -1,0 +1,108 @@
+"""Composition of Gaussian mechanisms in closed form: n of them are one, with mu^2 = sum of n_i mu_i^2, mu = D/sigma.
+
+With x = eps/mu - mu/2 and y = eps/mu + mu/2,
+
+    delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    M(z) = int_0^inf e^(-z t - t^2/2) dt,
+    d delta/d eps = -phi(x) M(y),    d delta/d mu = phi(x).
+
+M is Mills' ratio. Its difference is taken under the integral where the two are close, so that nothing cancels, and
+phi(x) enters by its logarithm, so that neither a large eps nor a small delta leaves the floats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.base import ComposedProfile
+from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
+from dpkernels.numerics import Real, gauss_legendre, like, namespace, ndtri, special_functions
+from dpkernels.pytrees import pytree
+
+# Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are followed.
+_PANELS, _DEEPEST = 8, 45.0
+_ONE_NODES, _ONE_WEIGHTS = gauss_legendre(16)
+_NODES = ((np.arange(_PANELS)[:, None] + _ONE_NODES) / _PANELS).ravel()
+_WEIGHTS = np.tile(_ONE_WEIGHTS / _PANELS, _PANELS)
+_LOG_ROOT = math.log(2 * math.pi) / 2
+
+
+@pytree
+@dataclass(frozen=True)
+class GaussianProfile(ComposedProfile):
+    """The privacy profile of composed Gaussian mechanisms.
+
+    Attributes:
+        parts: what is composed; all of it Gaussian.
+        mu: sensitivity over standard deviation of the one Gaussian mechanism that is as private.
+    """
+
+    parts: RepeatedLosses
+    mu: Any
+
+    @classmethod
+    def of(cls, parts: RepeatedLosses) -> GaussianProfile:
+        """Return the profile of several repeated losses."""
+        total = sum(part.count * part.mu**2 for part in parts)
+        return cls(parts, namespace(total).sqrt(total))
+
+    def empty(self) -> Any:
+        return 0.0 * self.mu
+
+    def guess(self, log_delta: Any) -> Any:
+        """Return an eps near which log delta has a value: that of the loss's own quantile."""
+        xp = namespace(self.mu, log_delta)
+        quantile = xp.maximum(-ndtri(xp.maximum(xp.exp(log_delta), xp.finfo(log_delta.dtype).tiny)), 0.0)
+        deep = xp.sqrt(xp.maximum(-2 * log_delta, 0.0))
+        quantile = xp.where(log_delta < math.log(1e-30), deep, quantile)
+        return xp.maximum(self.mu * (self.mu / 2 + quantile), 0.0)
+
+    def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
+        xp, mu = namespace(self.mu, epsilon), self.mu
+        x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
+        # In the upper tail by Mills' ratios, else from the cdf: x <= -1 needs mu >= 2, where nothing cancels.
+        tail = x > -1
+        z = xp.where(tail, x, 0.0)
+        mills = _mills(y)
+        gain = xp.where(mu < 0.5 * xp.maximum(z, 1.0), _mills_difference(z, mu), _mills(z) - mills)
+        log_phi = -(x**2) / 2 - _LOG_ROOT
+        outer = xp.where(tail, -1.0, x)
+        bulk = special_functions(outer).ndtr(-outer) - xp.exp(-(outer**2) / 2 - _LOG_ROOT) * mills
+        log_delta = xp.where(tail, log_phi + xp.log(gain), xp.log(bulk))
+        return log_delta, -xp.exp(log_phi + xp.log(mills) - log_delta), epsilon
+
+    def gradient(self, evaluation: Any) -> tuple[RepeatedLosses, Any]:
+        xp, mu = namespace(self.mu), self.mu
+        log_phi = -((evaluation / mu - mu / 2) ** 2) / 2 - _LOG_ROOT
+        by_mu, by_epsilon = xp.exp(log_phi), -xp.exp(log_phi) * _mills(evaluation / mu + mu / 2)
+        moved = tuple(
+            RepeatedLoss(None, by_mu * part.count * part.mu / mu, by_mu * part.mu**2 / (2 * mu)) for part in self.parts
+        )
+        return moved, by_epsilon
+
+
+def is_gaussian(parts: RepeatedLosses) -> bool:
+    """Return whether all that is composed is Gaussian noise on all the data."""
+    return all(part.losses is None for part in parts)
+
+
+def _mills(z: Real) -> Any:
+    """Return M(z) for z >= -1."""
+    t, weights = _quadrature(z)
+    return (weights * namespace(z).exp(-t * (z[..., None] + t / 2))).sum(-1)
+
+
+def _mills_difference(z: Real, mu: Real) -> Any:
+    """Return M(z) - M(z + mu) for z >= -1 and a mu that is small next to 1 or z."""
+    xp = namespace(z, mu)
+    t, weights = _quadrature(z)
+    return (weights * xp.exp(-t * (z[..., None] + t / 2)) * -xp.expm1(-mu[..., None] * t)).sum(-1)
+
+
+def _quadrature(z: Any) -> tuple[Any, Any]:
+    """Return nodes and weights between 0 and where z t + t^2/2 is 45."""
+    end = (2 * _DEEPEST / (z + namespace(z).sqrt(z**2 + 2 * _DEEPEST)))[..., None]
+    return end * like(_NODES, z), end * like(_WEIGHTS, z)

@@ -1,0 +1,205 @@
+"""Privacy losses on a grid: masses at grid points that sum smooth functions of the loss as the losses themselves do.
+
+An outcome of loss l is shared between the six grid points around it with the weights of Lagrange's interpolation there:
+for a smooth f the sum over the grid is that of f interpolated, off by h^6 f^(6). Connecting the dots (Doroshenko 2022)
+are the weights of linear interpolation, off by h^2 f''. Atoms that are on the grid stay exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.linalg import pascal
+
+from accountants.closed_forms.lattice import decayed
+from accountants.pairs.losses import Losses, joined
+from dpkernels.numerics import Real, add_at, like, namespace, without_derivative
+from dpkernels.pytrees import pytree
+
+# Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far
+# the outcome is above that.
+POINTS = np.arange(-2, 4)
+COEFFICIENTS = np.array(
+    [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
+).T
+# Row n has the coefficients of the derivative, by powers of the place, from those of the polynomial.
+_DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
+_CHOICES = pascal(len(POINTS), kind="upper").astype(float)
+_EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
+# Outcomes are crowded if a step of as many would have a larger share of all mass.
+_CROWDED = 0.003
+# Of several pairs: the grid, the relative difference of profiles that is none, and what stands out as an atom.
+_SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
+
+
+def tilted(nodes: Losses, c: Real, log_scale: Real) -> tuple[Any, Any]:
+    """Return masses under p times e^(c l - log_scale), and losses; both are 0 where the loss is infinite."""
+    log_p, loss = nodes.finite
+    return namespace(log_p).exp(log_p + c * loss - log_scale), loss
+
+
+@pytree
+@dataclass(frozen=True)
+class GridInterpolation:
+    """Outcomes and the grid points that share them.
+
+    Attributes:
+        mass: tilted masses of the outcomes.
+        on_grid: whether an outcome is an atom on the grid.
+        lumped: whether it is one, or crowds next to one, as samples' losses do on a scale that no grid shows.
+        index: entries of the grid, of shape (6, n).
+        above: how far above the third of these, in steps.
+    """
+
+    mass: Any
+    on_grid: Any
+    lumped: Any
+    index: Any
+    above: Any
+
+    def masses(self, size: int) -> Any:
+        """Return (all tilted masses on the grid, those of lumped outcomes), of shape (2, size)."""
+        xp = namespace(self.mass)
+        both = xp.stack([self.mass, xp.where(self.lumped, self.mass, 0.0)], -1)
+        return add_at(size, self.index, both * interpolation(self.above)[..., None]).T
+
+    def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
+        """Return a function on the grid at all outcomes, and its derivative by the step.
+
+        At lumped outcomes the function is the sum of both arguments.
+        """
+        xp = namespace(grid)
+        around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
+        return (interpolation(self.above) * around).sum(0), (_interpolation_slope(self.above) * around).sum(0)
+
+
+def interpolation(above: Any) -> Any:
+    """Return Lagrange's weights, of shape (6, n)."""
+    return _horner(COEFFICIENTS, above)
+
+
+def _interpolation_slope(above: Any) -> Any:
+    return _horner(_DERIVATIVE, above)
+
+
+def _horner(rows: np.ndarray, above: Any) -> Any:
+    value: Any = 0.0
+    for row in like(rows, above)[::-1]:
+        value = value * above + row[:, None]
+    return value
+
+
+def taylor_shift(s: Any) -> Any:
+    """Return the matrix that turns a polynomial's coefficients at 0 into those at s; of the degree of ``POINTS``."""
+    # Exponents are whole: of 0 to the float 0 JAX's derivative is NaN.
+    return namespace(s).power(s, np.maximum(_EXPONENTS, 0)) * like(np.where(_EXPONENTS >= 0, _CHOICES, 0.0), s)
+
+
+def taylor_shift_slope(s: Any) -> Any:
+    """Return the derivative of ``taylor_shift`` in s."""
+    factors = np.maximum(_EXPONENTS, 0) * _CHOICES
+    return namespace(s).power(s, np.maximum(_EXPONENTS - 1, 0)) * like(factors, s)
+
+
+def share_on_grid(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> GridInterpolation:
+    """Return tilted masses shared between the grid points offset + k step, entry k modulo ``size``."""
+    xp = namespace(nodes.loss, step)
+    mass, loss = tilted(nodes, c, log_scale)
+    place = (loss - offset) / step
+    nearest = xp.round(place)
+    on_grid = (nodes.width == 0) & (mass > 0) & (xp.abs(place - nearest) <= xp.finfo(place.dtype).eps ** 0.45)
+    point = xp.mod(nearest, size).astype(int)
+    crowded = mass * step > _CROWDED * nodes.width
+    lumped = crowded & (add_at(size, point, on_grid.astype(mass.dtype)) > 0)[point]
+    below = xp.where(on_grid, nearest, xp.floor(place))
+    index = xp.mod(below + like(POINTS, below)[:, None], size).astype(int)
+    return GridInterpolation(mass, on_grid, lumped, index, xp.where(on_grid, 0.0, place - below))
+
+
+def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+    """Return (the loss of the heaviest atom, the distance of the second, the tilted mass of the second)."""
+    mass, loss = tilted(nodes, c, log_scale)
+    xp = namespace(mass)
+    mass = xp.where(nodes.width == 0, mass, 0.0)
+    heaviest = loss[mass.argmax()]
+    apart = xp.abs(loss - heaviest)
+    mass = xp.where(apart > xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest)), mass, 0.0)
+    second = mass.argmax()
+    return heaviest, apart[second], mass[second]
+
+
+def step_on_atoms(least: Real, gap: Real) -> Any:
+    """Return a step from ``least`` up of which the gap of two atoms is a whole multiple, an even one if it can be.
+
+    A third atom half-way, of no loss between two opposite ones, is on the grid then. If the gap is below ``least``, the
+    step is ``least``.
+    """
+    xp = namespace(least, gap)
+    least = without_derivative(least)
+    many = without_derivative(gap) / least
+    whole = xp.where(many >= 2, 2 * xp.floor(many / 2), 1.0)
+    return xp.where(many >= 1, gap / whole, least)
+
+
+def profile_on_grid(masses: Real, c: Any, step: Any) -> tuple[Any, Any]:
+    """Return (T, B) of masses w tilted by e^(c l), from the largest loss down: sums of positive terms.
+
+    T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the profile at grid point k, as tilted, and
+    B_k = w_k + e^(-(c+1) h) B_(k-1).
+    """
+    xp = namespace(masses, step)
+    B = decayed(masses, (c + 1) * step)
+    return decayed(-xp.exp(-c * step) * xp.expm1(-step) * _next(B), c * step), B
+
+
+def _next(values: Any) -> Real:
+    xp = namespace(values)
+    return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])
+
+
+def pointwise_maximum(several: list[Losses]) -> Losses:
+    """Return the outcomes whose profile is the largest of several's, by connecting their dots on a grid.
+
+    It is nowhere below that maximum, and above it by about a step's square. One profile is returned as it is.
+    """
+    if len(several) == 1:
+        return several[0]
+    whole = joined(several)
+    xp = namespace(whole.loss)
+    loss = whole.finite[1]
+    lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
+    step = step_on_atoms((loss.max() - lowest) / (_SIZE - 4), atoms[1])
+    offset = atoms[0] - step * without_derivative(xp.floor((atoms[0] - lowest) / step) + 1)
+    masses = [_connect_dots(one, offset, step)[::-1] for one in several]
+    profile = first = profile_on_grid(masses[0], 0.0, step)[0]
+    for other in masses[1:]:
+        there = profile_on_grid(other, 0.0, step)[0]
+        profile = xp.where(there > profile * (1 + _SAME), there, profile)
+    p = xp.maximum(masses[0] + _masses_of_profile(profile - first, step), 0.0)[::-1]
+    grid = offset + step * like(np.arange(_SIZE), step)
+    width = xp.where(p > _ATOM * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
+    infinite = xp.stack([xp.where(one.loss == np.inf, one.p, 0.0).sum() for one in several]).max(keepdims=True)
+    finite = Losses(p, p * xp.exp(-grid), grid, width)
+    return joined([finite, Losses(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
+
+
+def _connect_dots(nodes: Losses, offset: Real, step: Any) -> Any:
+    """Return masses on a grid, every outcome's on the two points around it; masses under p and q are kept."""
+    mass, loss = tilted(nodes, 0.0, 0.0)
+    xp = namespace(loss, step)
+    place = (loss - offset) / step
+    below = without_derivative(xp.floor(place + xp.finfo(place.dtype).eps ** 0.45))
+    up = mass * xp.expm1((below - place) * step) / xp.expm1(-step)
+    index = xp.clip(below, 0, _SIZE - 2).astype(int)
+    return add_at(_SIZE, index, mass - up) + add_at(_SIZE, index + 1, up)
+
+
+def _masses_of_profile(profile: Any, step: Any) -> Any:
+    """Return the masses that have this profile on the grid, from the largest loss down."""
+    xp = namespace(profile, step)
+    B = (profile - _next(profile)) / -xp.expm1(-step)
+    B = xp.concatenate([B[1:], xp.zeros_like(B[:1])])
+    return B - xp.exp(-step) * _next(B)
