@@ -16,7 +16,7 @@ from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 
 def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
@@ -128,7 +128,7 @@ def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
 
     ends = jnp.zeros_like(delta), jnp.full_like(delta, top)
     # Not "above": where the profile is NaN, it is not known to be enough.
-    eps = halved(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 20)[1]
+    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 20)[1]
     eps = jnp.where(at(ends[0]) <= delta, 0.0, eps)
     return jnp.where(at(ends[1]) <= delta, eps, jnp.inf)
 

@@ -17,7 +17,7 @@ from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import Excess, lowest, safe_root
+from dpkernels.solve import Function, minimum, root
 
 
 def published_weight(kernel: Distribution, theta: Real, sensitivity: Real) -> Real:
@@ -70,8 +70,8 @@ def published_rate(kernel: Distribution, theta: Real, epsilon: Any, delta: Any, 
     """
     parameters = kernel, theta, epsilon, delta, sensitivity
     xp = namespace(*jax.tree.leaves(parameters))
-    root = safe_root(published_excess, parameters, 0.0, 1.0)
-    return xp.where(published_excess(0.0, parameters) <= 0, root, xp.nan)[()]
+    q = root(published_excess, parameters, 0.0, 1.0)
+    return xp.where(published_excess(0.0, parameters) <= 0, q, xp.nan)[()]
 
 
 def published_excess(q: Any, parameters: tuple[Any, ...]) -> Any:
@@ -117,7 +117,7 @@ def published_budget(
 
 
 def published_search(
-    kernel: type, theta: float, epsilon: float, delta: float, sensitivity: float, excess: Excess
+    kernel: type, theta: float, epsilon: float, delta: float, sensitivity: float, excess: Function
 ) -> PublishedChoice:
     """``published_budget`` by an excess that may count how often it is computed.
 
@@ -128,10 +128,10 @@ def published_search(
 
     def choice(share: float) -> PublishedChoice:
         law = _KERNELS[kernel.__name__](share * epsilon, delta, sensitivity)
-        q = safe_root(excess, (law, theta, epsilon, delta, sensitivity), 0.0, 1.0)
+        q = root(excess, (law, theta, epsilon, delta, sensitivity), 0.0, 1.0)
         return PublishedChoice(share * epsilon, law, q, float(Reweighted(law, -theta, theta, 1 - q).acceptance))
 
-    return choice(lowest(lambda share, _: -choice(share).acceptance, (), 0.01, 1.0, rtol=1e-7))
+    return choice(minimum(lambda share, _: -choice(share).acceptance, (), 0.01, 1.0, rtol=1e-7))
 
 
 _KERNELS: dict[str, Callable[[float, float, float], Distribution]] = {

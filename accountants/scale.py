@@ -20,7 +20,7 @@ from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike, safe_root
+from dpkernels.solve import promote, root
 
 
 @singledispatch
@@ -80,8 +80,8 @@ def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
         s, in the unit of the noise; as computed delta(eps; s) <= delta, and the next float is beyond.
     """
     check_target(epsilon, delta)
-    noise, epsilon, delta = alike(noise, epsilon, delta)
-    return safe_root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
+    noise, epsilon, delta = promote(noise, epsilon, delta)
+    return root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
 
 
 def _shift_excess(shift: Real, parameters: tuple[Distribution, Real, Real]) -> Real:
@@ -95,9 +95,9 @@ def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity:
     The root is taken in 1/c, of the profile of the very law it is for, so that no rounding comes in between.
     """
     check_target(epsilon, delta, sensitivity)
-    noise, epsilon, delta, sensitivity = alike(noise, epsilon, delta, sensitivity)
+    noise, epsilon, delta, sensitivity = promote(noise, epsilon, delta, sensitivity)
     widest = certain_shift(noise, epsilon, delta) / sensitivity
-    return 1 / safe_root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
+    return 1 / root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
 
 
 def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Real]) -> Real:

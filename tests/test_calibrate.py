@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import calibrate
 from accountants import scale as scale_module
 from accountants.pairs.hockey_stick import additive_profile
-from dpkernels import roots
+from dpkernels import solve
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -45,40 +45,40 @@ def shrunk(noise, share=1e-9):
 
 def test_roots_are_safe_neighbours_from_either_side():
     for safe, unsafe, sign in ((0.0, 7.0, 1), (9.0, 0.0, -1)):
-        x = roots.safe_root(lambda x, p: p[0] * (x**3 - p[1]), (sign, 5.0), safe, unsafe)
+        x = solve.root(lambda x, p: p[0] * (x**3 - p[1]), (sign, 5.0), safe, unsafe)
         assert sign * (x**3 - 5.0) <= 0 < sign * (np.nextafter(x, unsafe) ** 3 - 5.0)
         assert isinstance(x, float)
 
 
 def test_a_nan_is_a_breach():
-    assert roots.safe_root(lambda x, _: -1.0 if x < 2 else math.nan, (), 0.0, 3.0) < 2
+    assert solve.root(lambda x, _: -1.0 if x < 2 else math.nan, (), 0.0, 3.0) < 2
 
 
 @pytest.mark.parametrize("low", [-7.3, 0.0, 2.0])
-def test_lowest(low):
+def test_minimum(low):
     """On intervals that do not start at 0, too."""
     for at in (low + 0.001, low + 1.3, low + 4.99):
-        found = roots.lowest(lambda x, c: (x - c) ** 2, at, low, low + 5.0)
+        found = solve.minimum(lambda x, c: (x - c) ** 2, at, low, low + 5.0)
         assert found == pytest.approx(at, abs=2e-8)
     seen = []
-    roots.lowest(lambda x, _: seen.append(x) or -1.0, (), 0.0, 1.0, enough=0.0)
+    solve.minimum(lambda x, _: seen.append(x) or -1.0, (), 0.0, 1.0, enough=0.0)
     assert len(seen) == 2
 
 
-def test_first_crossing_of_a_function_that_is_not_monotone():
+def test_first_root_of_a_function_that_is_not_monotone():
     def excess(x, level):
         return (math.log(x) - 1) ** 2 - level
 
-    assert roots.first_crossing(excess, 0.25, 0.01, 100.0) == pytest.approx(math.exp(0.5), rel=1e-12)
+    assert solve.first_root(excess, 0.25, 0.01, 100.0) == pytest.approx(math.exp(0.5), rel=1e-12)
     # A dip between two points of the grid, and one that does not reach.
-    assert roots.first_crossing(excess, 1e-9, 0.01, 100.0, count=5) == pytest.approx(math.e, rel=1e-4)
-    assert math.isnan(roots.first_crossing(excess, -1e-3, 0.01, 100.0))
+    assert solve.first_root(excess, 1e-9, 0.01, 100.0, count=5) == pytest.approx(math.e, rel=1e-4)
+    assert math.isnan(solve.first_root(excess, -1e-3, 0.01, 100.0))
 
 
 @pytest.mark.usefixtures("x64")
 def test_roots_are_differentiable_twice():
     def root(c):
-        return roots.safe_root(lambda x, c: x**3 - c, c, 0.0, 9.0)
+        return solve.root(lambda x, c: x**3 - c, c, 0.0, 9.0)
 
     assert float(jax.grad(root)(5.0 * jnp.ones(()))) == pytest.approx(5 ** (-2 / 3) / 3, rel=1e-12)
     assert float(jax.grad(jax.grad(root))(jnp.float64(5.0))) == pytest.approx(-2 / 9 * 5 ** (-5 / 3), rel=1e-11)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import dpkernels as dpk
 from accountants import guarantee
-from dpkernels import roots
+from dpkernels import solve
 
 FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None)
 MANY = settings(FEW, max_examples=300)
@@ -76,13 +76,13 @@ def test_a_bracket_of_epsilon_is_enough_at_its_upper_end_and_not_at_its_lower(lo
 
 @MANY
 @given(st.floats(0.1, 10.0), st.floats(0.05, 0.45), st.integers(2, 40))
-def test_a_first_crossing_holds_and_nothing_on_the_grid_before_it_does(turn, half, count):
+def test_a_first_root_holds_and_nothing_on_the_grid_before_it_does(turn, half, count):
     """Of a requirement that is met on one interval only."""
 
     def excess(x, _):
         return abs(x - turn) - half * turn
 
-    x = roots.first_crossing(excess, (), 0.01, 100.0, count=count)
+    x = solve.first_root(excess, (), 0.01, 100.0, count=count)
     if math.isnan(x):
         return
     assert excess(x, ()) <= 0
@@ -91,9 +91,9 @@ def test_a_first_crossing_holds_and_nothing_on_the_grid_before_it_does(turn, hal
 
 @MANY
 @given(near, st.floats(1e-3, 1e3), st.floats(0.0, 1.0), st.integers(1, 4))
-def test_the_lowest_of_a_valley_is_found(low, width, share, power):
+def test_the_minimum_of_a_valley_is_found(low, width, share, power):
     place = low + share * width
-    found = roots.lowest(lambda x, _: abs(x - place) ** power, (), low, low + width, rtol=1e-9)
+    found = solve.minimum(lambda x, _: abs(x - place) ** power, (), low, low + width, rtol=1e-9)
     assert low <= found <= low + width
     # Flat valleys are known to the power-th root of the smallest number that counts: here next to 0.
     assert abs(found - place) <= 1e-7 * width + 4 * math.ulp(abs(low) + width)

@@ -10,7 +10,7 @@ from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 
 def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **arguments: Any) -> Mechanism:
@@ -37,5 +37,5 @@ def bounded(constructor: Callable[..., Any], *, epsilon: float, delta: float, **
         return realised(constructor(epsilon=float(budget), **arguments), epsilon) - delta
 
     largest = checks.EPSILON_RANGE[1]
-    budget = largest if excess(largest, ()) <= 0 else safe_root(excess, (), epsilon, largest, rtol=1e-12)
+    budget = largest if excess(largest, ()) <= 0 else root(excess, (), epsilon, largest, rtol=1e-12)
     return constructor(epsilon=budget, **arguments)

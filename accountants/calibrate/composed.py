@@ -23,7 +23,7 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike
+from dpkernels.solve import promote
 
 
 def composed_scale(
@@ -57,7 +57,7 @@ def composed_scale(
     """
     check_target(epsilon, delta, sensitivity)
     _check_reports(epsilon, count, rate)
-    noise, epsilon, delta, sensitivity, rate = alike(noise, epsilon, delta, sensitivity, rate)
+    noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
     start = _start(noise, epsilon, delta, sensitivity, count, rate)
     made = _reports(Additive(rescaled(noise, start), sensitivity), count, rate, adjacency)
     return start * widening(made, epsilon=epsilon, delta=delta)

@@ -16,7 +16,7 @@ from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, 
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.roots import safe_root, until_private
+from dpkernels.solve import first_feasible, root
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
@@ -65,9 +65,9 @@ def _narrowest(law: Callable[[float], Lattice], unit: Any, *target: Any) -> Addi
         high, low = 1.25 * high, high
     while excess(low, ()) <= 0:
         high, low = low, low / 2
-    found = safe_root(excess, (), high, low, rtol=1e-13)
+    found = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may move the last bits.
-    return until_private(
+    return first_feasible(
         lambda nudge: Additive(law(found * (1 + nudge)), sensitivity, epsilon, delta),
         lambda made: realised(made, epsilon) <= delta,
     )

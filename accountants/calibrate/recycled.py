@@ -15,7 +15,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike, best_on, first_crossing, lowest, safe_root
+from dpkernels.solve import first_root, minimum, minimum_near_grid, promote, root
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -40,15 +40,15 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
-    return _rate(alike(kernel, theta, epsilon, delta, sensitivity))
+    return _rate(promote(kernel, theta, epsilon, delta, sensitivity))
 
 
 def _rate(parameters: tuple[Distribution, Real, Real, Real, Real], rtol: float = 0.0) -> Real:
-    valley = lowest(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
+    valley = minimum(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
     xp = namespace(valley)
     plain, best = _recycled_excess(0.0, parameters), _recycled_excess(valley, parameters)
-    root = safe_root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
-    return xp.where(xp.minimum(plain, best) <= 0, root, xp.nan)[()]
+    last = root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
+    return xp.where(xp.minimum(plain, best) <= 0, last, xp.nan)[()]
 
 
 def _recycled_excess(q: Real, parameters: tuple[Distribution, Real, Real, Real, Real]) -> Real:
@@ -77,13 +77,13 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     checks.below_one("q", q)
-    kernel, theta, q, epsilon, delta, sensitivity = alike(kernel, theta, q, epsilon, delta, sensitivity)
+    kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
     # Recycling only narrows a law, so delta is above the target where it is for the kernel.
     low = sensitivity / certain_shift(kernel, epsilon, delta)
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
     high = 4 * namespace(alone, inside).maximum(alone, inside)
-    return first_crossing(_recycled_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    return first_root(_recycled_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
 
 
 def _recycled_scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
@@ -148,7 +148,9 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
         too_narrow = 1 + math.log(alone) - log_scale
         return too_narrow if math.isnan(q) else 1 - Reweighted(wider, -theta, theta, 1 - q).acceptance
 
-    return math.exp(best_on(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4))
+    return math.exp(
+        minimum_near_grid(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4)
+    )
 
 
 def _check_feasible(q: Real, kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> None:

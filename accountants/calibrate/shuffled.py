@@ -12,7 +12,7 @@ from accountants.shuffle import Shuffled
 from accountants.shuffle import shuffled as account
 from dpkernels import checks
 from dpkernels.exact.certify import certify
-from dpkernels.roots import until_private
+from dpkernels.solve import first_feasible
 
 # Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
 _NUDGES = (0.0, *(1e-8 * 4.0**k for k in range(13)))
@@ -65,7 +65,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
     def made(nudge: float) -> Any:
         return constructor(epsilon=math.exp(max(t - nudge, low)), **arguments)
 
-    return until_private(made, lambda one: proven(one, n).upper_bound(epsilon) <= delta, _NUDGES)
+    return first_feasible(made, lambda one: proven(one, n).upper_bound(epsilon) <= delta, _NUDGES)
 
 
 def _largest(excess: Callable[[float], float], low: float, high: float) -> float:

@@ -16,13 +16,13 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.roots import NUDGES, best_on, first_crossing, lowest, safe_root, until_private
+from dpkernels.solve import MARGINS, first_feasible, first_root, minimum, minimum_near_grid, root
 
 # Scales tried by a search over many calibrations, in place of the 160 of one.
 _COARSE = {"count": 40, "rtol": 1e-9}
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
-_NUDGES = (*NUDGES, *np.geomspace(1e-10, 1e-5, 11))
+_NUDGES = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
@@ -59,7 +59,7 @@ def _outward(mechanism: Additive) -> Additive:
         over = checks.concrete(additive_profile(law, D, eps) - delta)
         return over is None or over <= 0
 
-    return until_private(wider, holds, _NUDGES)
+    return first_feasible(wider, holds, _NUDGES)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
@@ -92,7 +92,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
 def _truncated_sigma(T: Real, epsilon: Real, delta: Real, sensitivity: Real, **search: Any) -> Real:
     """The least sigma for T, NaN where there is none; sigma = 100 T is all but uniform."""
     low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
-    return first_crossing(_truncated_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
+    return first_root(_truncated_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
 
 
 def _truncated_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
@@ -110,10 +110,10 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
         def at(log_sigma: Real, _: Any) -> Any:
             return _truncated_excess(math.exp(log_sigma), (T, eps, delta, D))
 
-        return at(lowest(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())
+        return at(minimum(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())
 
     uniform = D / (2 * delta)
-    return safe_root(best_excess, delta, uniform, D / 2, rtol=1e-7)
+    return root(best_excess, delta, uniform, D / 2, rtol=1e-7)
 
 
 def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -128,4 +128,4 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
 
     low = least_bound(epsilon, delta, sensitivity)
     far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, sensitivity)
-    return best_on(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)
+    return minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)

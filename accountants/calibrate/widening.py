@@ -17,9 +17,8 @@ from accountants.pairs.base import Mixed
 from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
-from dpkernels.newton import newton
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import alike
+from dpkernels.solve import newton, promote
 
 # Newton's steps of log c: the longest, and the last.
 _LONGEST, _FOUND = 2.0, 1e-8
@@ -47,7 +46,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     _check_needed(made, delta)
     if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
         return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta))
-    made, epsilon, delta = alike(made, epsilon, delta)
+    made, epsilon, delta = promote(made, epsilon, delta)
     return jnp.exp(_log_factor(made, epsilon, delta))
 
 
@@ -92,7 +91,7 @@ def _all_wider(made: Guarantee, factor: Real) -> Guarantee:
 @jax.jit
 def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
     given = made, epsilon, log_mu(delta, epsilon)
-    return newton(_excess, given, jnp.zeros_like(delta), (-FARTHEST, FARTHEST), found=_FOUND, longest=_LONGEST)
+    return newton(_excess, given, jnp.zeros_like(delta), (-FARTHEST, FARTHEST), tolerance=_FOUND, longest=_LONGEST)
 
 
 def _excess(t: Real, given: tuple[Guarantee, Any, Any]) -> Any:

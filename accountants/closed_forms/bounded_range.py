@@ -30,7 +30,7 @@ from accountants.closed_forms.lattice import (
 from accountants.closed_forms.pure import MOST, checked_delta, pure_losses
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
-from dpkernels.roots import while_loop
+from dpkernels.solve import while_loop
 
 # On [0, 1]: 16 nodes keep ``_mean_slope`` to 1e-15.
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2

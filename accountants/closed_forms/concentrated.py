@@ -16,7 +16,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.numerics import Real
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 
 def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
@@ -106,7 +106,7 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
 def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:
     """Where a function turns positive between positive ends, by halving of the logarithm."""
     low, high = np.broadcast_arrays(np.log(low), np.log(high))
-    return np.exp(halved(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
+    return np.exp(bisect(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
 
 
 def _budget(value: Real, name: str = "epsilon") -> Real:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.numerics import Real, RealArray, namespace
-from dpkernels.roots import alike, while_loop
+from dpkernels.solve import promote, while_loop
 
 
 def lattice_delta(top: Any, step: Any, mass: Any, epsilon: Any) -> Any:
@@ -130,4 +130,4 @@ def log_ways(k: int) -> np.ndarray:
 
 def numbers(*values: Any) -> Any:
     """The values as arrays of one floating type: float64 of NumPy, or JAX's if any is JAX's."""
-    return alike(*(value if isinstance(value, jax.Array) else np.asarray(value, float) for value in values))
+    return promote(*(value if isinstance(value, jax.Array) else np.asarray(value, float) for value in values))

@@ -23,7 +23,7 @@ from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.runs import Spectrum
 from dpkernels import checks
 from dpkernels.numerics import Real
-from dpkernels.roots import until_private
+from dpkernels.solve import first_feasible
 
 # The relative width aimed at, how often the grid is refined for it, and how much in all.
 _WIDTH, _REFINEMENTS, _FINEST = 9e-5, 4, 1 / 32
@@ -228,7 +228,7 @@ def _least(total: Sum, side: int, target: float, guess: float) -> float:
     if low is None:
         return 0.0
     root = brentq(lambda eps: np.log(max(total.delta(eps, side), 1e-320) / target), low, high, xtol=1e-10 * high)
-    return until_private(
+    return first_feasible(
         lambda nudge: float(root * (1 + nudge * side)),
         lambda eps: total.delta(eps, side) <= target if side > 0 else total.delta(eps, side) > target,
         _OUTWARD,

@@ -14,7 +14,7 @@ from dpkernels import checks
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 # The eps of a pick is searched between these; a budget that the first exceeds is refused.
 _SMALLEST_PICK, _LARGEST_PICK = 1e-6, 10.0
@@ -84,7 +84,7 @@ def known_domain(
         return float(known_domain_guarantee(k, pick, delta, **{name: scale}, **more).epsilon) - epsilon
 
     if discovery_epsilon is None:
-        pick = safe_root(lambda pick, _: excess(pick, ratio / pick), (), _SMALLEST_PICK, _LARGEST_PICK, rtol=1e-12)
+        pick = root(lambda pick, _: excess(pick, ratio / pick), (), _SMALLEST_PICK, _LARGEST_PICK, rtol=1e-12)
         if (most := excess(pick, ratio / pick)) > 0:  # The safe end of the search is not looked at by it.
             raise ValueError(
                 f"epsilon, delta: {epsilon:g}, {delta:g}; {k} picks of {pick:g} have eps {epsilon + most:.6g}"
@@ -94,7 +94,7 @@ def known_domain(
     widest = 1e9
     if (most := excess(discovery_epsilon, widest)) > 0:
         raise ValueError(f"discovery_epsilon: {discovery_epsilon:g}; {k} picks alone have eps {epsilon + most:.6g}")
-    inverse = safe_root(lambda inverse, _: excess(discovery_epsilon, 1 / inverse), (), 1 / widest, 1e3, rtol=1e-12)
+    inverse = root(lambda inverse, _: excess(discovery_epsilon, 1 / inverse), (), 1 / widest, 1e3, rtol=1e-12)
     return KnownDomain(discovery_epsilon, _count(noise, 1 / inverse, delta / k))
 
 

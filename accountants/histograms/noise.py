@@ -21,7 +21,7 @@ from accountants.profile import epsilon_of
 from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 MOST_COUNTS = 10**6  # As many mechanisms as ``pure_delta`` composes.
 
@@ -95,7 +95,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
         return float(pure_delta(share / b, D0, epsilon)) - delta
 
     # From b = Dinf D0/eps on, all budgets added are within eps.
-    b = safe_root(excess, (), 1 + 1e-12, 1e-6, rtol=1e-13)
+    b = root(excess, (), 1 + 1e-12, 1e-6, rtol=1e-13)
     return HistogramNoise(float(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf)), b * Dinf / share)
 
 

@@ -28,7 +28,7 @@ from accountants.pairs.panels import (
 from accountants.pairs.runs import Spectrum, between_knots, flat, joined
 from dpkernels.numerics import Real, floating, like
 from dpkernels.pytrees import pytree
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 _NORMALISED = 1e-9  # How far the mass of a density may be from 1.
 _BISECTIONS = 50  # For where p - e^eps q changes its sign: 2^-50 of a panel.
@@ -180,5 +180,5 @@ def _sign_change(gap: Any) -> Any:
     """Where the gap of every panel changes its sign; an end, where it does not."""
     ones = jnp.ones_like(gap[:, 0])
     rises = _value(gap, ones) > _value(gap, -ones)
-    low, high = halved(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
+    low, high = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
     return (low + high) / 2

@@ -24,7 +24,7 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 from dpkernels.mechanisms.windowed.windows import Triangle, Uniform
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
@@ -166,7 +166,7 @@ def _turns(pieces: _Densities, cells: int, most: int) -> Real:
     rising = _rate(pieces, grid) > 0
     changes = rising[:-1] != rising[1:]
 
-    low, high = halved(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
+    low, high = bisect(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
     found = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
     fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _LEAST)
     return jnp.where(fits, jnp.where(jnp.isfinite(found), found, pieces.right), jnp.nan)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.numerics import Real, gauss_legendre
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 Function = Callable[[np.ndarray], np.ndarray]
 # (left, right) -> how steep densities are at most on panels between these ends; see ``Run``.
@@ -246,7 +246,7 @@ def _numeric(p: Function, q: Function, loss: Function, left: float, right: float
 
     def inverse(level: np.ndarray) -> np.ndarray:
         ends = np.full(level.shape, left + inset), np.full(level.shape, right - inset)
-        low, high = halved(lambda x: (loss(x) < level) == rises, *ends, _BISECTIONS)
+        low, high = bisect(lambda x: (loss(x) < level) == rises, *ends, _BISECTIONS)
         return (low + high) / 2
 
     return Run(left, right, p, q, loss, inverse, steep)

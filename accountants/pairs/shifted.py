@@ -21,7 +21,7 @@ from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.numerics import Real, like
 from dpkernels.pytrees import pytree
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 _AFFINE = ("at", "log_p", "rise", "loss", "slope")
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
@@ -209,7 +209,7 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     def before(y: Any) -> Any:
         return (sticks[0](y) >= sticks[1](y)) == own[at]
 
-    low, high = halved(before, y[at], y[after], _HALVINGS)
+    low, high = bisect(before, y[at], y[after], _HALVINGS)
     crossing = jnp.where(after > at, (low + high) / 2, jnp.inf)
     kept = (own[1:] != own[:-1]).sum() <= _CROSSINGS
     return jnp.where(kept, crossing, jnp.nan), jnp.concatenate([own[:1], own[after]])

@@ -18,7 +18,7 @@ import numpy as np
 
 from accountants.shuffle.crowds import Crowd
 from dpkernels.numerics import Real, like
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 # Nodes, and the largest v: the integrand at 11 and at 200 widths.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
@@ -58,7 +58,7 @@ def _saddle(crowd: Crowd, L: Any, n: Real) -> Any:
         z, slope, _ = _moments(crowd, L, c)
         return n * slope * c < 2 * (1 + z)
 
-    low, high = halved(before, highest - 80.0, highest, _BISECTIONS)
+    low, high = bisect(before, highest - 80.0, highest, _BISECTIONS)
     return jnp.exp((low + high) / 2)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from accountants import profile
 from accountants.tune.family import Family
-from dpkernels.roots import NotPrivateError
+from dpkernels.solve import NotPrivateError
 
 # The pure level of a windowed density is a quotient of floats.
 ROUNDING = 1e-9

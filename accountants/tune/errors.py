@@ -15,7 +15,7 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Bounded
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import Real, floating, namespace
-from dpkernels.roots import halved
+from dpkernels.solve import bisect
 
 # Where on the interval the worst input is looked for, both ends and the middle among them: every error costs so many
 # evaluations.
@@ -127,7 +127,7 @@ def quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     """The least t with P(|report - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
     still, place, share = jax.lax.stop_gradient((mechanism, x, beta))
     ends = jnp.zeros_like(floating(place)), furthest(still, place)
-    t = halved(lambda t: within(still, place, t) < 1 - share, *ends, _BISECTIONS)[1]
+    t = bisect(lambda t: within(still, place, t) < 1 - share, *ends, _BISECTIONS)[1]
     _, slope = jax.jvp(partial(within, still, place), (t,), (jnp.ones_like(t),))
     rise = within(mechanism, x, t) - (1 - beta)
     # One Newton step of value 0: it carries the derivative. On an atom, or at a kink, the quantile stays.

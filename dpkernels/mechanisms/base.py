@@ -14,7 +14,7 @@ from jax import Array
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
-from dpkernels.roots import bisect
+from dpkernels.solve import invert_increasing
 
 # Units of rounding between an atom and the report written of it; how far the lattice of an exact form may put it, as a
 # share of the output interval.
@@ -213,7 +213,7 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array
 def _invert(mechanism: Mechanism, u: Real, x: Any) -> Any:
     u, x = namespace(u, x).broadcast_arrays(u, x)
     low, high = mechanism.output_interval
-    return bisect(lambda y: mechanism.cdf(y, x), u, low, high)
+    return invert_increasing(lambda y: mechanism.cdf(y, x), u, low, high)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0,))

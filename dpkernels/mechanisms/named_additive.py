@@ -17,7 +17,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace, ndtri
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 # What a release of pure noise may spend on the ends of its finite table.
 TABLE_DELTA = 1e-15
@@ -163,7 +163,7 @@ def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
     s, D = sigma, sensitivity
     kernel = Gaussian(s)
     far = D + s * -ndtri(delta * kernel.mass(-D, D) / 2)
-    return safe_root(_revealing_excess, (s, D, delta), far, D / 2)
+    return root(_revealing_excess, (s, D, delta), far, D / 2)
 
 
 def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:

@@ -19,7 +19,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.roots import until_private
+from dpkernels.solve import first_feasible
 
 # Deeper falls between breaks, in units of eps, are no optimum.
 _DEEPEST = 1.5
@@ -82,7 +82,7 @@ class MergedLaplaces(Budgeted):
                 delta=named.TABLE_DELTA,
             )
 
-        return until_private(lower, lambda made: realised_epsilon(made) <= self.epsilon)
+        return first_feasible(lower, lambda made: realised_epsilon(made) <= self.epsilon)
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)

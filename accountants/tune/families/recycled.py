@@ -25,7 +25,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.roots import NotPrivateError, until_private
+from dpkernels.solve import NotPrivateError, first_feasible
 
 # Deltas next to 1e-12 are known to some percent only, in floats.
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
@@ -86,7 +86,7 @@ class Recycled(Report):
             return law, float(calibrate.recycling_rate(law, theta, **target))
 
         try:
-            law, q = until_private(wider, lambda made: not math.isnan(made[1]), _WIDENINGS)
+            law, q = first_feasible(wider, lambda made: not math.isnan(made[1]), _WIDENINGS)
         except NotPrivateError:
             return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
         return named.budget_recycled(law, theta=theta, q=q, **target)

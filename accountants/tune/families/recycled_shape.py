@@ -16,7 +16,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 # The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
 _SPIKE, _THINNEST = 1e-2, 1e-8
@@ -68,7 +68,7 @@ class RecycledShape(Family):
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = self._shape(parameters)
-        shift = safe_root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
+        shift = root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def _shape(self, parameters: dict[str, Any]) -> Reweighted:

@@ -19,9 +19,9 @@ from accountants.tune.family import Family
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.newton import newton
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
+from dpkernels.solve import newton
 
 _FOUND = 1e-4  # The last step of ln loss, which leaves an error of about 1e-8.
 _TINY = 1e-300
@@ -127,7 +127,7 @@ def largest_loss(inner: Any, reports: Reports, parameters: dict[str, Any]) -> ja
     """
     least, most = (jnp.log(end) for end in checks.EPSILON_RANGE)
     start = jax.lax.stop_gradient(jnp.clip(jnp.log(2 * reports.about), least, jnp.log(reports.epsilon)))
-    return jnp.exp(newton(_log_room, (inner, reports, parameters), start, (least, most), found=_FOUND))
+    return jnp.exp(newton(_log_room, (inner, reports, parameters), start, (least, most), tolerance=_FOUND))
 
 
 def _log_room(t: Real, given: tuple[Any, Reports, dict[str, Any]]) -> Any:

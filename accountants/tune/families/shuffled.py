@@ -21,7 +21,7 @@ from accountants.tune.family import Family, Member
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 _RTOL = 1e-12
 
@@ -65,7 +65,7 @@ class Shuffled(Family):
 
         low, high = (jnp.log(jnp.asarray(end, jnp.float64)) for end in checks.EPSILON_RANGE)
         given = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (self, parameters))
-        t = safe_root(excess, given, low, high, _RTOL)
+        t = root(excess, given, low, high, _RTOL)
         feasible = excess(jax.lax.stop_gradient(low), jax.lax.stop_gradient(given)) <= 0
         return self._member(jnp.where(feasible, jnp.exp(t), jnp.nan), parameters)
 

@@ -21,7 +21,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.roots import safe_root
+from dpkernels.solve import root
 
 # Truncated noise as wide as the interval [-1, 1] lets it be nearly uniform, and so narrow that nothing is cut off.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
@@ -138,7 +138,7 @@ class TruncatedGaussian(_Truncated):
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = parameters["sigma/T"]
-        T = self.sensitivity / safe_root(_truncated_excess, (shape, self.epsilon, self.delta), 0.0, 2.0)
+        T = self.sensitivity / root(_truncated_excess, (shape, self.epsilon, self.delta), 0.0, 2.0)
         law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
         return Additive(law, self.sensitivity, self.epsilon, self.delta)
 
