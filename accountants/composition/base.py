@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.numerics import namespace
-from dpkernels.roots import while_loop
+from dpkernels.solve import while_loop
 
 _STEPS = 60
 # How near the target log delta is before the last of Newton's steps, as a power of a rounding: 1e-9, or 1e-4 in 32 bits.

@@ -20,7 +20,7 @@ import numpy as np
 from accountants.pairs.losses import Losses
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.roots import halved
+from dpkernels.solve import bisect, nearest_sign_change
 
 _BISECTIONS = 60  # For a tilt, on log c.
 # A tilt is searched for between 1e-4 and 1e5.
@@ -117,27 +117,30 @@ def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
 
 def saddle_point(parts: RepeatedLosses, epsilon: Real, steps: int = _BISECTIONS) -> Real:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
-    xp = namespace(epsilon, *jax.tree.leaves(parts))
 
-    def is_below(log_c: Real) -> Any:
-        c = xp.exp(log_c)
-        return cumulants(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c) < 0
+    def excess(c: Real) -> Any:
+        return cumulants(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
 
-    return xp.exp(_bisect(is_below, epsilon, steps))
+    return _tilt_at_root(excess, epsilon, steps)
 
 
 def saddle_point_of_delta(parts: RepeatedLosses, log_delta: Real, steps: int = _BISECTIONS) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
-    xp = namespace(log_delta, *jax.tree.leaves(parts))
-    log_c = _bisect(lambda log_c: log_delta < approximate(parts, xp.exp(log_c))[0], log_delta, steps)
-    return xp.exp(log_c), approximate(parts, xp.exp(log_c))[1]
+    c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps)
+    return c, approximate(parts, c)[1]
 
 
-def _bisect(is_below: Any, like: Any, steps: int) -> Any:
-    """Return the log of a tilt at which a condition on it turns from true to false."""
+def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
+    """Return a tilt near which a rising function changes sign; an end of the range of tilts where it does not.
+
+    Any tilt gives the right value, so plain numbers are searched to a thousandth only.
+    """
     xp = namespace(like)
-    low, high = halved(is_below, xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG), steps)
-    return (low + high) / 2
+    if xp is np:
+        return np.exp(np.float64(nearest_sign_change(lambda log_c: rising(np.exp(log_c)), _LEAST_LOG, _GREATEST_LOG)))
+    ends = xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG)
+    low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
+    return xp.exp((low + high) / 2)
 
 
 def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:

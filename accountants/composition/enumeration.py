@@ -25,7 +25,7 @@ from accountants.composition.base import ComposedProfile
 from accountants.pairs.losses import Losses
 from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.roots import while_loop
+from dpkernels.solve import while_loop
 
 # Counts of the lightest loss that are kept, at most, how far they reach (e^-33 is beyond), and how many at once.
 ROWS, _BLOCK = 2048, 64

@@ -345,6 +345,8 @@ _READINGS: dict[str, Callable[[RepeatedLosses, Any], Any]] = {
 
 
 def directions_of(made: Any, panels: int = 0) -> Any:  # TEMP
+    if "Placed" not in repr(made):
+        return as_float64(made).directions(panels)
     with jax.enable_x64(True):
         return jax.tree.map(np.asarray, as_float64(made).directions(panels))
 

@@ -21,7 +21,6 @@ from functools import singledispatch
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.hockey_stick import as_float64
@@ -33,7 +32,7 @@ from accountants.pairs.shifted import Shifted, unseen
 from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import Real, floating, namespace
+from dpkernels.numerics import Real, floating, namespace, without_derivative
 
 # Panels of a piece: of exponentials, and of a Gaussian, where the loss bends within sigma^2/D.
 _PANELS, _GAUSSIAN_PANELS = 8, 96
@@ -70,7 +69,8 @@ def replaced_losses(pair: Any, rate: Any, panels: int = 0) -> Losses:
 
 def _bounded_losses(pair: Any, rate: Any, panels: int) -> Losses:
     whole = pair.losses(panels).sampled(rate).both_ways()
-    return whole.scaled(jnp.where(pair.asymmetry() <= _TRACED, 1.0, jnp.nan))
+    xp = namespace(pair.asymmetry(), rate)
+    return whole.scaled(xp.where(pair.asymmetry() <= _TRACED, 1.0, np.nan))
 
 
 @singledispatch
@@ -131,10 +131,10 @@ class _Laws:
         """log of (1 - r) f + r f(. - shift)."""
         logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
         xp = namespace(*logs, self.rate)
-        top = jax.lax.stop_gradient(xp.maximum(*logs)) if xp is jnp else xp.maximum(*logs)
-        top = xp.where(top > -jnp.inf, top, 0.0)
+        top = without_derivative(xp.maximum(*logs))
+        top = xp.where(top > -np.inf, top, 0.0)
         total = (1 - self.rate) * xp.exp(logs[0] - top) + self.rate * xp.exp(logs[1] - top)
-        return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -jnp.inf)
+        return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -np.inf)
 
     def loss(self, y: Real) -> Any:
         """log p/q, 0 where both are 0."""
@@ -160,16 +160,17 @@ def _(pair: Shifted, rate: Any, panels: int = 0) -> Losses:
 
 def _ends(pair: Shifted) -> Any:
     """All knots, increasing."""
-    knots, D = knots_of(pair), jnp.abs(pair.shift)
-    return jnp.sort(jnp.concatenate([knots - D, knots, knots + D]))
+    xp = namespace(*jax.tree.leaves(pair))
+    knots, D = knots_of(pair), xp.abs(pair.shift)
+    return xp.sort(xp.concatenate([knots - D, knots, knots + D]))
 
 
 def _of_steps(pair: Shifted, laws: _Laws, panels: int = 0) -> Losses:
     ends = _ends(pair)
     at = (ends[:-1] + ends[1:]) / 2
     mass = width_between(ends[:-1], ends[1:], laws.D) * step_copies(pair, at)
-    loss = laws.loss(at)
-    return Losses(mass * jnp.exp(laws.log_p(at)), mass * jnp.exp(laws.log_q(at)), loss, 0 * mass)
+    loss, xp = laws.loss(at), namespace(mass)
+    return Losses(mass * xp.exp(laws.log_p(at)), mass * xp.exp(laws.log_q(at)), loss, 0 * mass)
 
 
 def _of_exponentials(pair: Shifted, laws: _Laws, panels: int) -> Losses:
@@ -182,8 +183,9 @@ def _of_exponentials(pair: Shifted, laws: _Laws, panels: int) -> Losses:
 
 def _outer(laws: _Laws, last: Real) -> Losses:
     p, q = (mass[None] for mass in laws.beyond(last))
+    xp = namespace(p, q)
     some = q > 0
-    loss = jnp.where(some, jnp.log(jnp.where(some, p, 1.0)) - jnp.log(jnp.where(some, q, 1.0)), 0.0)
+    loss = xp.where(some, xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0)), 0.0)
     upper = Losses(p, q, loss, 0 * p)
     return joined([upper, upper.mirrored()])
 
@@ -195,22 +197,24 @@ def _of_gaussians(pair: Shifted, laws: _Laws, panels: int) -> Losses:
 
 def _within_reach(pair: Shifted, laws: _Laws) -> Any:
     law: Any = pair.noise.law
-    limit = jnp.abs(pair.shift) + REACH * law.sigma + floating(jnp.zeros(1))
+    xp = namespace(*jax.tree.leaves(pair))
+    limit = xp.abs(pair.shift) + REACH * law.sigma + floating(xp.zeros(1))
     if len(law.knots) + len(pair.noise.edges) == 0:
-        return jnp.concatenate([-limit, limit])
-    return jnp.concatenate([-limit, jnp.clip(_ends(pair), -limit, limit), limit])
+        return xp.concatenate([-limit, limit])
+    return xp.concatenate([-limit, xp.clip(_ends(pair), -limit, limit), limit])
 
 
 def _between(ends: Any, laws: _Laws, panels: int, dense: bool) -> Losses:
     """Nodes between knots."""
     share, weight = panel_rule(panels, ends, dense=dense)
+    xp = namespace(ends, laws.rate)
     width = width_between(ends[:-1], ends[1:], laws.D)[:, None]
     y = ends[:-1, None] + width * share
     loss = laws.loss(y)
-    finite = jnp.where(jnp.isfinite(loss), loss, 0.0)
-    flat = jnp.ptp(finite, axis=1, keepdims=True) <= 1e-13 * (1 + jnp.abs(finite))
-    p, q = (width * weight * jnp.exp(log(y)) for log in (laws.log_p, laws.log_q))
-    return Losses(*map(jnp.ravel, (p, q, loss, jnp.where(flat, 0.0, range_of(finite)))))
+    finite = xp.where(xp.isfinite(loss), loss, 0.0)
+    flat = xp.ptp(finite, axis=1, keepdims=True) <= 1e-13 * (1 + xp.abs(finite))
+    p, q = (width * weight * xp.exp(log(y)) for log in (laws.log_p, laws.log_q))
+    return Losses(*map(xp.ravel, (p, q, loss, xp.where(flat, 0.0, range_of(finite)))))
 
 
 @replaced_spectrum.register
@@ -218,19 +222,17 @@ def _(pair: Shifted, rate: float) -> Spectrum:
     pair = as_float64(pair)
     laws = _Laws.of(pair, rate)
     degree = pair.noise.law.degree
-    with jax.enable_x64(True):
-        if degree == 0:
-            return _of_atoms(_of_steps(pair, laws))
-        ends = np.asarray(_within_reach(pair, laws) if degree == 2 else _ends(pair))
-        outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
+    if degree == 0:
+        return _of_atoms(_of_steps(pair, laws))
+    ends = _within_reach(pair, laws) if degree == 2 else _ends(pair)
+    outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
     between = between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends, laws.steep)
     whole = all_of([between, *outer])
     return dataclasses.replace(whole, unseen=unseen(pair.noise))
 
 
 def _of_atoms(nodes: Losses) -> Spectrum:
-    p, q, loss = (np.asarray(leaf) for leaf in (nodes.p, nodes.q, nodes.loss))
-    return Spectrum(p, q, loss, ())
+    return Spectrum(nodes.p, nodes.q, nodes.loss, ())
 
 
 def _exp(log_density: Function) -> Function:

@@ -8,8 +8,6 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.base import Curve, Pair
@@ -26,7 +24,7 @@ from accountants.pairs.panels import (
     turned,
 )
 from accountants.pairs.runs import Spectrum, between_knots, flat, joined
-from dpkernels.numerics import Real, floating, like
+from dpkernels.numerics import Real, floating, like, map_over, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -134,35 +132,39 @@ def _hockey_stick(pair: Densities) -> Curve:
 
     The derivative needs none of where it changes: the integrand is 0 there.
     """
-    masses = [floating(jnp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
+    xp = namespace(pair.nodes.p)
+    masses = [floating(xp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
     p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in masses)
-    least, most = _losses_of_panels(floating(jnp.asarray(pair.nodes.loss)).reshape(-1, SIZE))
+    least, most = _losses_of_panels(floating(xp.asarray(pair.nodes.loss)).reshape(-1, SIZE))
 
     def one(eps: Any) -> Any:
-        gap = p - jnp.exp(eps) * q
-        cut = jax.lax.stop_gradient(_sign_change(gap))
+        xp = namespace(eps, p)
+        gap = p - xp.exp(eps) * q
+        cut = without_derivative(_sign_change(gap))
         part, whole = _integral(gap, cut), gap[:, 0]
-        rises = _value(gap, jnp.ones_like(cut)) > _value(gap, -jnp.ones_like(cut))
-        crossed = jnp.maximum(jnp.where(rises, whole - part, part), 0.0)
-        return jnp.where(most <= eps, 0.0, jnp.where(least >= eps, whole, crossed)).sum()
+        rises = _value(gap, xp.ones_like(cut)) > _value(gap, -xp.ones_like(cut))
+        crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
+        return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
 
-    return lambda eps: jax.lax.map(one, eps.ravel()).reshape(eps.shape)
+    return lambda eps: map_over(one, eps.ravel()).reshape(eps.shape)
 
 
 def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
     """The least and the largest loss of panels, which at their ends go beyond those of the nodes."""
+    xp = namespace(loss)
     least, most = loss.min(-1), loss.max(-1)
-    finite = jnp.isfinite(least) & jnp.isfinite(most)
-    margin = _MARGIN * (jnp.where(finite, most, 0.0) - jnp.where(finite, least, 0.0))
+    finite = xp.isfinite(least) & xp.isfinite(most)
+    margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
     return least - margin, most + margin
 
 
 def _legendre(x: Any, count: int) -> Any:
     """P_0..P_(count - 1) at x, along a last axis."""
-    values = [jnp.ones_like(x), x]
+    xp = namespace(x)
+    values = [xp.ones_like(x), x]
     for n in range(1, count - 1):
         values.append(((2 * n + 1) * x * values[-1] - n * values[-2]) / (n + 1))
-    return jnp.stack(values, -1)
+    return xp.stack(values, -1)
 
 
 def _value(coefficients: Any, x: Any) -> Any:
@@ -178,7 +180,8 @@ def _integral(coefficients: Any, x: Any) -> Any:
 
 def _sign_change(gap: Any) -> Any:
     """Where the gap of every panel changes its sign; an end, where it does not."""
-    ones = jnp.ones_like(gap[:, 0])
+    xp = namespace(gap)
+    ones = xp.ones_like(gap[:, 0])
     rises = _value(gap, ones) > _value(gap, -ones)
     low, high = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
     return (low + high) / 2

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, exponential_moment, floating, gauss_legendre, like
+from dpkernels.numerics import Real, RealArray, exponential_moment, floating, gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -59,6 +59,7 @@ class Pieces:
 def split(pair: Any) -> Pieces:
     """The pieces; the whole line, but for laws of steps, where it is between the outermost knots kept."""
     noise, D, law = pair.noise, pair.shift, pair.noise.law
+    xp = namespace(*jax.tree.leaves(pair))
     left, right = _ends(pair)
     width = width_between(left, right, D)
     inner = _inside(left, right, D)
@@ -71,47 +72,52 @@ def split(pair: Any) -> Pieces:
     loss = log_p - law.log_prob(at - D) + _log(weight_p) - _log(weight_q)
     # Where neither is possible the loss is that of as little of both: derivatives in the weight are taken there.
     both = (weight_p > 0) == (weight_q > 0)
-    loss = jnp.where(both, loss, jnp.where(weight_p > 0, jnp.inf, -jnp.inf))
-    log_p = jnp.where(weight_p > 0, log_p + _log(weight_p), -jnp.inf)
-    slope = jnp.where(both, slope, 0.0)
+    loss = xp.where(both, loss, xp.where(weight_p > 0, np.inf, -np.inf))
+    log_p = xp.where(weight_p > 0, log_p + _log(weight_p), -np.inf)
+    slope = xp.where(both, slope, 0.0)
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
 def _ends(pair: Any) -> tuple[Real, Real]:
     """Neighbouring knots of f and of its shift."""
     knots = knots_of(pair)
-    ends = jnp.sort(jnp.concatenate([knots, knots + pair.shift]))
+    xp = namespace(knots, pair.shift)
+    ends = xp.sort(xp.concatenate([knots, knots + pair.shift]))
     if pair.noise.law.degree == 0:
         return ends[:-1], ends[1:]
-    infinity = jnp.full(1, jnp.inf, ends.dtype)
-    return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity])
+    infinity = xp.full(1, np.inf, ends.dtype)
+    return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
 
 
 def knots_of(pair: Any) -> jax.Array:
     """Knots of f; of a staircase as many periods of steps as the pair keeps."""
     noise: Any = pair.noise
     law = noise.law
-    points = [floating(jnp.asarray(k)) for k in (law.knots if law.degree else law.steps(pair.periods), *noise.edges)]
-    return jnp.concatenate([jnp.atleast_1d(k) for k in points])
+    xp = namespace(*jax.tree.leaves(pair))
+    points = [floating(xp.asarray(k)) for k in (law.knots if law.degree else law.steps(pair.periods), *noise.edges)]
+    return xp.concatenate([xp.atleast_1d(k) for k in points])
 
 
 def width_between(left: Any, right: Any, D: Any) -> RealArray:
     """Knots may meet but for rounding: no piece lies between them, and its loss would be wrong."""
-    rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
-    sliver = jnp.isfinite(rounding) & (right - left <= rounding)
-    return jnp.where(sliver, 0.0, right - left)
+    xp = namespace(left, right, D)
+    rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
+    sliver = xp.isfinite(rounding) & (right - left <= rounding)
+    return xp.where(sliver, 0.0, right - left)
 
 
 def _inside(left: Real, right: Real, D: Real) -> RealArray:
     """A point inside each piece."""
-    near = jnp.where(jnp.isfinite(left), left, jnp.where(jnp.isfinite(right), right - 2 * jnp.abs(D), 0.0))
-    far = jnp.where(jnp.isfinite(right), right, jnp.where(jnp.isfinite(left), left + 2 * jnp.abs(D), 0.0))
+    xp = namespace(left, right, D)
+    near = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - 2 * xp.abs(D), 0.0))
+    far = xp.where(xp.isfinite(right), right, xp.where(xp.isfinite(left), left + 2 * xp.abs(D), 0.0))
     return (near + far) / 2
 
 
 def _log(weight: Real) -> Real:
     """log, and 0 where the weight is 0."""
-    return jnp.log(jnp.where(weight > 0, weight, 1.0))
+    xp = namespace(weight)
+    return xp.log(xp.where(weight > 0, weight, 1.0))
 
 
 def cap(dtype: Any) -> float:
@@ -282,11 +288,12 @@ def step_copies(pair: Any, at: Real) -> Real:
     The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.
     """
     law: Any = pair.noise.law
+    xp = namespace(at, *jax.tree.leaves(pair))
     D = law.period
-    shift = jnp.abs(pair.shift)
-    reach = (pair.periods - 1 - jnp.ceil(shift / D)) * D
-    needed = shift + jnp.abs(jnp.stack([0 * shift, *pair.noise.edges])).max()
-    x = jnp.abs(at)
-    copies = jnp.where(x < reach - D, 1.0, jnp.where(x < reach, -1 / jnp.expm1(-law.epsilon), 0.0))
+    shift = xp.abs(pair.shift)
+    reach = (pair.periods - 1 - xp.ceil(shift / D)) * D
+    needed = shift + xp.abs(xp.stack([0 * shift, *pair.noise.edges])).max()
+    x = xp.abs(at)
+    copies = xp.where(x < reach - D, 1.0, xp.where(x < reach, -1 / xp.expm1(-law.epsilon), 0.0))
     negligible = law.epsilon * (reach / D - 1) > 120
-    return jnp.where((reach - D >= needed) | negligible, copies, jnp.nan)
+    return xp.where((reach - D >= needed) | negligible, copies, np.nan)

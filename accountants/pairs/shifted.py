@@ -19,7 +19,7 @@ from accountants.pairs.runs import Spectrum
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.numerics import Real, like
+from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -55,8 +55,8 @@ class Shifted(Pair):
         return single if self.noise.law.degree == 0 else joined([single, _sloped(self, pieces, bend, panels, cuts)])
 
     def spectrum(self) -> Spectrum:
-        with jax.enable_x64(True):
-            single, pieces, bend = jax.tree.map(np.asarray, _shifted_pieces(jax.tree.map(np.float64, self)))
+        with np.errstate(all="ignore"):
+            single, pieces, bend = shifted_pieces(jax.tree.map(np.float64, self))
         keep = (single.p > 0) | (single.q > 0)
         reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
         D = float(self.shift)
@@ -117,44 +117,43 @@ def shifted(noise: Distribution, shift: Real) -> Shifted:
 def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Real]:
     """Pieces of constant loss as outcomes, all pieces, and minus the second derivative of the log density."""
     pieces, law, D = split(pair), pair.noise.law, pair.shift
-    bend = -law.score(jnp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
+    xp = namespace(pieces.at)
+    bend = -law.score(xp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
     if law.degree == 0:
-        p = jnp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
-        finite = jnp.isfinite(pieces.loss)
-        q = jnp.where(finite, p * jnp.exp(-jnp.where(finite, pieces.loss, 0.0)), 0.0)
+        p = xp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
+        finite = xp.isfinite(pieces.loss)
+        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), 0.0)
         return Losses(p, q, pieces.loss, 0 * p), pieces, bend
     flat = (pieces.slope == 0) & (pieces.width > 0)
     p = pieces.weight_p * law.mass(pieces.left, pieces.right)
     q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
-    p, q = jnp.where(flat, p, 0.0), jnp.where(flat, q, 0.0)
+    p, q = xp.where(flat, p, 0.0), xp.where(flat, q, 0.0)
     return Losses(p, q, pieces.loss, 0 * p), pieces, bend
-
-
-_shifted_pieces = jax.jit(shifted_pieces)
 
 
 def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int, cuts: Any) -> Losses:
     """Panels of the pieces whose loss is not constant."""
     left, right, D, few = pieces.left, pieces.right, pair.shift, FEW
+    xp = namespace(pieces.at)
     if pair.noise.law.degree == 2:
-        reach = REACH / jnp.sqrt(bend)
-        low, high = jnp.minimum(0.0, D) - reach, jnp.maximum(0.0, D) + reach
-        left, right, few = jnp.clip(left, low, high), jnp.clip(right, low, high), max(6, PANELS // len(left))
+        reach = REACH / xp.sqrt(bend)
+        low, high = xp.minimum(0.0, D) - reach, xp.maximum(0.0, D) + reach
+        left, right, few = xp.clip(left, low, high), xp.clip(right, low, high), max(6, PANELS // len(left))
     present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
     # An absent piece is as wide as any: its density must not be beyond the floats.
-    left, right = jnp.where(present, left, 0.0), jnp.where(present, right, jnp.abs(D))
+    left, right = xp.where(present, left, 0.0), xp.where(present, right, xp.abs(D))
     if cuts is not None:
-        x = pieces.at[:, None] + (cuts - pieces.loss[:, None]) / jnp.where(present, pieces.slope, 1.0)[:, None]
+        x = pieces.at[:, None] + (cuts - pieces.loss[:, None]) / xp.where(present, pieces.slope, 1.0)[:, None]
         share = (x - left[:, None]) / (right - left)[:, None]
-        cuts = jax.lax.stop_gradient(jnp.where(present[:, None], jnp.clip(share, 0.0, 1.0), 0.0))
+        cuts = without_derivative(xp.where(present[:, None], xp.clip(share, 0.0, 1.0), 0.0))
     many, dense = max(1, panels // len(left)) if panels else few, panels > 0 and len(left) > 1
     share, weight = panel_rule(many, left, dense=dense, cuts=cuts)
     x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
     log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2
-    loss = jnp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
-    weight = jnp.where(present, right - left, 0.0)[:, None] * weight
+    loss = xp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
+    weight = xp.where(present, right - left, 0.0)[:, None] * weight
     width = range_of(loss)
-    return Losses(*map(jnp.ravel, (weight * jnp.exp(log_p), weight * jnp.exp(log_p - loss), loss, width)))
+    return Losses(*map(xp.ravel, (weight * xp.exp(log_p), weight * xp.exp(log_p - loss), loss, width)))
 
 
 # Of a pair and its mirror: how many places their profiles are compared at, how many crossings are kept (four, of merged
@@ -169,24 +168,26 @@ def larger(pair: Shifted, panels: int = 0) -> Losses:
     profiles cross it has an atom: what the one that is larger below has above, less what the other one has. Not for
     staircases, which may cross at every step; NaN where there are more crossings than are kept.
     """
-    y, own = _crossings(jax.lax.stop_gradient(pair))
-    nodes = pair.losses(panels, jnp.concatenate([-y, jnp.zeros_like(y[:1]), y]))
-    positive, size = nodes.loss > 0, jnp.abs(nodes.loss)
-    p, q = jnp.where(positive, nodes.p, nodes.q), jnp.where(positive, nodes.q, nodes.p)
+    y, own = _crossings(without_derivative(pair))
+    xp = namespace(y)
+    nodes = pair.losses(panels, xp.concatenate([-y, xp.zeros_like(y[:1]), y]))
+    positive, size = nodes.loss > 0, xp.abs(nodes.loss)
+    p, q = xp.where(positive, nodes.p, nodes.q), xp.where(positive, nodes.q, nodes.p)
     above = size > y[:, None]
     chosen = own[above.sum(0)] == positive
-    turned = jnp.where(own[:-1] == own[1:], 0, jnp.where(own[:-1], 1, -1))[:, None] * jnp.where(positive, 1, -1) * above
+    turned = xp.where(own[:-1] == own[1:], 0, xp.where(own[:-1], 1, -1))[:, None] * xp.where(positive, 1, -1) * above
     atoms = _atoms_at(y, (turned * p).sum(-1), (turned * q).sum(-1))
-    positives = Losses(jnp.where(chosen, p, 0.0), jnp.where(chosen, q, 0.0), size, nodes.width)
-    return joined([positives, atoms]).both_ways().scaled(jnp.where(jnp.isnan(y).any(), jnp.nan, 1.0))
+    positives = Losses(xp.where(chosen, p, 0.0), xp.where(chosen, q, 0.0), size, nodes.width)
+    return joined([positives, atoms]).both_ways().scaled(xp.where(xp.isnan(y).any(), np.nan, 1.0))
 
 
 def _atoms_at(loss: Any, p: Any, q: Any) -> Losses:
     """Atoms at these losses, which are log p/q but for rounding, and whose derivatives are that one's."""
+    xp = namespace(p, q)
     some = (p > 0) & (q > 0)
-    ratio = jnp.log(jnp.where(some, p, 1.0)) - jnp.log(jnp.where(some, q, 1.0))
-    loss = jnp.where(some, loss, 0.0) + ratio - jax.lax.stop_gradient(ratio)
-    return Losses(jnp.where(some, p, 0.0), jnp.where(some, q, 0.0), loss, jnp.zeros_like(loss))
+    ratio = xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0))
+    loss = xp.where(some, loss, 0.0) + ratio - without_derivative(ratio)
+    return Losses(xp.where(some, p, 0.0), xp.where(some, q, 0.0), loss, xp.zeros_like(loss))
 
 
 def _crossings(pair: Shifted) -> tuple[Any, Any]:
@@ -195,21 +196,28 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     The losses rise, and are inf where there are fewer; of the second one entry more: below the first, and above each.
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
-    top = jnp.abs(pair.losses().finite[1]).max()
+    xp = namespace(*jax.tree.leaves(pair))
+    top = xp.abs(pair.losses().finite[1]).max()
     # Next to the top, where both may be 0, too.
     y = top * like(np.append(np.linspace(0.0, 1.0, _PLACES)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     one, other = (stick(y) for stick in sticks)
-    sign = jnp.where(jnp.abs(one - other) > _SAME * jnp.maximum(one, other), jnp.sign(one - other), 0.0)
+    sign = xp.where(xp.abs(one - other) > _SAME * xp.maximum(one, other), xp.sign(one - other), 0.0)
     # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
-    sign = jnp.concatenate([sign[jnp.argmax(sign != 0)][None], sign])
-    own = jax.lax.associative_scan(lambda before, here: jnp.where(here == 0, before, here), sign)[1:] >= 0
-    (at,) = jnp.nonzero(own[1:] != own[:-1], size=_CROSSINGS, fill_value=_PLACES - 1)
-    after = jnp.minimum(at + 1, _PLACES - 1)
+    sign = xp.concatenate([sign[xp.argmax(sign != 0)][None], sign])
+    latest = xp.where(sign != 0, np.arange(len(sign)), 0)
+    latest = np.maximum.accumulate(latest) if xp is np else jax.lax.cummax(latest)
+    own = sign[latest][1:] >= 0
+    if xp is np:
+        at = np.flatnonzero(own[1:] != own[:-1])[:_CROSSINGS]
+        at = np.append(at, np.full(_CROSSINGS - len(at), _PLACES - 1))
+    else:
+        (at,) = jnp.nonzero(own[1:] != own[:-1], size=_CROSSINGS, fill_value=_PLACES - 1)
+    after = xp.minimum(at + 1, _PLACES - 1)
 
     def before(y: Any) -> Any:
         return (sticks[0](y) >= sticks[1](y)) == own[at]
 
     low, high = bisect(before, y[at], y[after], _HALVINGS)
-    crossing = jnp.where(after > at, (low + high) / 2, jnp.inf)
+    crossing = xp.where(after > at, (low + high) / 2, np.inf)
     kept = (own[1:] != own[:-1]).sum() <= _CROSSINGS
-    return jnp.where(kept, crossing, jnp.nan), jnp.concatenate([own[:1], own[after]])
+    return xp.where(kept, crossing, np.nan), xp.concatenate([own[:1], own[after]])

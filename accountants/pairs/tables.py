@@ -51,14 +51,14 @@ class Atoms(Pair):
         return jnp.where(both, loss, jnp.where(possible, jnp.inf, -jnp.inf)).max()
 
     def losses(self, panels: int = 0) -> Losses:
-        p, q = (floating(jnp.asarray(mass)) for mass in (self.p, self.q))
+        xp = namespace(self.p, self.q)
+        p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
         both = (p > 0) & (q > 0)
-        loss = jnp.log(jnp.where(both, p, 1.0)) - jnp.log(jnp.where(both, q, 1.0))
-        return Losses(p, q, jnp.where(both, loss, jnp.where(p > 0, jnp.inf, -jnp.inf)), 0 * p)
+        loss = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
+        return Losses(p, q, xp.where(both, loss, xp.where(p > 0, np.inf, -np.inf)), 0 * p)
 
     def spectrum(self) -> Spectrum:
-        with jax.enable_x64(True):
-            nodes = jax.tree.map(np.asarray, self.losses())
+        nodes = jax.tree.map(np.float64, self).losses()
         return Spectrum(nodes.p, nodes.q, nodes.loss, ())
 
     def mirror(self) -> Atoms:
