@@ -12,15 +12,20 @@ import numpy as np
 from scipy.optimize import brentq
 
 from accountants.composition import cumulant
-from accountants.composition.evaluate import directions_of
 from accountants.composition.loss_bounds import above, below, highest
-from accountants.composition.loss_cells import Cells, best_offset, cells_on_grid, heavy_atoms
+from accountants.composition.loss_cells import (
+    Cells,
+    MonotoneLoss,
+    best_offset,
+    cells_on_grid,
+    heavy_atoms,
+    split_monotone,
+)
 from accountants.composition.loss_distribution import Sum, compose
-from accountants.composition.replacement import replaced_spectrum
+from accountants.composition.replacement import replaced_privacy_loss
 from accountants.composition.terms import Term
 from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.runs import Spectrum
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible
@@ -118,12 +123,12 @@ class Bracket:
         return low, high
 
     @cached_property
-    def _directions(self) -> list[list[tuple[list[Spectrum], int]]]:
+    def _directions(self) -> list[list[tuple[list[MonotoneLoss], int]]]:
         """The spectra of every term, for either direction of a neighbour and either pair of asymmetric noise first."""
         terms = self.guarantee.terms
         turns = range(max(len(term.pairs) for term in terms))
         return [
-            [([_spectrum(pair, term, added) for pair in _turned(term.pairs, turn)], int(term.count)) for term in terms]
+            [([_losses(pair, term, added) for pair in _turned(term.pairs, turn)], int(term.count)) for term in terms]
             for added in self.guarantee.ways
             for turn in turns
         ]
@@ -132,7 +137,7 @@ class Bracket:
         """The cells of all spectra."""
         negligible = left_out / sum(term.count for term in self.guarantee.terms)
 
-        def cut(parts: list[Spectrum]) -> list[Cells]:
+        def cut(parts: list[MonotoneLoss]) -> list[Cells]:
             offset = best_offset(parts[0], step)
             return [cells_on_grid(part, step, offset=offset, negligible=negligible) for part in parts]
 
@@ -183,7 +188,7 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 def _saddle(made: Any, epsilon: Real) -> tuple[Real, ...]:
     """Return (tilts, estimates of log delta) for one eps, of every direction of neighbours."""
     found = []
-    for parts in directions_of(made):
+    for parts in made.directions():
         c = cumulant.saddle_point(parts, epsilon)
         found.append((c, cumulant.approximate(parts, c)[0]))
     return tuple(zip(*found, strict=True))
@@ -192,7 +197,7 @@ def _saddle(made: Any, epsilon: Real) -> tuple[Real, ...]:
 def _guess(made: Any, delta: Real) -> tuple[Real, ...]:
     """Return (tilts, estimates of eps) for one delta, of every direction of neighbours."""
     found = []
-    for parts in directions_of(made):
+    for parts in made.directions():
         target = np.maximum(delta - cumulant.infinity_mass(parts), delta / 2)
         c, eps = cumulant.saddle_point_of_delta(parts, np.log(target))
         found.append((c, np.maximum(eps, 0.0)))
@@ -204,14 +209,16 @@ def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:
     return pairs[first:] + pairs[:first]
 
 
-def _spectrum(pair: Pair, term: Term, added: bool) -> Spectrum:
-    if term.rate is not None and term.adjacency == "replace":
-        whole = replaced_spectrum(pair, float(term.rate))
-    elif term.rate is not None and float(term.rate) != 1.0:
-        whole = pair.spectrum().sampled(float(term.rate))
-    else:
-        whole = pair.spectrum()
-    return whole.mirrored() if added else whole
+def _losses(pair: Pair, term: Term, added: bool) -> MonotoneLoss:
+    pair = as_float64(pair)
+    with np.errstate(all="ignore"):
+        if term.rate is not None and term.adjacency == "replace":
+            whole = replaced_privacy_loss(pair, float(term.rate))
+        elif term.rate is not None and float(term.rate) != 1.0:
+            whole = pair.privacy_loss().subsampled(float(term.rate))
+        else:
+            whole = pair.privacy_loss()
+    return split_monotone(whole.mirrored() if added else whole)
 
 
 def _least(total: Sum, side: int, target: float, guess: float) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.losses import Losses
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, nearest_sign_change
@@ -42,7 +42,7 @@ class RepeatedLoss:
         count: n.
     """
 
-    losses: Losses | None
+    losses: PrivacyLossDistribution | None
     mu: Any
     count: Any
 
@@ -56,8 +56,8 @@ class RepeatedLoss:
         return xp.minimum(mass, 1 - xp.finfo(mass.dtype).epsneg)
 
     def padded(self) -> RepeatedLoss:
-        """The same with at least one outcome of no mass; see ``Losses.with_room``."""
-        return self if self.losses is None else replace(self, losses=self.losses.with_room())
+        """The same with at least one outcome of no mass; see ``PrivacyLossDistribution.padded``."""
+        return self if self.losses is None else replace(self, losses=self.losses.padded())
 
     def moments(self, c: Any) -> tuple[Real, Real, Real]:
         """Return K(c), and the mean and the variance of the tilted loss, all of one release; c is a number."""

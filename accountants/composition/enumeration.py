@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
-from accountants.pairs.losses import Losses
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import while_loop
@@ -87,7 +87,7 @@ class ThreePointLoss(ComposedProfile):
         return ThreePointLoss(stack(by_mass) / self.mass, stack(by_loss), by_count, 0.0 * self.tilt), -further
 
 
-def three_point_loss(nodes: Losses, counts: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
+def three_point_loss(nodes: PrivacyLossDistribution, counts: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
     """Return the sum of losses as if they had three values, and whether they have no others.
 
     The three are the largest finite loss, the least, and the heaviest other one.

@@ -69,10 +69,10 @@ def evaluate(made: Any, at: Real, what: str) -> Any:
 def _evaluator(made: Any, what: str) -> Callable[[Any], Any]:
     """Return the function from a number to the value, of plain numbers; nodes are made once."""
     with np.errstate(all="ignore"):
-        coarse = directions_of(made)
+        coarse = made.directions()
         if what == "renyi":
             return lambda order: max(cumulant.renyi_divergence(parts, order) for parts in coarse)
-        fine = coarse if is_gaussian(coarse[0]) else directions_of(made, PANELS)
+        fine = coarse if is_gaussian(coarse[0]) else made.directions(PANELS)
     directions = [
         tuple(tuple(part.padded() for part in parts) for parts in nodes) for nodes in zip(fine, coarse, strict=True)
     ]
@@ -344,16 +344,9 @@ _READINGS: dict[str, Callable[[RepeatedLosses, Any], Any]] = {
 }
 
 
-def directions_of(made: Any, panels: int = 0) -> Any:  # TEMP
-    if "Placed" not in repr(made):
-        return as_float64(made).directions(panels)
-    with jax.enable_x64(True):
-        return jax.tree.map(np.asarray, as_float64(made).directions(panels))
-
-
 def largest_infinity_mass(made: Any) -> float:
     """Return the probability that some loss is infinite, in the direction in which it is larger."""
-    return float(max(infinity_mass(parts) for parts in directions_of(made)))
+    return float(max(infinity_mass(parts) for parts in as_float64(made).directions()))
 
 
 @partial(jax.jit, static_argnames=("what",))

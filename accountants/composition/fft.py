@@ -25,7 +25,7 @@ from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
 from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
 from accountants.composition.grid import COEFFICIENTS, POINTS
-from accountants.pairs.losses import Losses
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -225,7 +225,7 @@ class ComposedPLD(ComposedProfile):
         terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
         return terms[:, :-1].sum() + terms[:, -1].sum()
 
-    def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> Losses:
+    def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
         """Return derivatives in masses and losses; of an atom on the grid that in its loss is a sum, not a slope."""
         jnp = jax.numpy
         nodes: Any = one.part.losses
@@ -234,7 +234,9 @@ class ComposedPLD(ComposedProfile):
         by_loss = jnp.where(one.shares.on_grid, at_atoms, self.tilt * inner + by_step / self.step)
         mass, p = scale * one.shares.mass, nodes.p
         some = one.shares.mass > 0
-        return Losses(jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p)
+        return PrivacyLossDistribution(
+            jnp.where(some, mass / jnp.where(some, p, 1.0) * inner, 0.0), 0.0 * p, mass * by_loss, 0.0 * p
+        )
 
 
 # How often a frequency of the half transform is in the whole one, over its length.

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import jax
 import numpy as np
 from scipy.linalg import pascal
 
 from accountants.closed_forms.lattice import decayed
-from accountants.pairs.losses import Losses, joined
+from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels.numerics import Real, add_at, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -35,7 +34,7 @@ _CROWDED = 0.003
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
 
-def tilted(nodes: Losses, c: Real, log_scale: Real) -> tuple[Any, Any]:
+def tilted(nodes: PrivacyLossDistribution, c: Real, log_scale: Real) -> tuple[Any, Any]:
     """Return masses under p times e^(c l - log_scale), and losses; both are 0 where the loss is infinite."""
     log_p, loss = nodes.finite
     return namespace(log_p).exp(log_p + c * loss - log_scale), loss
@@ -104,7 +103,9 @@ def taylor_shift_slope(s: Any) -> Any:
     return namespace(s).power(s, np.maximum(_EXPONENTS - 1, 0)) * like(factors, s)
 
 
-def share_on_grid(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any, size: int) -> GridInterpolation:
+def share_on_grid(
+    nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int
+) -> GridInterpolation:
     """Return tilted masses shared between the grid points offset + k step, entry k modulo ``size``."""
     xp = namespace(nodes.loss, step)
     mass, loss = tilted(nodes, c, log_scale)
@@ -119,7 +120,7 @@ def share_on_grid(nodes: Losses, c: Any, log_scale: Any, offset: Any, step: Any,
     return GridInterpolation(mass, on_grid, lumped, index, xp.where(on_grid, 0.0, place - below))
 
 
-def heavy_atoms(nodes: Losses, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
+def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
     """Return (the loss of the heaviest atom, the distance of the second, the tilted mass of the second)."""
     mass, loss = tilted(nodes, c, log_scale)
     xp = namespace(mass)
@@ -160,14 +161,14 @@ def _next(values: Any) -> Real:
     return xp.concatenate([xp.zeros_like(values[:1]), values[:-1]])
 
 
-def pointwise_maximum(several: list[Losses]) -> Losses:
+def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the outcomes whose profile is the largest of several's, by connecting their dots on a grid.
 
     It is nowhere below that maximum, and above it by about a step's square. One profile is returned as it is.
     """
     if len(several) == 1:
         return several[0]
-    whole = joined(several)
+    whole = join(several)
     xp = namespace(whole.loss)
     loss = whole.finite[1]
     lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
@@ -182,11 +183,11 @@ def pointwise_maximum(several: list[Losses]) -> Losses:
     grid = offset + step * like(np.arange(_SIZE), step)
     width = xp.where(p > _ATOM * (xp.roll(p, 1) + xp.roll(p, -1)), 0.0, step)
     infinite = xp.stack([xp.where(one.loss == np.inf, one.p, 0.0).sum() for one in several]).max(keepdims=True)
-    finite = Losses(p, p * xp.exp(-grid), grid, width)
-    return joined([finite, Losses(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
+    finite = PrivacyLossDistribution(p, p * xp.exp(-grid), grid, width)
+    return join([finite, PrivacyLossDistribution(infinite, 0 * infinite, infinite + np.inf, 0 * infinite)])
 
 
-def _connect_dots(nodes: Losses, offset: Real, step: Any) -> Any:
+def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> Any:
     """Return masses on a grid, every outcome's on the two points around it; masses under p and q are kept."""
     mass, loss = tilted(nodes, 0.0, 0.0)
     xp = namespace(loss, step)

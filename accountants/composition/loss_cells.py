@@ -1,27 +1,241 @@
-"""A pair's spectrum gathered on a grid of the loss: masses of half cells, which are all that its bounds need.
+"""A privacy loss distribution gathered on a grid: masses of half cells, which are all that rigorous bounds need.
 
-NumPy in float64. Every outcome of a half cell counts as one. Their masses under p and q are integrals of smooth
-functions between points where the loss is on the grid, exact to rounding (docs/proofs/brackets.md).
+NumPy in float64. The pieces are split where the loss is monotone, so that they can be cut where it is on the grid. Every
+outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where the
+loss is on the grid, exact to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, refined
-from dpkernels.numerics import Real, RealArray, gauss_legendre
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
+from dpkernels.numerics import gauss_legendre
+from dpkernels.solve import bisect, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
-# Panels of a run, beside those that the grid makes; an atom this near to the grid, in steps, is on it; how far from
-# its ends a run is looked at, where a density may jump.
-_PANELS, _ON_GRID, _INSET = 256, 1e-9, 1e-12
+# Points at which turns of the loss are searched for: of one piece, of all pieces together, and of one of very many.
+_SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
+# The same of panels, beside those that the grid makes.
+_PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
+_INVERSE_STEPS = 56  # Bisections for a point with a given loss.
+# At a knot itself a density may jump: how far from it, of a piece's length, it is looked at.
+_INSET = 1e-12
+# Knots no further apart, relative to the farthest, are one but for rounding; losses that differ less are equal.
+_ROUNDING, _CONSTANT = 64 * 2.0**-52, 1e-13
+# Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
+_EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
+# An atom this near to the grid, in steps, is on it.
+_ON_GRID = 1e-9
 # What is left out is known to a thousandth; how far outside its cell a loss may be, for rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST = 1 << 25  # half cells of a run
+_MOST = 1 << 25  # half cells of a piece
 _LEVELS = 128  # at which the lowest outcomes are looked at
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Intervals inside pieces; arrays of one length.
+
+    Attributes:
+        start: lower ends.
+        end: upper ends.
+        piece: the number of the monotone piece that holds each.
+    """
+
+    start: np.ndarray
+    end: np.ndarray
+    piece: np.ndarray
+
+    @property
+    def nodes(self) -> np.ndarray:
+        """Four nodes of each panel."""
+        return self.start[:, None] + (self.end - self.start)[:, None] * _NODES
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The nodes' weights."""
+        return (self.end - self.start)[:, None] * _WEIGHTS
+
+
+@dataclass(frozen=True)
+class MonotonePieces:
+    """Pieces on which the loss is monotone and finite.
+
+    Attributes:
+        source: the smooth pieces that they are parts of.
+        number: the number of the smooth piece that holds each.
+        left: lower ends.
+        right: upper ends.
+    """
+
+    source: SmoothPieces
+    number: np.ndarray
+    left: np.ndarray
+    right: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    def p(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Density of p at points of pieces."""
+        return np.exp(self.source.log_p(x, self.number[piece]))
+
+    def q(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Density of q at points of pieces."""
+        return np.exp(self.source.log_q(x, self.number[piece]))
+
+    def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """The loss at points of pieces."""
+        return self.source.loss(x, self.number[piece])
+
+    def inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Points moved off the ends of their pieces, where densities may jump."""
+        inset = _INSET * (self.right - self.left)[piece]
+        return np.clip(x, self.left[piece] + inset, self.right[piece] - inset)
+
+    @property
+    def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
+        """The losses at the lower and at the upper ends."""
+        every = np.arange(len(self))
+        return tuple(self.loss(self.inside(end, every), every) for end in (self.left, self.right))
+
+    def inverse(self, level: np.ndarray, piece: np.ndarray) -> np.ndarray:
+        """Points of pieces with given losses; the nearer end where a piece has no such loss."""
+        left, right = self.left[piece], self.right[piece]
+        if self.source.inverse is not None:
+            return np.clip(self.source.inverse(level, self.number[piece]), left, right)
+        low, high = (end[piece] for end in self.end_losses)
+        rises = high > low
+        start, end = (self.inside(side, piece) for side in (left, right))
+        found = sum(bisect(lambda x: (self.loss(x, piece) < level) == rises, start, end, _INVERSE_STEPS)) / 2
+        beyond = np.where(rises, level >= high, level <= high)
+        return np.where(beyond, right, np.where(np.where(rises, level <= low, level >= low), left, found))
+
+    def panels(self) -> Panels:
+        """Cut every piece evenly."""
+        count = len(self)
+        many = int(np.clip(_ALL_PANELS // max(count, 1), _FEWEST_PANELS, _PANELS))
+        shares = np.linspace(0.0, 1.0, many + 1)
+        points = self.left[:, None] * (1 - shares) + self.right[:, None] * shares
+        return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
+
+    def refined(self, panels: Panels, still: float) -> Panels:
+        """Cut panels evenly into ones whose width times steepness is at most ``still``.
+
+        Raises:
+            ValueError: there would be more than 2^25 panels; or no bound on the steepness is known.
+        """
+        if self.source.steepness is None:
+            raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
+        width = panels.end - panels.start
+        steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
+        parts = np.maximum(np.ceil(width * steep / still), 1.0)
+        if not parts.sum() <= _MOST_PANELS:
+            raise ValueError(
+                f"densities need {parts.sum():.3g} panels, too many for a grid; at most {_MOST_PANELS} are used"
+            )
+        many = parts.astype(np.int64)
+        if (many == 1).all():
+            return panels
+        first = np.repeat(np.cumsum(many) - many, many)
+        number = np.arange(many.sum()) - first
+        start, width, parts = (np.repeat(each, many) for each in (panels.start, width, parts))
+        # The last one ends where the panel did, to the last digit.
+        ends = np.repeat(panels.end, many)
+        end = np.where(number + 1 == parts, ends, start + (number + 1) * (width / parts))
+        return Panels(start + number * (width / parts), end, np.repeat(panels.piece, many))
+
+    def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
+        """Masses of panels under p and under q."""
+        x, piece = panels.nodes, panels.piece[:, None]
+        return tuple((panels.weights * density(x, piece)).sum(1) for density in (self.p, self.q))
+
+    def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
+        """The pieces without the panels at either end that have less than this mass of p together, and what they have.
+
+        Args:
+            negligible: of one end of one piece.
+        """
+        panels = self.refined(self.panels(), _ROUGH)
+        mass = self.masses(panels)[0] * _MARGIN
+        first = np.flatnonzero(np.diff(panels.piece, prepend=-1))
+        last = np.append(first[1:], len(mass)) - 1
+        total = np.cumsum(mass)
+        before = (total[first] - mass[first])[panels.piece]
+        after = total[last][panels.piece]
+        kept = (total - before > negligible) & (after - total + mass > negligible)
+        middle = (first + last + 1) // 2
+        kept[middle] |= ~np.logical_or.reduceat(kept, first)
+        left, right = np.full(len(self), np.inf), np.full(len(self), -np.inf)
+        np.minimum.at(left, panels.piece[kept], panels.start[kept])
+        np.maximum.at(right, panels.piece[kept], panels.end[kept])
+        return dataclasses.replace(self, left=left, right=right), float(mass[~kept].sum())
+
+
+@dataclass(frozen=True)
+class MonotoneLoss:
+    """A privacy loss distribution as atoms and monotone pieces.
+
+    Attributes:
+        p: masses of the atoms under p.
+        q: under q.
+        loss: their losses, which may be infinite.
+        pieces: all else.
+        unseen: see ``PrivacyLossDistribution``.
+    """
+
+    p: np.ndarray
+    q: np.ndarray
+    loss: np.ndarray
+    pieces: tuple[MonotonePieces, ...]
+    unseen: float
+
+
+def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
+    """Split all smooth pieces where the loss turns; those of constant loss become atoms."""
+    atoms, pieces = [(losses.p, losses.q, losses.loss)], []
+    with np.errstate(all="ignore"):
+        for source in losses.pieces:
+            found, monotone = _split(source)
+            atoms.append(found)
+            pieces += [monotone] if len(monotone) else []
+    p, q, loss = (np.concatenate([np.ravel(one) for one in column]) for column in zip(*atoms, strict=True))
+    some = (p > 0) | (q > 0)
+    return MonotoneLoss(p[some], q[some], loss[some], tuple(pieces), losses.unseen)
+
+
+def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
+    left, right = np.asarray(source.left, np.float64), np.asarray(source.right, np.float64)
+    rounding = _ROUNDING * np.abs(np.concatenate([left, right])).max(initial=0.0)
+    number = np.flatnonzero(right - left > rounding)
+    left, right = left[number], right[number]
+    count = int(np.clip(_ALL_SAMPLES // max(len(number), 1), _FEWEST_SAMPLES, _SAMPLES))
+    inset = _INSET * (right - left)
+    shares = np.linspace(0.0, 1.0, count)
+    x = (left + inset)[:, None] * (1 - shares) + (right - inset)[:, None] * shares
+    level = source.loss(x, number[:, None])
+    infinite = np.isinf(level).all(1)
+    constant = infinite | (
+        np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT * (1 + np.abs(level).max(1))
+    )
+    whole = MonotonePieces(source, number[constant], left[constant], right[constant])
+    if source.steepness is None and constant.any():
+        raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
+    panels = whole.refined(whole.panels(), _EXACT) if len(whole) else whole.panels()
+    masses = (np.bincount(panels.piece, mass, len(whole)) for mass in whole.masses(panels))
+    atoms = (*masses, level[constant, count // 2])
+    number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
+    turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
+    order = np.lexsort((np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])))
+    starts, rows = np.concatenate([left, turn])[order], np.concatenate([np.arange(len(left)), row])[order]
+    ends = np.append(starts[1:], np.nan)
+    last = np.append(rows[1:] != rows[:-1], np.ones(min(len(rows), 1), bool))
+    return atoms, MonotonePieces(source, number[rows], starts, np.where(last, right[rows], ends))
 
 
 @dataclass(frozen=True)
@@ -45,23 +259,24 @@ class Cells:
     beyond: float
 
 
-def cells_on_grid(whole: Spectrum, step: float, *, negligible: float = 0.0, offset: float = 0.0) -> Cells:
-    """The cells of a spectrum; ends of runs of so little mass of p are left out."""
+def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, offset: float = 0.0) -> Cells:
+    """Return the cells of a loss; ends of pieces of so little mass of p are left out."""
     finite = np.isfinite(whole.loss)
-    kept = [_without_ends(run, negligible / (2 * max(1, len(whole.runs)))) for run in whole.runs]
+    count = sum(map(len, whole.pieces))
+    kept = [pieces.without_ends(negligible / (2 * max(1, count))) for pieces in whole.pieces]
     atoms = _of_atoms(whole.p[finite], whole.loss[finite] - offset, step)
-    parts = [atoms, *(_of_run(run, step, offset) for run, _ in kept)]
+    parts = [atoms, *(_of_pieces(pieces, step, offset) for pieces, _ in kept)]
     half, p, gain = (np.concatenate(column) for column in zip(*parts, strict=True))
     first = int(half.min()) // 2 if len(half) else 0
-    count = int(half.max()) // 2 - first + 1 if len(half) else 1
-    p, gain = (np.bincount(half - 2 * first, mass, 2 * count).reshape(count, 2) for mass in (p, gain))
+    size = int(half.max()) // 2 - first + 1 if len(half) else 1
+    p, gain = (np.bincount(half - 2 * first, mass, 2 * size).reshape(size, 2) for mass in (p, gain))
     gain = np.clip(gain, 0.0, -np.expm1(-step) * p)
     infinite, beyond = float(whole.p[whole.loss == np.inf].sum()), sum(left_out for _, left_out in kept)
     return Cells(first, offset, p, gain, infinite, beyond + whole.unseen)
 
 
-def heavy_atoms(whole: Spectrum) -> list[tuple[float, float]]:
-    """(mass, loss) of the two heaviest atoms of different finite loss, or of what there is."""
+def heavy_atoms(whole: MonotoneLoss) -> list[tuple[float, float]]:
+    """Return (mass, loss) of the two heaviest atoms of different finite loss, or of what there is."""
     some = np.isfinite(whole.loss) & (whole.p > 0)
     p, loss = whole.p[some], whole.loss[some]
     found: list[tuple[float, float]] = []
@@ -73,53 +288,70 @@ def heavy_atoms(whole: Spectrum) -> list[tuple[float, float]]:
     return found
 
 
-def best_offset(whole: Spectrum, step: float) -> float:
-    """An offset at which the heaviest atom is on the grid, or else the mean loss of a group of the lowest outcomes.
+def best_offset(whole: MonotoneLoss, step: float) -> float:
+    """Return an offset at which the heaviest atom is on the grid, or else the mean loss of a group of the lowest ones.
 
     On samples most of the mass is near the lowest loss: were it off the grid it would count as if a step lower.
     """
     atoms = heavy_atoms(whole)
-    if atoms or not whole.runs:
+    if atoms or not whole.pieces:
         return atoms[0][1] if atoms else 0.0
-    lowest = min(float(_ends(run).min()) for run in whole.runs)
+    lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
-    p, q = np.sum([_up_to(run, levels) for run in whole.runs], 0)
+    p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)
     mean = np.log(p / q)
     return float(mean[np.argmax(levels[1:] - step / 2 >= mean)])
 
 
-def _up_to(run: Run, levels: np.ndarray) -> np.ndarray:
-    """Masses of p and of q of losses up to every level but the first."""
-    points = np.clip(run.inverse(np.clip(levels, *np.sort(_ends(run)))), run.left, run.right)
-    width = np.diff(points)[:, None]
-    x = points[:-1, None] + width * _NODES
-    return np.abs(np.cumsum([(width * _WEIGHTS * density(x)).sum(1) for density in (run.p, run.q)], 1)) + 1e-300
+def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> np.ndarray:
+    """Return masses of p and of q of losses up to every level but the first."""
+    low = np.minimum(*pieces.end_losses)
+    some = np.flatnonzero(low <= levels[-1])
+    piece, level = np.repeat(some, len(levels)), np.tile(levels, len(some))
+    points = pieces.inverse(level, piece).reshape(-1, len(levels))
+    start, end = np.minimum(points[:, :-1], points[:, 1:]), np.maximum(points[:, :-1], points[:, 1:])
+    panels = Panels(start.ravel(), end.ravel(), np.repeat(some, len(levels) - 1))
+    sums = [mass.reshape(-1, len(levels) - 1).sum(0) for mass in pieces.masses(panels)]
+    return np.cumsum(sums, 1) + 1e-300
 
 
-def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[RealArray, RealArray, RealArray]:
-    """(number of the half cell, mass, gain)."""
+def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (number of the half cell, mass, gain) of atoms."""
     level, near = loss / step, np.round(loss / step)
     level = np.where(np.abs(level - near) < _ON_GRID, near, level)
     return np.floor(2 * level).astype(np.int64), p, -p * np.expm1((np.floor(level) - level) * step)
 
 
-def _of_run(run: Run, step: float, offset: float) -> tuple[Real, Real, Real]:
-    """The same between points of a run: where its loss is on the grid or half-way, and evenly where it hardly moves."""
-    ends = (_ends(run) - offset) / (step / 2)
-    if not np.ptp(ends) <= _MOST:
-        raise ValueError(f"losses over {np.ptp(_ends(run)):.6g} are too many for a grid of step {step:.6g}")
-    on_grid = run.inverse(offset + np.arange(np.floor(ends.min()) + 1, np.ceil(ends.max())) * (step / 2))
-    points = refined(np.union1d(np.clip(on_grid, run.left, run.right), _panels(run)), run.steep, EXACT)
-    width = np.diff(points)
-    half = np.floor((run.loss(_inner(run, points[:-1] + width / 2)) - offset) / (step / 2)).astype(np.int64)
-    x = points[:-1, None] + width[:, None] * _NODES
-    mass = width[:, None] * _WEIGHTS * run.p(x)
-    over = _within(run.loss(x) - (offset + half // 2 * step)[:, None], step)
+def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the same of panels of pieces: cut where the loss is on the grid or half-way, and evenly beside."""
+    ends = (np.stack(pieces.end_losses) - offset) / (step / 2)
+    if not np.ptp(ends, axis=0).max() <= _MOST:
+        width = np.ptp(ends, axis=0).max() * step / 2
+        raise ValueError(f"losses over {width:.6g} are too many for a grid of step {step:.6g}")
+    first = np.floor(ends.min(0)) + 1
+    many = np.maximum(np.ceil(ends.max(0)) - first, 0.0).astype(np.int64)
+    piece = np.repeat(np.arange(len(pieces)), many)
+    level = np.repeat(first, many) + np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
+    panels = pieces.panels()
+    # Every panel starts at a cut, or at the start of an even panel.
+    start = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
+    piece = np.concatenate([panels.piece, piece])
+    order = np.lexsort((start, piece))
+    start, piece = start[order], piece[order]
+    end = np.append(start[1:], 0.0)
+    last = np.append(piece[1:] != piece[:-1], True)
+    end = np.where(last, pieces.right[piece], end)
+    panels = pieces.refined(Panels(start, end, piece), _EXACT)
+    middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
+    half = np.floor((pieces.loss(middle, panels.piece) - offset) / (step / 2)).astype(np.int64)
+    x, piece = panels.nodes, panels.piece[:, None]
+    mass = panels.weights * pieces.p(x, piece)
+    over = _within(pieces.loss(x, piece) - (offset + half // 2 * step)[:, None], step)
     return half, mass.sum(1), -(mass * np.expm1(-over)).sum(1)
 
 
 def _within(over: np.ndarray, step: float) -> np.ndarray:
-    """By how much losses are above their cells' lower ends; what is outside but for rounding is refused.
+    """Return by how much losses are above their cells' lower ends; what is outside but for rounding is refused.
 
     Raises:
         ValueError: a loss is in another cell than the middle of its panel.
@@ -128,30 +360,3 @@ def _within(over: np.ndarray, step: float) -> np.ndarray:
     if not (np.abs(over - inside) <= _OUTSIDE * (step + 1.0)).all():
         raise ValueError("the loss turns where it was not seen to; there is no bracket of this pair")
     return inside
-
-
-def _without_ends(run: Run, negligible: float) -> tuple[Run, float]:
-    """The run without the panels at either end that have less than this mass of p together, and what they have."""
-    points = refined(_panels(run), run.steep, ROUGH)
-    width = np.diff(points)[:, None]
-    mass = (width * _WEIGHTS * run.p(points[:-1, None] + width * _NODES)).sum(1) * _MARGIN
-    low = int((np.cumsum(mass) <= negligible).sum())
-    high = len(mass) - int((np.cumsum(mass[::-1]) <= negligible).sum())
-    if low >= high:
-        low, high = len(mass) // 2, len(mass) // 2 + 1
-    kept = dataclasses.replace(run, left=float(points[low]), right=float(points[high]))
-    return kept, float(mass[:low].sum() + mass[high:].sum())
-
-
-def _panels(run: Run) -> np.ndarray:
-    return np.linspace(run.left, run.right, _PANELS + 1)
-
-
-def _ends(run: Run) -> np.ndarray:
-    """The losses at both ends."""
-    return run.loss(_inner(run, np.array([run.left, run.right])))
-
-
-def _inner(run: Run, x: np.ndarray) -> np.ndarray:
-    inset = _INSET * (run.right - run.left)
-    return np.clip(x, run.left + inset, run.right - inset)

@@ -15,7 +15,6 @@ attain. Proofs: docs/proofs/worst_pairs.md.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
@@ -23,13 +22,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.losses import REACH, Losses, joined, log_ratio, panel_rule, range_of
 from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
-from accountants.pairs.runs import Function, Spectrum, bent, between_knots
-from accountants.pairs.runs import joined as all_of
-from accountants.pairs.shifted import Shifted, unseen
+from accountants.pairs.shifted import REACH, Shifted, steepness_of_quadratic, unseen
 from accountants.pairs.tables import Atoms
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, floating, namespace, without_derivative
@@ -62,38 +58,24 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 
 @singledispatch
-def replaced_losses(pair: Any, rate: Any, panels: int = 0) -> Losses:
-    """The nodes of the worst pair, from a pair of inputs without samples; JAX arrays; panels as in ``losses``."""
-    return _bounded_losses(pair, rate, panels)
+def replaced_privacy_loss(pair: Any, rate: Any) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of the worst pair, from a pair of inputs without samples."""
+    return _of_bounded(pair, rate)
 
 
-def _bounded_losses(pair: Any, rate: Any, panels: int) -> Losses:
-    whole = pair.losses(panels).sampled(rate).both_ways()
-    xp = namespace(pair.asymmetry(), rate)
-    return whole.scaled(xp.where(pair.asymmetry() <= _TRACED, 1.0, np.nan))
-
-
-@singledispatch
-def replaced_spectrum(pair: Any, rate: float) -> Spectrum:
-    """The atoms and runs of the worst pair."""
-    return _bounded_spectrum(pair, rate)
-
-
-def _bounded_spectrum(pair: Any, rate: float) -> Spectrum:
-    return pair.spectrum().sampled(rate).both_ways()
+def _of_bounded(pair: Any, rate: Any) -> PrivacyLossDistribution:
+    whole = pair.privacy_loss().subsampled(rate).symmetrized()
+    odd = pair.asymmetry()
+    known = namespace(odd, rate).where(odd <= _TRACED, 1.0, np.nan)
+    return whole if namespace(known) is np else whole.scaled(known)
 
 
 # Laws on a lattice
 
 
-@replaced_losses.register
-def _(pair: Atoms, rate: Any, panels: int = 0) -> Losses:
-    return _bounded_losses(pair, rate, panels) if pair.moved is None else _three(pair, rate).losses()
-
-
-@replaced_spectrum.register
-def _(pair: Atoms, rate: float) -> Spectrum:
-    return _bounded_spectrum(pair, rate) if pair.moved is None else _three(pair, rate).spectrum()
+@replaced_privacy_loss.register
+def _(pair: Atoms, rate: Any) -> PrivacyLossDistribution:
+    return _of_bounded(pair, rate) if pair.moved is None else _three(pair, rate).privacy_loss()
 
 
 def _three(pair: Atoms, rate: Any) -> Atoms:
@@ -140,12 +122,12 @@ class _Laws:
         """log p/q, 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
-    def steep(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """That of f at all three places, between knots; see ``Run``."""
+    def steepness(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
+        """That of f at all three places, between knots; see ``SmoothPieces``."""
         law, middle = self.noise.law, (left + right) / 2
         scores = [np.abs(law.score(middle - place)) for place in (0.0, self.D, -self.D)]
-        bend = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
-        return bent(np.max(scores, axis=0), bend, right - left)
+        curvature = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
+        return steepness_of_quadratic(np.max(scores, axis=0), curvature, right - left)
 
     def beyond(self, y: Real) -> tuple[Any, Any]:
         """Masses of P and Q beyond y + D."""
@@ -153,9 +135,19 @@ class _Laws:
         return (1 - self.rate) * middle + self.rate * near, (1 - self.rate) * middle + self.rate * far
 
 
-@replaced_losses.register
-def _(pair: Shifted, rate: Any, panels: int = 0) -> Losses:
-    return (_of_steps, _of_exponentials, _of_gaussians)[pair.noise.law.degree](pair, _Laws.of(pair, rate), panels)
+@replaced_privacy_loss.register
+def _(pair: Shifted, rate: Any) -> PrivacyLossDistribution:
+    laws = _Laws.of(pair, rate)
+    if pair.noise.law.degree == 0:
+        return _of_steps(pair, laws)
+    if pair.noise.law.degree == 2:
+        ends = _within_reach(pair, laws)
+        few = max(12, _GAUSSIAN_PANELS // (len(ends) - 1))
+        concrete = namespace(ends, rate) is np
+        return PrivacyLossDistribution.of_pieces(_between(ends, laws, few), unseen(pair.noise) if concrete else 0.0)
+    # Beyond all knots the loss is constant.
+    outer = _outer(laws, knots_of(pair).max())
+    return join([PrivacyLossDistribution.of_pieces(_between(_ends(pair), laws, _PANELS)), outer])
 
 
 def _ends(pair: Shifted) -> Any:
@@ -165,34 +157,18 @@ def _ends(pair: Shifted) -> Any:
     return xp.sort(xp.concatenate([knots - D, knots, knots + D]))
 
 
-def _of_steps(pair: Shifted, laws: _Laws, panels: int = 0) -> Losses:
+def _of_steps(pair: Shifted, laws: _Laws) -> PrivacyLossDistribution:
     ends = _ends(pair)
     at = (ends[:-1] + ends[1:]) / 2
     mass = width_between(ends[:-1], ends[1:], laws.D) * step_copies(pair, at)
     loss, xp = laws.loss(at), namespace(mass)
-    return Losses(mass * xp.exp(laws.log_p(at)), mass * xp.exp(laws.log_q(at)), loss, 0 * mass)
+    return PrivacyLossDistribution(mass * xp.exp(laws.log_p(at)), mass * xp.exp(laws.log_q(at)), loss, 0 * mass)
 
 
-def _of_exponentials(pair: Shifted, laws: _Laws, panels: int) -> Losses:
-    """Beyond all knots the loss is constant."""
-    ends = _ends(pair)
-    return joined(
-        [_between(ends, laws, max(_PANELS, panels // (len(ends) - 1)), panels > 0), _outer(laws, knots_of(pair).max())]
-    )
-
-
-def _outer(laws: _Laws, last: Real) -> Losses:
+def _outer(laws: _Laws, last: Real) -> PrivacyLossDistribution:
     p, q = (mass[None] for mass in laws.beyond(last))
-    xp = namespace(p, q)
-    some = q > 0
-    loss = xp.where(some, xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0)), 0.0)
-    upper = Losses(p, q, loss, 0 * p)
-    return joined([upper, upper.mirrored()])
-
-
-def _of_gaussians(pair: Shifted, laws: _Laws, panels: int) -> Losses:
-    ends = _within_reach(pair, laws)
-    return _between(ends, laws, max(12, max(panels, _GAUSSIAN_PANELS) // (len(ends) - 1)), panels > 0 and len(ends) > 2)
+    upper = PrivacyLossDistribution.of_masses(p, q)
+    return join([upper, upper.mirrored()])
 
 
 def _within_reach(pair: Shifted, laws: _Laws) -> Any:
@@ -204,36 +180,18 @@ def _within_reach(pair: Shifted, laws: _Laws) -> Any:
     return xp.concatenate([-limit, xp.clip(_ends(pair), -limit, limit), limit])
 
 
-def _between(ends: Any, laws: _Laws, panels: int, dense: bool) -> Losses:
-    """Nodes between knots."""
-    share, weight = panel_rule(panels, ends, dense=dense)
-    xp = namespace(ends, laws.rate)
-    width = width_between(ends[:-1], ends[1:], laws.D)[:, None]
-    y = ends[:-1, None] + width * share
-    loss = laws.loss(y)
-    finite = xp.where(xp.isfinite(loss), loss, 0.0)
-    flat = xp.ptp(finite, axis=1, keepdims=True) <= 1e-13 * (1 + xp.abs(finite))
-    p, q = (width * weight * xp.exp(log(y)) for log in (laws.log_p, laws.log_q))
-    return Losses(*map(xp.ravel, (p, q, loss, xp.where(flat, 0.0, range_of(finite)))))
+def _between(ends: Any, laws: _Laws, few: int) -> SmoothPieces:
+    """Return the pieces between knots."""
+    left, right = ends[:-1], ends[1:]
+    right = left + width_between(left, right, laws.D)
 
-
-@replaced_spectrum.register
-def _(pair: Shifted, rate: float) -> Spectrum:
-    pair = as_float64(pair)
-    laws = _Laws.of(pair, rate)
-    degree = pair.noise.law.degree
-    if degree == 0:
-        return _of_atoms(_of_steps(pair, laws))
-    ends = _within_reach(pair, laws) if degree == 2 else _ends(pair)
-    outer = [] if degree == 2 else [_of_atoms(_outer(laws, knots_of(pair).max()))]
-    between = between_knots(_exp(laws.log_p), _exp(laws.log_q), laws.loss, ends, laws.steep)
-    whole = all_of([between, *outer])
-    return dataclasses.replace(whole, unseen=unseen(pair.noise))
-
-
-def _of_atoms(nodes: Losses) -> Spectrum:
-    return Spectrum(nodes.p, nodes.q, nodes.loss, ())
-
-
-def _exp(log_density: Function) -> Function:
-    return lambda y: np.exp(log_density(y))
+    return SmoothPieces(
+        left,
+        right,
+        lambda x, i: laws.log_p(x),
+        lambda x, i: laws.log_q(x),
+        lambda x, i: laws.loss(x),
+        lambda start, end, i: laws.steepness(start, end),
+        None,
+        few,
+    )

@@ -11,10 +11,10 @@ import numpy as np
 
 from accountants.composition.cumulant import RepeatedLoss
 from accountants.composition.grid import pointwise_maximum
-from accountants.composition.replacement import check_replaceable, replaced_losses
+from accountants.composition.replacement import check_replaceable, replaced_privacy_loss
 from accountants.pairs.base import Pair
-from accountants.pairs.losses import Losses
 from accountants.pairs.shifted import Shifted, larger
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.numerics import namespace
@@ -143,11 +143,13 @@ def is_gaussian(term: Term) -> bool:
     return not others and term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
 
 
-def _nodes(term: Term, panels: int) -> list[Losses]:
+def _nodes(term: Term, panels: int) -> list[PrivacyLossDistribution]:
     """Of every pair; of smooth noise that is not even, whose pairs are one and its mirror, of what both make."""
-    if term.rate is not None and term.adjacency == "replace":
-        return [replaced_losses(pair, term.rate, panels) for pair in term.pairs]
-    first = term.pairs[0]
-    of_two = len(term.pairs) > 1 and isinstance(first, Shifted) and first.noise.law.degree > 0
-    nodes = [larger(first, panels)] if of_two else [pair.losses(panels) for pair in term.pairs]
-    return nodes if term.rate is None else [one.sampled(term.rate) for one in nodes]
+    first, rate = term.pairs[0], term.rate
+    if rate is not None and term.adjacency == "replace":
+        return [replaced_privacy_loss(pair, rate).nodes(panels) for pair in term.pairs]
+    if len(term.pairs) > 1 and isinstance(first, Shifted) and first.noise.law.degree > 0:
+        nodes = larger(first, panels)
+        return [nodes if rate is None else nodes.subsampled(rate)]
+    losses = [pair.privacy_loss() for pair in term.pairs]
+    return [(one if rate is None else one.subsampled(rate)).nodes(panels) for one in losses]

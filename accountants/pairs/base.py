@@ -9,9 +9,7 @@ from typing import Any, ClassVar
 
 import jax.numpy as jnp
 
-from accountants.pairs import losses, runs
-from accountants.pairs.losses import Losses
-from accountants.pairs.runs import Spectrum
+from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -42,17 +40,8 @@ class Pair(abc.ABC):
         """The supremum of log p/q: the pair's pure level; inf where the loss is unbounded."""
 
     @abc.abstractmethod
-    def losses(self, panels: int = 0) -> Losses:
-        """Nodes that integrate functions of the loss.
-
-        Args:
-            panels: how many panels of 16 nodes the pieces whose loss varies share, at least one each; by default as few
-                as smooth functions of the loss need.
-        """
-
-    @abc.abstractmethod
-    def spectrum(self) -> Spectrum:
-        """The atoms and runs of the loss; of concrete parameters."""
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        """The distribution of the privacy loss, from plain numbers or JAX's."""
 
     @abc.abstractmethod
     def mirror(self) -> Pair:
@@ -93,13 +82,9 @@ class Mixed(Pair):
     def largest_loss(self) -> Real:
         return jnp.maximum(self.first.largest_loss(), self.second.largest_loss())
 
-    def losses(self, panels: int = 0) -> Losses:
-        first, second, w = self.first.losses(panels), self.second.losses(panels), self.weight
-        return losses.joined([first.scaled(w), second.scaled(1 - w)])
-
-    def spectrum(self) -> Spectrum:
-        w = float(self.weight)
-        return runs.joined([self.first.spectrum().scaled(w), self.second.spectrum().scaled(1 - w)])
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        first, second = self.first.privacy_loss(), self.second.privacy_loss()
+        return join([first.scaled(self.weight), second.scaled(1 - self.weight)])
 
     def mirror(self) -> Mixed:
         return Mixed(self.weight, self.first.mirror(), self.second.mirror())

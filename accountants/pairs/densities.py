@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from accountants.pairs.base import Curve, Pair
-from accountants.pairs.losses import Losses, log_ratio
 from accountants.pairs.panels import (
     NODES,
     SIZE,
@@ -23,7 +22,7 @@ from accountants.pairs.panels import (
     pieces_of,
     turned,
 )
-from accountants.pairs.runs import Spectrum, between_knots, flat, joined
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels.numerics import Real, floating, like, map_over, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
@@ -51,7 +50,7 @@ class Densities(Pair):
     log_p: LogDensity
     log_q: LogDensity
     pieces: tuple[tuple[Piece, tuple[float, ...]], ...]
-    nodes: Losses
+    nodes: PrivacyLossDistribution
 
     joint: ClassVar[bool] = True
     has_two_ways: ClassVar[bool] = True
@@ -62,12 +61,29 @@ class Densities(Pair):
     def largest_loss(self) -> Real:
         raise TypeError("pair: Densities has no known largest loss")
 
-    def losses(self, panels: int = 0) -> Losses:
-        return self.nodes
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        """Panels are the pieces; those on which one density is 0 are atoms of infinite loss."""
+        ends = [(piece, *panel) for piece, ends in self.pieces for panel in pairwise(ends)]
+        columns = np.array([(piece.left, piece.right, piece.scale, *panel) for piece, *panel in ends])
+        p, q, loss = (np.asarray(leaf).reshape(len(ends), -1) for leaf in (self.nodes.p, self.nodes.q, self.nodes.loss))
+        finite = np.isfinite(loss).all(1)
+        atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
+        left, right, scale, start, end = columns[finite].T
 
-    def spectrum(self) -> Spectrum:
-        logs = {"log_p": self.log_p, "log_q": self.log_q}
-        return joined([_of_piece(piece, logs, np.array(ends)) for piece, ends in self.pieces])
+        def logs(t: np.ndarray, i: np.ndarray) -> list[np.ndarray]:
+            piece = Piece(left[i], right[i], scale[i])
+            return log_densities(piece, {"log_p": self.log_p, "log_q": self.log_q}, t)
+
+        smooth = SmoothPieces(
+            start,
+            end,
+            lambda t, i: logs(t, i)[0],
+            lambda t, i: logs(t, i)[1],
+            lambda t, i: log_ratio(*logs(t, i)),
+            _no_steepness,
+            few=1,
+        )
+        return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
 
     def mirror(self) -> Densities:
         return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
@@ -113,18 +129,17 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
             raise TypeError(f"{name}: {log_density!r} is not a function")
     pieces = tuple((piece, turned(piece, logs, panel_ends(piece, logs))) for piece in pieces_of(knots))
     nodes = [nodes_on(piece, logs, *panel) for piece, ends in pieces for panel in pairwise(ends)]
-    pair = Densities(log_p, log_q, pieces, Losses(*(np.concatenate(column) for column in zip(*nodes, strict=True))))
+    p, q, loss = (np.concatenate(column) for column in zip(*nodes, strict=True))
+    pair = Densities(log_p, log_q, pieces, PrivacyLossDistribution(p, q, loss, 0 * p))
     for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
         if not abs(mass - 1) <= _NORMALISED:
             raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
     return pair
 
 
-def _of_piece(piece: Piece, logs: dict[str, LogDensity], ends: np.ndarray) -> Spectrum:
-    def density(which: int) -> Callable[[np.ndarray], np.ndarray]:
-        return lambda t: np.exp(log_densities(piece, logs, t)[which])
-
-    return between_knots(density(0), density(1), lambda t: log_ratio(*log_densities(piece, logs, t)), ends, flat)
+def _no_steepness(left: np.ndarray, right: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    """Say that quadrature is exact: panels were halved until it was, as an estimate."""
+    return 0 * left
 
 
 def _hockey_stick(pair: Densities) -> Curve:

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.losses import log_ratio
-from accountants.pairs.runs import monotone
+from accountants.privacy_loss import log_ratio
 from dpkernels.numerics import gauss_legendre
+from dpkernels.solve import turning_points
 
 LogDensity = Callable[[np.ndarray], Any]
 
@@ -38,28 +38,27 @@ class Piece:
     Attributes:
         left: its lower end; may be -inf.
         right: its upper end; may be inf if left is finite.
-        scale: a length.
+        scale: a length. Arrays make many intervals, one for each entry of t.
     """
 
-    left: float
-    right: float
-    scale: float
+    left: Any
+    right: Any
+    scale: Any
 
     def at(self, t: np.ndarray) -> np.ndarray:
         """y."""
-        if np.isinf(self.right):
-            return self.left + self.scale * t / (1 - t)
-        if np.isinf(self.left):
-            return self.right - self.scale * (1 - t) / t
-        return self.left + (self.right - self.left) * t
+        with np.errstate(all="ignore"):
+            rising, falling = self.left + self.scale * t / (1 - t), self.right - self.scale * (1 - t) / t
+            return self._choose(rising, falling, self.left + (self.right - self.left) * t)
 
     def log_rate(self, t: np.ndarray) -> np.ndarray:
         """log dy/dt."""
-        if np.isinf(self.right):
-            return np.log(self.scale) - 2 * np.log1p(-t)
-        if np.isinf(self.left):
-            return np.log(self.scale) - 2 * np.log(t)
-        return np.log(self.right - self.left) + 0 * t
+        with np.errstate(all="ignore"):
+            rising, falling = np.log(self.scale) - 2 * np.log1p(-t), np.log(self.scale) - 2 * np.log(t)
+            return self._choose(rising, falling, np.log(self.right - self.left) + 0 * t)
+
+    def _choose(self, rising: np.ndarray, falling: np.ndarray, affine: np.ndarray) -> np.ndarray:
+        return np.where(np.isinf(self.right), rising, np.where(np.isinf(self.left), falling, affine))
 
 
 def pieces_of(knots: Sequence[float]) -> list[Piece]:
@@ -150,16 +149,15 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
         x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
         level = loss(x)
         turns = np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max())
-        starts += [start for start, _ in monotone(loss, x, left, right)] if turns else [left]
+        found = turning_points(lambda t, _: loss(t), x[None])[0].tolist() if turns else []
+        starts += [left, *sorted(found)]
     return (*starts, ends[-1])
 
 
-def nodes_on(piece: Piece, logs: dict[str, LogDensity], start: float, end: float) -> tuple[np.ndarray, ...]:
-    """(mass of p, mass of q, loss, width) at a panel's nodes, as in ``Losses``."""
+def nodes_on(
+    piece: Piece, logs: dict[str, LogDensity], start: float, end: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (mass of p, mass of q, loss) at a panel's nodes."""
     p, q = log_densities(piece, logs, start + (end - start) * NODES)
-    loss = log_ratio(p, q)
-    finite = loss[np.isfinite(loss)]
-    flat = not len(finite) or np.ptp(finite) <= 1e-13 * (1 + np.abs(finite).max())
     weight = (end - start) * _WEIGHTS
-    width = np.abs(np.gradient(np.where(np.isfinite(loss), loss, 0.0)))
-    return weight * np.exp(p), weight * np.exp(q), loss, np.zeros(loss.shape) if flat else width
+    return weight * np.exp(p), weight * np.exp(q), log_ratio(p, q)

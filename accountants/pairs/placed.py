@@ -11,8 +11,10 @@ import numpy as np
 
 from accountants.pairs import placed_sticks
 from accountants.pairs.base import Curve, Pair
-from accountants.pairs.losses import FEW, Losses, panel_rule, range_of
-from accountants.pairs.runs import Spectrum, between_knots, flat
+from accountants.privacy_loss import FEW, panel_rule
+from accountants.privacy_loss import PrivacyLossDistribution as Losses
+
+Spectrum = None
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Windowed
@@ -46,7 +48,7 @@ class Placed(Pair):
     def largest_loss(self) -> Real:
         return placed_sticks.largest_loss_of_placed(self)
 
-    def losses(self, panels: int = 0) -> Losses:
+    def privacy_loss(self, panels: int = 0) -> Losses:
         if isinstance(self.mechanism.window, Uniform) and isinstance(self.mechanism.base, Constant):
             return _flat(self)
         p, q, ends = whole(self)

@@ -11,11 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import noise_sticks, runs
+from accountants.pairs import noise_sticks
 from accountants.pairs.base import Curve, Pair
-from accountants.pairs.losses import FEW, PANELS, REACH, Losses, joined, panel_rule, range_of
 from accountants.pairs.noise_sticks import Pieces, split
-from accountants.pairs.runs import Spectrum
+from accountants.privacy_loss import FEW, PrivacyLossDistribution, SmoothPieces, join
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.reweighted import Reweighted
@@ -23,7 +22,12 @@ from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
-_AFFINE = ("at", "log_p", "rise", "loss", "slope")
+# How far out a Gaussian is followed, in sigma beyond both of its middles, and the panels it is cut into in all.
+REACH, PANELS = 18.0, 30
+# Mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
+_UNSEEN = 2e-72
+# The eighth root of 105, rounded up: by how much of the root of the curvature a log density is steeper than its score.
+_CURVED = 1.8
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
 _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
 
@@ -49,25 +53,9 @@ class Shifted(Pair):
     def largest_loss(self) -> Real:
         return noise_sticks.largest_loss_of_noise(self)
 
-    def losses(self, panels: int = 0, cuts: Any = None) -> Losses:
-        """At cuts, an array of losses, there are ends of panels."""
-        single, pieces, bend = shifted_pieces(self)
-        return single if self.noise.law.degree == 0 else joined([single, _sloped(self, pieces, bend, panels, cuts)])
-
-    def spectrum(self) -> Spectrum:
-        with np.errstate(all="ignore"):
-            single, pieces, bend = shifted_pieces(jax.tree.map(np.float64, self))
-        keep = (single.p > 0) | (single.q > 0)
-        reach = REACH / np.sqrt(bend) if bend > 0 else np.inf
-        D = float(self.shift)
-        low, high = min(0.0, D) - reach, max(0.0, D) + reach
-        found = []
-        for j in np.flatnonzero((pieces.slope != 0) & (pieces.width > 0)):
-            left, right = float(np.clip(pieces.left[j], low, high)), float(np.clip(pieces.right[j], low, high))
-            if right > left:
-                at, log_p, rise, loss, slope = (float(getattr(pieces, name)[j]) for name in _AFFINE)
-                found.append(runs.affine(left, right, at, log_p, rise, loss, slope, float(bend)))
-        return Spectrum(single.p[keep], single.q[keep], single.loss[keep], tuple(found), unseen(self.noise))
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        outcomes, pieces = loss_pieces(self)
+        return outcomes if pieces is None else join([outcomes, pieces])
 
     def mirror(self) -> Shifted:
         return Shifted(self.noise, -self.shift, self.periods)
@@ -81,7 +69,12 @@ class Shifted(Pair):
 
 def unseen(noise: Distribution) -> float:
     """Bound on the mass beyond the reach on both sides: of a Gaussian, reweighted at most as it is at 0."""
-    return runs.UNSEEN * float(noise.weight(np.zeros(()))) if noise.law.degree == 2 else 0.0
+    return _UNSEEN * float(noise.weight(np.zeros(()))) if noise.law.degree == 2 else 0.0
+
+
+def steepness_of_quadratic(score: Real, curvature: Real, width: Real) -> Any:
+    """Return the steepness of e^g on panels of a width, g of degree 2: |g'| in their middles is given, and -g''."""
+    return score + curvature * width / 2 + _CURVED * np.sqrt(curvature)
 
 
 def is_even(noise: Distribution) -> bool:
@@ -114,46 +107,70 @@ def shifted(noise: Distribution, shift: Real) -> Shifted:
     return Shifted(noise, shift, 1 << max(4, needed - 1).bit_length())
 
 
-def shifted_pieces(pair: Shifted) -> tuple[Losses, Pieces, Real]:
-    """Pieces of constant loss as outcomes, all pieces, and minus the second derivative of the log density."""
+def loss_pieces(pair: Shifted) -> tuple[PrivacyLossDistribution, PrivacyLossDistribution | None]:
+    """Return the pieces of constant loss as outcomes, and those on which the loss varies; None for laws of steps."""
     pieces, law, D = split(pair), pair.noise.law, pair.shift
     xp = namespace(pieces.at)
-    bend = -law.score(xp.ones_like(pieces.at[0])) if law.degree == 2 else 0.0 * pieces.at[0]
     if law.degree == 0:
         p = xp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
         finite = xp.isfinite(pieces.loss)
         q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), 0.0)
-        return Losses(p, q, pieces.loss, 0 * p), pieces, bend
-    flat = (pieces.slope == 0) & (pieces.width > 0)
+        return PrivacyLossDistribution(p, q, pieces.loss, 0 * p), None
+    constant = (pieces.slope == 0) & (pieces.width > 0)
     p = pieces.weight_p * law.mass(pieces.left, pieces.right)
     q = pieces.weight_q * law.mass(pieces.left - D, pieces.right - D)
-    p, q = xp.where(flat, p, 0.0), xp.where(flat, q, 0.0)
-    return Losses(p, q, pieces.loss, 0 * p), pieces, bend
+    p, q = xp.where(constant, p, 0.0), xp.where(constant, q, 0.0)
+    return PrivacyLossDistribution(p, q, pieces.loss, 0 * p), _varying(pair, pieces)
 
 
-def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int, cuts: Any) -> Losses:
-    """Panels of the pieces whose loss is not constant."""
-    left, right, D, few = pieces.left, pieces.right, pair.shift, FEW
+def _varying(pair: Shifted, pieces: Pieces) -> PrivacyLossDistribution:
+    """Return the pieces on which the loss varies: affine, on a log density that is a polynomial of degree 2 at most."""
+    law, D, left, right, few = pair.noise.law, pair.shift, pieces.left, pieces.right, FEW
     xp = namespace(pieces.at)
-    if pair.noise.law.degree == 2:
-        reach = REACH / xp.sqrt(bend)
+    curvature = 0.0 * D
+    if law.degree == 2:
+        curvature = -law.score(xp.ones_like(pieces.at[0]))
+        reach = REACH / xp.sqrt(curvature)
         low, high = xp.minimum(0.0, D) - reach, xp.maximum(0.0, D) + reach
         left, right, few = xp.clip(left, low, high), xp.clip(right, low, high), max(6, PANELS // len(left))
     present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
-    # An absent piece is as wide as any: its density must not be beyond the floats.
-    left, right = xp.where(present, left, 0.0), xp.where(present, right, xp.abs(D))
-    if cuts is not None:
-        x = pieces.at[:, None] + (cuts - pieces.loss[:, None]) / xp.where(present, pieces.slope, 1.0)[:, None]
-        share = (x - left[:, None]) / (right - left)[:, None]
-        cuts = without_derivative(xp.where(present[:, None], xp.clip(share, 0.0, 1.0), 0.0))
-    many, dense = max(1, panels // len(left)) if panels else few, panels > 0 and len(left) > 1
-    share, weight = panel_rule(many, left, dense=dense, cuts=cuts)
-    x = left[:, None] + (right - left)[:, None] * share - pieces.at[:, None]
-    log_p = pieces.log_p[:, None] + pieces.rise[:, None] * x - bend * x**2 / 2
-    loss = xp.where(present, pieces.loss, 0.0)[:, None] + pieces.slope[:, None] * x
-    weight = xp.where(present, right - left, 0.0)[:, None] * weight
-    width = range_of(loss)
-    return Losses(*map(xp.ravel, (weight * xp.exp(log_p), weight * xp.exp(log_p - loss), loss, width)))
+    # An absent piece has no length, and numbers that no formula stumbles over.
+    left, right, at, log_p, rise, loss, slope = (
+        xp.where(present, each, filler)
+        for each, filler in (
+            (left, 0.0),
+            (right, 0.0),
+            (pieces.at, 0.0),
+            (pieces.log_p, 0.0),
+            (pieces.rise, 0.0),
+            (pieces.loss, 0.0),
+            (pieces.slope, 1.0),
+        )
+    )
+
+    def log_density(x: Any, i: Any) -> Any:
+        away = x - at[i]
+        return log_p[i] + rise[i] * away - curvature * away**2 / 2
+
+    def steepness(start: Any, end: Any, i: Any) -> Any:
+        away, width = (start + end) / 2 - at[i], end - start
+        scores = (rise[i] - curvature * away, rise[i] - slope[i] - curvature * away)
+        return np.maximum(*(steepness_of_quadratic(np.abs(score), curvature, width) for score in scores))
+
+    def affine(x: Any, i: Any) -> Any:
+        return loss[i] + slope[i] * (x - at[i])
+
+    found = SmoothPieces(
+        left,
+        right,
+        log_density,
+        lambda x, i: log_density(x, i) - affine(x, i),
+        affine,
+        steepness,
+        lambda value, i: at[i] + (value - loss[i]) / slope[i],
+        few,
+    )
+    return PrivacyLossDistribution.of_pieces(found.where(present), unseen(pair.noise) if xp is np else 0.0)
 
 
 # Of a pair and its mirror: how many places their profiles are compared at, how many crossings are kept (four, of merged
@@ -161,7 +178,7 @@ def _sloped(pair: Shifted, pieces: Pieces, bend: Any, panels: int, cuts: Any) ->
 _PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 8, 40, 1e-10
 
 
-def larger(pair: Shifted, panels: int = 0) -> Losses:
+def larger(pair: Shifted, panels: int = 0) -> PrivacyLossDistribution:
     """Nodes of the pair whose profile is the larger of this pair's and its mirror's: of noise for shifts of any sign.
 
     Its positive losses are those of the pair where the pair's profile is the larger one, else the mirror's. Where the
@@ -170,24 +187,24 @@ def larger(pair: Shifted, panels: int = 0) -> Losses:
     """
     y, own = _crossings(without_derivative(pair))
     xp = namespace(y)
-    nodes = pair.losses(panels, xp.concatenate([-y, xp.zeros_like(y[:1]), y]))
+    nodes = pair.privacy_loss().nodes(panels, xp.concatenate([-y, xp.zeros_like(y[:1]), y]))
     positive, size = nodes.loss > 0, xp.abs(nodes.loss)
     p, q = xp.where(positive, nodes.p, nodes.q), xp.where(positive, nodes.q, nodes.p)
     above = size > y[:, None]
     chosen = own[above.sum(0)] == positive
     turned = xp.where(own[:-1] == own[1:], 0, xp.where(own[:-1], 1, -1))[:, None] * xp.where(positive, 1, -1) * above
     atoms = _atoms_at(y, (turned * p).sum(-1), (turned * q).sum(-1))
-    positives = Losses(xp.where(chosen, p, 0.0), xp.where(chosen, q, 0.0), size, nodes.width)
-    return joined([positives, atoms]).both_ways().scaled(xp.where(xp.isnan(y).any(), np.nan, 1.0))
+    positives = PrivacyLossDistribution(xp.where(chosen, p, 0.0), xp.where(chosen, q, 0.0), size, nodes.width)
+    return join([positives, atoms]).symmetrized().scaled(xp.where(xp.isnan(y).any(), np.nan, 1.0))
 
 
-def _atoms_at(loss: Any, p: Any, q: Any) -> Losses:
+def _atoms_at(loss: Any, p: Any, q: Any) -> PrivacyLossDistribution:
     """Atoms at these losses, which are log p/q but for rounding, and whose derivatives are that one's."""
     xp = namespace(p, q)
     some = (p > 0) & (q > 0)
     ratio = xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0))
     loss = xp.where(some, loss, 0.0) + ratio - without_derivative(ratio)
-    return Losses(xp.where(some, p, 0.0), xp.where(some, q, 0.0), loss, xp.zeros_like(loss))
+    return PrivacyLossDistribution(xp.where(some, p, 0.0), xp.where(some, q, 0.0), loss, xp.zeros_like(loss))
 
 
 def _crossings(pair: Shifted) -> tuple[Any, Any]:
@@ -197,7 +214,7 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
     xp = namespace(*jax.tree.leaves(pair))
-    top = xp.abs(pair.losses().finite[1]).max()
+    top = xp.abs(pair.privacy_loss().nodes().finite[1]).max()
     # Next to the top, where both may be 0, too.
     y = top * like(np.append(np.linspace(0.0, 1.0, _PLACES)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     one, other = (stick(y) for stick in sticks)

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.base import Curve, Pair
-from accountants.pairs.losses import Losses
-from accountants.pairs.runs import Spectrum
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
@@ -50,16 +49,9 @@ class Atoms(Pair):
         loss = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
         return jnp.where(both, loss, jnp.where(possible, jnp.inf, -jnp.inf)).max()
 
-    def losses(self, panels: int = 0) -> Losses:
+    def privacy_loss(self) -> PrivacyLossDistribution:
         xp = namespace(self.p, self.q)
-        p, q = (floating(xp.asarray(mass)) for mass in (self.p, self.q))
-        both = (p > 0) & (q > 0)
-        loss = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
-        return Losses(p, q, xp.where(both, loss, xp.where(p > 0, np.inf, -np.inf)), 0 * p)
-
-    def spectrum(self) -> Spectrum:
-        nodes = jax.tree.map(np.float64, self).losses()
-        return Spectrum(nodes.p, nodes.q, nodes.loss, ())
+        return PrivacyLossDistribution.of_masses(*(floating(xp.asarray(mass)) for mass in (self.p, self.q)))
 
     def mirror(self) -> Atoms:
         return Atoms(self.q, self.p, near=self.near)

@@ -1,0 +1,323 @@
+"""Privacy loss distributions: atoms and smooth pieces of the loss log p/q, and their algebra.
+
+The algebra is written once, for plain numbers and for JAX numbers. Values are computed from outcomes, to which
+``nodes`` turns the smooth pieces by quadrature; rigorous bounds are computed from the pieces themselves
+(``composition.bounds``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
+from dpkernels.pytrees import pytree
+
+_NODES, _WEIGHTS = gauss_legendre(16)
+# Panels of a piece where only smooth functions of the loss are integrated.
+FEW = 4
+# Where e^loss is next to overflow, or soon is.
+_LARGE = 30.0
+# XLA sums on processors by so many terms: other lengths have programs of their own for their ends, and for each sum.
+_ROUND = 32
+# Losses up to so many roundings of 1 are rounding errors.
+_NO_LOSS = 64
+# A piece on which the loss varies less, relatively, is one of constant loss.
+_CONSTANT = 1e-13
+
+
+@dataclass(frozen=True)
+class SmoothPieces:
+    """Intervals on which both densities are smooth, and each is positive or 0 throughout.
+
+    Functions take points x and the numbers i of their pieces, which broadcast.
+
+    Attributes:
+        left: lower ends, an array.
+        right: upper ends; a piece that is not longer than 0 is empty.
+        log_p: log density of p at (x, i).
+        log_q: log density of q at (x, i).
+        loss: log p/q at (x, i), to all its digits; infinite where one of the two is 0, and 0 where both are.
+        steepness: a bound on how fast densities change on panels (left, right, i): p and q are sums of positive parts f
+            with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None where no bound is
+            known: there is then no proven bracket.
+        inverse: the point of piece i with a given loss, where the loss is monotone and a formula is known; else None.
+        few: how many panels a piece has at least.
+    """
+
+    left: Any
+    right: Any
+    log_p: Callable[[Any, Any], Any]
+    log_q: Callable[[Any, Any], Any]
+    loss: Callable[[Any, Any], Any]
+    steepness: Callable[[Any, Any, Any], Any] | None = None
+    inverse: Callable[[Any, Any], Any] | None = None
+    few: int = FEW
+
+    def scaled(self, weight: Any) -> SmoothPieces:
+        """The same pieces, ``weight`` times as likely."""
+        log_weight = namespace(weight).log(weight)
+        return dataclasses.replace(
+            self, log_p=lambda x, i: self.log_p(x, i) + log_weight, log_q=lambda x, i: self.log_q(x, i) + log_weight
+        )
+
+    def mirrored(self) -> SmoothPieces:
+        """The pieces of the pair (q, p)."""
+        inverse = self.inverse
+        return dataclasses.replace(
+            self,
+            log_p=self.log_q,
+            log_q=self.log_p,
+            loss=lambda x, i: -self.loss(x, i),
+            inverse=inverse and (lambda loss, i: inverse(-loss, i)),
+        )
+
+    def subsampled(self, rate: Any) -> SmoothPieces:
+        """The pieces of the pair (r p + (1 - r) q, q)."""
+        inverse = self.inverse
+
+        def log_p(x: Any, i: Any) -> Any:
+            log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
+            xp = namespace(loss, rate)
+            there = sampled_loss(loss, rate)
+            return xp.where(loss == np.inf, log_p + xp.log(rate), log_q + xp.where(there < np.inf, there, 0.0))
+
+        return dataclasses.replace(
+            self,
+            log_p=log_p,
+            loss=lambda x, i: sampled_loss(self.loss(x, i), rate),
+            inverse=inverse and (lambda loss, i: inverse(_loss_before_sampling(loss, rate), i)),
+        )
+
+    def where(self, kept: Any) -> SmoothPieces:
+        """The same pieces without those that are not kept: of plain numbers they are left out, else made empty."""
+        xp = namespace(self.left, kept)
+        if xp is np:
+            number = np.flatnonzero(kept)
+            steepness, inverse = self.steepness, self.inverse
+            return dataclasses.replace(
+                self,
+                left=self.left[number],
+                right=self.right[number],
+                log_p=lambda x, i: self.log_p(x, number[i]),
+                log_q=lambda x, i: self.log_q(x, number[i]),
+                loss=lambda x, i: self.loss(x, number[i]),
+                steepness=steepness and (lambda left, right, i: steepness(left, right, number[i])),
+                inverse=inverse and (lambda loss, i: inverse(loss, number[i])),
+            )
+        return dataclasses.replace(self, right=xp.where(kept, self.right, self.left))
+
+    def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
+        """Return outcomes that integrate smooth functions of the loss on the pieces; see there."""
+        count = len(self.left)
+        many = max(self.few, panels // count)
+        number = np.arange(count)[:, None]
+        xp = namespace(self.left, self.right)
+        width = (self.right - self.left)[:, None]
+        if cuts is not None and self.inverse is not None:
+            share = (self.inverse(cuts, number) - self.left[:, None]) / xp.where(width > 0, width, 1.0)
+            cuts = without_derivative(xp.where(width > 0, xp.clip(share, 0.0, 1.0), 0.0))
+        share, weight = panel_rule(many, self.left, dense=panels > 0 and count > 1, cuts=cuts)
+        x = self.left[:, None] + width * share
+        loss = self.loss(x, number)
+        p, q = (width * weight * xp.exp(log(x, number)) for log in (self.log_p, self.log_q))
+        finite = xp.where(xp.isfinite(loss), loss, 0.0)
+        constant = xp.ptp(finite, axis=1, keepdims=True) <= _CONSTANT * (1 + xp.abs(finite))
+        spacing = xp.where(constant, 0.0, _spacing(finite))
+        return PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))
+
+
+@partial(pytree, static=("pieces", "unseen"))
+@dataclass(frozen=True)
+class PrivacyLossDistribution:
+    """The distribution of the privacy loss of a pair: outcomes, and pieces on which the loss varies smoothly.
+
+    Attributes:
+        p: masses of outcomes under p, an array, as the next three.
+        q: their masses under q.
+        loss: log p/q; inf where q = 0, -inf where p = 0.
+        width: about how wide the range of losses is that an outcome stands for; 0 for an atom.
+        pieces: all that is not in outcomes.
+        unseen: a bound on the mass under p, and under q, that is in neither: Gaussian tails out of reach.
+    """
+
+    p: Any
+    q: Any
+    loss: Any
+    width: Any
+    pieces: tuple[SmoothPieces, ...] = ()
+    unseen: float = 0.0
+
+    @classmethod
+    def of_masses(cls, p: Any, q: Any) -> PrivacyLossDistribution:
+        """Return the distribution of two tables of probabilities: all outcomes are atoms."""
+        xp = namespace(p, q)
+        both = (p > 0) & (q > 0)
+        loss = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
+        return cls(p, q, xp.where(both, loss, xp.where(p > 0, np.inf, -np.inf)), 0 * p)
+
+    @classmethod
+    def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
+        """Return the distribution that has these pieces only."""
+        none = namespace(pieces.left).zeros_like(pieces.left[:0])
+        return cls(none, none, none, none, (pieces,), unseen)
+
+    def mirrored(self) -> PrivacyLossDistribution:
+        """The distribution of the pair (q, p)."""
+        pieces = tuple(piece.mirrored() for piece in self.pieces)
+        return PrivacyLossDistribution(self.q, self.p, -self.loss, self.width, pieces, self.unseen)
+
+    def scaled(self, weight: Any) -> PrivacyLossDistribution:
+        """The same outcomes and pieces, ``weight`` times as likely."""
+        pieces = tuple(piece.scaled(weight) for piece in self.pieces)
+        unseen = self.unseen * float(weight) if self.unseen else 0.0
+        return PrivacyLossDistribution(weight * self.p, weight * self.q, self.loss, self.width, pieces, unseen)
+
+    def subsampled(self, rate: Real) -> PrivacyLossDistribution:
+        """The distribution of (r p + (1 - r) q, q): the record that tells p from q is in a Poisson sample of rate r."""
+        xp = namespace(self.loss, rate)
+        sampled = sampled_loss(self.loss, rate)
+        finite = xp.isfinite(self.loss)
+        change = xp.where(finite, self.loss, 0.0) - xp.where(finite, sampled, 0.0)
+        width = self.width * rate * xp.exp(change)
+        pieces = tuple(piece.subsampled(rate) for piece in self.pieces)
+        p = rate * self.p + (1 - rate) * self.q
+        return PrivacyLossDistribution(p, self.q, sampled, width, pieces, self.unseen)
+
+    def symmetrized(self) -> PrivacyLossDistribution:
+        """The distribution whose profile is the larger of this one's and its mirror's, if that is this one's.
+
+        It has the positive losses, their mirror images, and otherwise no loss. The losses of a piece are of one sign.
+        """
+        xp = namespace(self.loss)
+        # What is rounding would count twice, and be taken off from the rest.
+        positive = self.loss > _NO_LOSS * xp.finfo(self.loss.dtype).eps
+        p, q = xp.where(positive, self.p, 0.0), xp.where(positive, self.q, 0.0)
+        pieces = tuple(
+            piece.where(piece.loss((piece.left + piece.right) / 2, np.arange(len(piece.left))) > 0)
+            for piece in self.pieces
+        )
+        there = PrivacyLossDistribution(p, q, self.loss, self.width, pieces, self.unseen)
+        rest = xp.maximum(1 - sum(there.masses()), 0.0)[None]
+        return join([there, there.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
+
+    def masses(self) -> tuple[Any, Any]:
+        """Return all mass under p and under q."""
+        nodes = self.nodes()
+        return nodes.p.sum(), nodes.q.sum()
+
+    def nodes(self, panels: int = 0, cuts: Any = None) -> PrivacyLossDistribution:
+        """Return the distribution as outcomes alone, which integrate smooth functions of the loss to rounding.
+
+        Args:
+            panels: how many panels of 16 nodes the pieces share, at least ``few`` each; by default as few as smooth
+                functions of the loss need.
+            cuts: losses at which panels end, an array; for pieces with an inverse.
+        """
+        if not self.pieces:
+            return self
+        outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
+        return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces)])
+
+    def padded(self) -> PrivacyLossDistribution:
+        """The same with outcomes of no mass, one at least: as many as sums compile quickly for."""
+        many = self.p.shape[-1] + 1
+        room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
+        pad = namespace(self.p).pad
+        return jax.tree.map(lambda leaf: pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
+
+    def capped(self, cap: Real) -> PrivacyLossDistribution:
+        """The same at every eps up to the cap; larger losses become (e^cap q, q), and the rest an infinite loss.
+
+        Composed it is the same as long as all other losses together are eps - cap at least. The last outcome becomes
+        the rest: it should have no mass, see ``padded``, and what it has is of infinite loss, too.
+        """
+        xp = namespace(self.p, cap)
+        above = xp.isfinite(self.loss) & (self.loss > cap)
+        down = xp.where(above, cap - self.loss, 0.0)
+        # Not p less what is kept, whose rounding counts n times.
+        lost = (self.p * -xp.expm1(down)).sum()
+        last = np.arange(self.p.size) == self.p.size - 1
+        loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
+        p = self.p * xp.exp(down) + xp.where(last, lost, 0.0)
+        return PrivacyLossDistribution(p, self.q, loss, xp.where(above, 0.0, self.width))
+
+    @property
+    def finite(self) -> tuple[Any, Any]:
+        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite."""
+        xp = namespace(self.p)
+        real = ~(xp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
+        return xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+
+
+def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
+    """Return the distribution with all outcomes and pieces of several."""
+    xp = namespace(*jax.tree.leaves(tuple(parts)))
+    columns = zip(*((part.p, part.q, part.loss, part.width) for part in parts), strict=True)
+    outcomes = (xp.concatenate([xp.ravel(column) for column in one]) for one in columns)
+    pieces = sum((part.pieces for part in parts), ())
+    return PrivacyLossDistribution(*outcomes, pieces, sum(part.unseen for part in parts))
+
+
+def sampled_loss(loss: Any, rate: Any) -> Any:
+    """Return log(1 + r (e^loss - 1)), the loss on a Poisson sample of rate r."""
+    xp = namespace(loss, rate)
+    finite = xp.isfinite(loss)
+    known = xp.where(finite, loss, 0.0)
+    large = known > _LARGE
+    near = xp.log1p(rate * xp.expm1(xp.where(large, 0.0, known)))
+    there = xp.where(large, known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0))), near)
+    return xp.where(finite, there, xp.where(loss > 0, np.inf, xp.log1p(-rate)))
+
+
+def _loss_before_sampling(loss: Any, rate: Any) -> Any:
+    """Return the loss that ``sampled_loss`` maps to this one."""
+    xp = namespace(loss, rate)
+    large = loss > _LARGE
+    near = xp.log1p(xp.maximum(xp.expm1(xp.where(large, 0.0, loss)) / rate, -1.0))
+    return xp.where(large, loss - xp.log(rate), near)
+
+
+def log_ratio(log_p: Any, log_q: Any) -> Any:
+    """Return log p - log q: infinite where one of the two is 0, and 0 where both are."""
+    xp = namespace(log_p, log_q)
+    p, q = log_p > -np.inf, log_q > -np.inf
+    finite = xp.where(p & q, log_p, 0.0) - xp.where(p & q, log_q, 0.0)
+    return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
+
+
+def _spacing(loss: Real) -> RealArray:
+    """Return about how wide the range of losses is that each node stands for; nodes are along the last axis."""
+    xp = namespace(loss)
+    return xp.abs(xp.asarray(xp.gradient(without_derivative(loss), axis=-1)))
+
+
+def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
+    """Return nodes and weights on [0, 1] of so many panels, in the type of a value.
+
+    Dense ones come quadratically near to both ends, by t = s^2 (3 - 2 s): sums of few releases may be as near to where
+    losses end. At cuts, of shape (rows, n), panels end too: of every row its own.
+    """
+    ends: Any = np.arange(panels + 1) / panels
+    if cuts is None:
+        s, weights = _in_panels(ends, dense)
+        return like(s, value), like(weights, value)
+    xp = namespace(cuts)
+    cuts = 0.5 - xp.sin(xp.arcsin(1 - 2 * cuts) / 3) if dense else cuts
+    regular = xp.broadcast_to(like(ends, value), (len(cuts), panels + 1))
+    return _in_panels(xp.sort(xp.concatenate([regular, cuts], -1)), dense)
+
+
+def _in_panels(ends: Any, dense: bool) -> tuple[Any, Any]:
+    width = (ends[..., 1:] - ends[..., :-1])[..., None]
+    s, weights = ends[..., :-1, None] + width * like(_NODES, ends), width * like(_WEIGHTS, ends)
+    if dense:
+        s, weights = s**2 * (3 - 2 * s), weights * 6 * s * (1 - s)
+    shape = *ends.shape[:-1], -1
+    return s.reshape(shape), weights.reshape(shape)
