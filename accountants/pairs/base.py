@@ -25,10 +25,15 @@ class Pair(abc.ABC):
     Attributes:
         joint: whether its arrays belong together, as probabilities of atoms do, and do not broadcast with eps.
         has_two_ways: whether (q, p) may have another hockey stick than (p, q), so that both are composed.
+        rounds_up: whether its hockey stick is an upper bound as computed; others are read at a lower budget.
     """
 
     joint: ClassVar[bool] = False
     has_two_ways: ClassVar[bool] = False
+
+    @property
+    def rounds_up(self) -> bool:
+        return False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:

@@ -64,21 +64,24 @@ def is_whole(item: Any) -> bool:
 
 
 def curve(pairs: tuple[Pair, ...]) -> Curve:
-    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``_lowered``."""
+    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``lowered``.
+
+    A budget beyond the cap is read as the cap.
+    """
     sticks = [pair.hockey_stick() for pair in pairs]
 
     def at(epsilon: Real) -> Any:
-        values = [stick(_lowered(epsilon)) for stick in sticks]
+        known = jnp.minimum(epsilon, cap(epsilon.dtype))
+        values = [stick(known if pair.rounds_up else lowered(known)) for pair, stick in zip(pairs, sticks, strict=True)]
         return jnp.clip(jnp.stack(values).max(0), 0.0, 1.0)
 
     return at
 
 
-def _lowered(epsilon: Any) -> Real:
+def lowered(epsilon: Any) -> Real:
     """A budget below eps by what rounding may be worth: delta falls with eps, so that its delta is an upper bound.
 
     p - e^eps q cancels next to the largest loss, where its error is of a few units of p and of eps p, and its slope is
-    -p: a budget lower by as many covers it. A budget beyond the cap is read as the cap.
+    -p: a budget lower by as many covers it.
     """
-    known = jnp.minimum(epsilon, cap(epsilon.dtype))
-    return known - _UNITS * jnp.finfo(epsilon.dtype).eps * (1 + jnp.abs(known))
+    return epsilon - _UNITS * jnp.finfo(epsilon.dtype).eps * (1 + jnp.abs(epsilon))

@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, exponential_moment, floating, gauss_legendre, like
+from accountants.pairs import gaussian_sticks
+from dpkernels.numerics import Real, RealArray, exponential_moment, floating
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
 
-_NODES, _WEIGHTS = gauss_legendre(6)
+# Units in the last place: of numbers that a budget is made of, and of the normalisation of reweighted noise.
+_UNITS, _UNITS_REWEIGHTED = 4, 256
 
 
 @pytree
@@ -59,8 +60,7 @@ class Pieces:
 def split(pair: Any) -> Pieces:
     """The pieces; the whole line, but for laws of steps, where it is between the outermost knots kept."""
     noise, D, law = pair.noise, pair.shift, pair.noise.law
-    left, right = _ends(pair)
-    width = width_between(left, right, D)
+    left, right, width = _ends(pair)
     inner = _inside(left, right, D)
     weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
     # For one Gaussian the loss is that of the law, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2.
@@ -77,14 +77,23 @@ def split(pair: Any) -> Pieces:
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
-def _ends(pair: Any) -> tuple[Real, Real]:
-    """Neighbouring knots of f and of its shift."""
-    knots = knots_of(pair)
-    ends = jnp.sort(jnp.concatenate([knots, knots + pair.shift]))
+def _ends(pair: Any) -> tuple[Real, Real, Real]:
+    """Neighbouring knots of f and of its shift, and how far they are apart.
+
+    A knot and its own shift are D apart, which the difference of the two may have lost to rounding.
+    """
+    knots, D = knots_of(pair), pair.shift
+    own, moved = jnp.concatenate([knots, knots]), jnp.repeat(jnp.array([0.0, 1.0], knots.dtype), len(knots))
+    order = jnp.argsort(own + moved * D)
+    own, moved = own[order], moved[order]
+    ends = own + moved * D
+    left, right = ends[:-1], ends[1:]
+    width = width_between(left, right, D, jnp.diff(own) + jnp.diff(moved) * D)
     if pair.noise.law.degree == 0:
-        return ends[:-1], ends[1:]
+        return left, right, width
     infinity = jnp.full(1, jnp.inf, ends.dtype)
-    return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity])
+    whole = jnp.concatenate([infinity, width, infinity]) if len(ends) else infinity
+    return jnp.concatenate([-infinity, ends]), jnp.concatenate([ends, infinity]), whole
 
 
 def knots_of(pair: Any) -> jax.Array:
@@ -95,11 +104,14 @@ def knots_of(pair: Any) -> jax.Array:
     return jnp.concatenate([jnp.atleast_1d(k) for k in points])
 
 
-def width_between(left: Any, right: Any, D: Any) -> RealArray:
-    """Knots may meet but for rounding: no piece lies between them, and its loss would be wrong."""
+def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray:
+    """How far neighbouring knots are apart, by default right - left; 0 where they meet but for rounding.
+
+    No piece lies between those, and its loss would be wrong.
+    """
     rounding = 4 * jnp.finfo(left.dtype).eps * (jnp.abs(left) + jnp.abs(right) + jnp.abs(D))
     sliver = jnp.isfinite(rounding) & (right - left <= rounding)
-    return jnp.where(sliver, 0.0, right - left)
+    return jnp.where(sliver, 0.0, right - left if apart is None else apart)
 
 
 def _inside(left: Real, right: Real, D: Real) -> RealArray:
@@ -197,52 +209,49 @@ def _growth(log_start: Real, r: Real, T: Real) -> Real:
 
 
 def _gaussians(pair: Any) -> Curve:
-    """Sum over pieces of w_P K(cut, top) - e^eps w_Q K(cut - D, top - D), K the Gaussian's mass, from the nearer tail.
+    """Sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where the loss is above eps.
 
-    Where the cut is next to the top the difference would lose its digits: there, by quadrature.
+    x is in units of sigma, rising with the loss: there the loss is  log(w_P/w_Q) + a (x + a/2),  a = |D|/sigma. Rounded
+    upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see ``gaussian_sticks``.
     """
     pieces = split(pair)
     law: Any = pair.noise.law
+    sigma, a = law.sigma, jnp.abs(pair.shift) / law.sigma
+    units = _UNITS if len(pair.noise.edges) == 0 else _UNITS_REWEIGHTED
 
     def term(piece: Pieces) -> Curve:
-        ends = (piece.right, piece.left), (piece.left, piece.right)
-        up: Any = piece.slope >= 0
-        side, (top, far) = jnp.where(up, 1, -1), (jnp.where(up, right, left) for right, left in ends)
+        sloped = jnp.isfinite(piece.loss)
+        rises = piece.slope >= 0
+        left, right, width = (_in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
+        far, top = jnp.where(rises, left, -right), jnp.where(rises, right, -left)
+        unit = jnp.finfo(piece.at.dtype).eps
+        loss = jnp.where(sloped, piece.loss, 0.0)
+        ends = [jnp.where(jnp.isfinite(end), jnp.abs(end), 0.0) for end in (far, top)]
+        size = jnp.where(ends[0] + ends[1] > 0, jnp.abs(loss) + a * (ends[0] + ends[1] + a), 0.0)
+        certain = gaussian_sticks.mass(jnp.where(sloped, 0.0, left), width)
 
         def at(eps: RealArray) -> Any:
-            sloped = jnp.isfinite(piece.loss)
-            reach = (eps - jnp.where(sloped, piece.loss, 0.0)) / jnp.where(piece.slope != 0, piece.slope, 1.0)
-            cut = jnp.clip(piece.at + reach, piece.left, piece.right)
-            cut = jnp.where(sloped, cut, jnp.where(piece.loss > 0, far, top))
-            p = piece.weight_p * law.mass(side * cut, side * top)
-            q = piece.weight_q * law.mass(side * (cut - pair.shift), side * (top - pair.shift))
-            short = sloped & _is_short(piece, law.sigma, cut, top)
-            near = jnp.where(short, cut, 0.0), jnp.where(short, top, 0.0)
-            by_nodes = jax.lax.cond(short.any(), lambda: _short_mass(piece, law, eps, *near), lambda: 0 * p)
-            # At the top two equal tails, one of an array and one of a number, may differ in their last bit.
-            return jnp.where(short, by_nodes, jnp.where(cut == top, 0.0, p - jnp.exp(eps) * q))
+            eps = eps - _UNITS * unit * jax.lax.stop_gradient(jnp.abs(eps) + size)
+            cut = (eps - loss) / a - a / 2
+            whole = cut <= far
+            start = jnp.where(whole, far, jnp.minimum(cut, top))
+            there = sloped & (start < top) & (piece.width > 0)
+            start = jnp.where(there, start, 0.0)
+            lead = a * jnp.where(whole & there, far - cut, 0.0)
+            rest = jnp.where(there, jnp.where(whole, width, top - start), 1.0)
+            gain = jnp.where(there, gaussian_sticks.gain(start, rest, a, lead), 0.0)
+            return piece.weight_p * jnp.where(sloped, gain, jnp.where(piece.loss > 0, certain, 0.0))
 
         return at
 
-    return lambda eps: total(term, pieces, eps)
+    # Gaussian noise has a delta at every eps, also where floats do not hold it.
+    return lambda eps: total(term, pieces, eps) * (1 + units * jnp.finfo(eps.dtype).eps) + jnp.finfo(eps.dtype).tiny
 
 
-def _is_short(piece: Pieces, sigma: Real, cut: Real, top: Real) -> Real:
-    """Whether neither the density nor the loss changes much from the cut to the top."""
-    finite = jnp.isfinite(top) & jnp.isfinite(cut)
-    cut, top = jnp.where(finite, cut, 0.0), jnp.where(finite, top, 0.0)
-    z = (jnp.abs(top - cut) + 0 * cut) / sigma
-    steep = (1 + jnp.maximum(jnp.abs(top), jnp.abs(cut)) / sigma) * z
-    return finite & (z > 0) & (steep <= 0.5) & (jnp.abs(piece.slope) * sigma * z <= 1)
-
-
-def _short_mass(piece: Pieces, law: Gaussian, eps: RealArray, cut: RealArray, top: RealArray) -> Real:
-    """Integral of p (1 - e^(eps - l)) from the cut to the top."""
-    nodes, weights = like(_NODES, eps), like(_WEIGHTS, eps)
-    x = cut[..., None] + (top - cut)[..., None] * nodes
-    loss = jnp.where(jnp.isfinite(piece.loss), piece.loss, 0.0) + piece.slope * (x - piece.at)
-    gain = piece.weight_p * jnp.exp(law.log_prob(x)) * -jnp.expm1(eps[..., None] - loss)
-    return jnp.abs(top - cut) * (gain @ weights)
+def _in_units(end: Real, sigma: Real) -> RealArray:
+    """end/sigma, of an infinite end the end itself, with finite derivatives."""
+    finite = jnp.isfinite(end)
+    return jnp.where(finite, jnp.where(finite, end, 0.0) / sigma, end)
 
 
 def _steps(pair: Any) -> Curve:
