@@ -110,7 +110,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
 
     Args:
         noise: the shape: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or recycled.
-        epsilon: eps, in [0.01, 20].
+        epsilon: eps, in [1e-6, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
 
@@ -118,10 +118,10 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
         The mechanism, with its claim.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; arrays for
+        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; arrays for
             these; a shape whose delta does not fall with its width.
     """
-    checks.epsilon(epsilon)
+    checks.noise_epsilon(epsilon)
     return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
 
 
@@ -131,7 +131,7 @@ def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive
     Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
+        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -140,7 +140,7 @@ def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
     """Laplace noise of the least scale, b = D/(eps - 2 ln(1 - delta)).
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
+        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
     """
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -151,7 +151,7 @@ def merged_laplace(
     """Merged Laplace noise (Mugunthan 2020) with rates and breaks in these proportions, as narrow as possible.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; rates or breaks
+        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; rates or breaks
             that ``MergedLaplace`` refuses.
     """
     return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)

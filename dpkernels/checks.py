@@ -14,6 +14,8 @@ from dpkernels.decimals import shortest
 from dpkernels.numerics import Real
 
 EPSILON_RANGE = (0.01, 20.0)  # Below there is no signal left, above no privacy.
+# Of noise, whose sums over many people may be worth releasing at small budgets.
+NOISE_EPSILON_RANGE = (1e-6, 20.0)
 _SENSITIVITY_RANGE = (1e-100, 1e100)  # Squares and long tails of the noise stay finite.
 _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither vanish nor overflow.
 
@@ -121,6 +123,11 @@ def sensitivity(value: Real) -> None:
 def epsilon(value: Real) -> None:
     """Refuse a budget outside [0.01, 20]: below there is no signal left, above no privacy."""
     within("epsilon", value, *EPSILON_RANGE)
+
+
+def noise_epsilon(value: Real) -> None:
+    """Refuse a budget of additive noise outside [1e-6, 20]."""
+    within("epsilon", value, *NOISE_EPSILON_RANGE)
 
 
 def interval(lower: Real, upper: Real) -> None:

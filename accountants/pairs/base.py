@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
-
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
@@ -23,14 +21,19 @@ class Pair(abc.ABC):
     Attributes:
         joint: whether its arrays belong together, as probabilities of atoms do, and do not broadcast with eps.
         has_two_ways: whether (q, p) may have another hockey stick than (p, q), so that both are composed.
+        rounds_up: whether its hockey stick is an upper bound as computed; others are read at a lower budget.
     """
 
     joint: ClassVar[bool] = False
     has_two_ways: ClassVar[bool] = False
 
+    @property
+    def rounds_up(self) -> bool:
+        return False
+
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
-        """eps -> integral max(0, p - e^eps q), with all that does not depend on eps computed; JAX arrays of any shape.
+        """eps -> integral max(0, p - e^eps q), with all that does not depend on eps computed; arrays of any shape.
 
         Differentiable in every parameter; in an ``outside`` weight of 0, where that ends, from the right.
         """
@@ -80,7 +83,8 @@ class Mixed(Pair):
         return lambda eps: w * first(eps) + (1 - w) * second(eps)
 
     def largest_loss(self) -> Real:
-        return jnp.maximum(self.first.largest_loss(), self.second.largest_loss())
+        first, second = self.first.largest_loss(), self.second.largest_loss()
+        return namespace(first, second).maximum(first, second)
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         first, second = self.first.privacy_loss(), self.second.privacy_loss()

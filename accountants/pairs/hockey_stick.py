@@ -30,8 +30,24 @@ def profile(pairs: tuple[Pair, ...], epsilon: Real) -> Any:
     """
     if namespace(epsilon, *jax.tree.leaves(pairs)) is jnp:
         return _profile(pairs, floating(jnp.asarray(epsilon)))
-    with jax.enable_x64(True):
-        return np.asarray(_profile(as_float64(pairs), np.asarray(epsilon, np.float64)))[()]
+    with np.errstate(all="ignore"):
+        return _profile_of_numbers(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
+
+
+def _profile_of_numbers(pairs: tuple[Any, ...], epsilon: np.ndarray) -> np.ndarray:
+    leaves, structure = jax.tree.flatten(pairs, is_leaf=is_whole)
+    numbers = [leaf for leaf in leaves if not is_whole(leaf)]
+    shape = np.broadcast_shapes(epsilon.shape, *(leaf.shape for leaf in numbers))
+    if all(leaf.ndim == 0 for leaf in numbers):
+        return curve(pairs)(epsilon.ravel()).reshape(shape)
+    columns = [leaf if is_whole(leaf) else np.broadcast_to(leaf, shape).ravel() for leaf in leaves]
+    every = np.broadcast_to(epsilon, shape).ravel()
+
+    def one(k: int) -> Any:
+        parts = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else leaf[k] for leaf in columns])
+        return curve(parts)(every[k : k + 1])[0]
+
+    return np.array([one(k) for k in range(every.size)]).reshape(shape)
 
 
 def as_float64(tree: Any) -> Any:
@@ -64,21 +80,25 @@ def is_whole(item: Any) -> bool:
 
 
 def curve(pairs: tuple[Pair, ...]) -> Curve:
-    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``_lowered``."""
+    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``lowered``.
+
+    A budget beyond the cap is read as the cap.
+    """
     sticks = [pair.hockey_stick() for pair in pairs]
 
     def at(epsilon: Real) -> Any:
-        values = [stick(_lowered(epsilon)) for stick in sticks]
-        return jnp.clip(jnp.stack(values).max(0), 0.0, 1.0)
+        xp = namespace(epsilon, *jax.tree.leaves(pairs))
+        known = xp.minimum(epsilon, cap(epsilon.dtype))
+        values = [stick(known if pair.rounds_up else lowered(known)) for pair, stick in zip(pairs, sticks, strict=True)]
+        return xp.clip(xp.stack(values).max(0), 0.0, 1.0)
 
     return at
 
 
-def _lowered(epsilon: Any) -> Real:
+def lowered(epsilon: Any) -> Real:
     """A budget below eps by what rounding may be worth: delta falls with eps, so that its delta is an upper bound.
 
     p - e^eps q cancels next to the largest loss, where its error is of a few units of p and of eps p, and its slope is
-    -p: a budget lower by as many covers it. A budget beyond the cap is read as the cap.
+    -p: a budget lower by as many covers it.
     """
-    known = jnp.minimum(epsilon, cap(epsilon.dtype))
-    return known - _UNITS * jnp.finfo(epsilon.dtype).eps * (1 + jnp.abs(known))
+    return epsilon - _UNITS * np.finfo(epsilon.dtype).eps * (1 + abs(epsilon))

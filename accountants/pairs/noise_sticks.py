@@ -17,13 +17,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, exponential_moment, floating, gauss_legendre, like, namespace
+from accountants.pairs import gaussian_sticks
+from dpkernels.numerics import Real, RealArray, exponential_moment, floating, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
 
-_NODES, _WEIGHTS = gauss_legendre(6)
+# Units in the last place: of numbers that a budget is made of, and of the normalisation of reweighted noise.
+_UNITS, _UNITS_REWEIGHTED = 4, 256
 
 
 @pytree
@@ -60,8 +61,7 @@ def split(pair: Any) -> Pieces:
     """The pieces; the whole line, but for laws of steps, where it is between the outermost knots kept."""
     noise, D, law = pair.noise, pair.shift, pair.noise.law
     xp = namespace(*jax.tree.leaves(pair))
-    left, right = _ends(pair)
-    width = width_between(left, right, D)
+    left, right, width = _ends(pair)
     inner = _inside(left, right, D)
     weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
     # For one Gaussian the loss is that of the law, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2.
@@ -78,15 +78,24 @@ def split(pair: Any) -> Pieces:
     return Pieces(left, right, width, at, log_p, rise, loss, slope, weight_p, weight_q)
 
 
-def _ends(pair: Any) -> tuple[Real, Real]:
-    """Neighbouring knots of f and of its shift."""
-    knots = knots_of(pair)
-    xp = namespace(knots, pair.shift)
-    ends = xp.sort(xp.concatenate([knots, knots + pair.shift]))
+def _ends(pair: Any) -> tuple[Real, Real, Real]:
+    """Neighbouring knots of f and of its shift, and how far they are apart.
+
+    A knot and its own shift are D apart, which the difference of the two may have lost to rounding.
+    """
+    knots, D = knots_of(pair), pair.shift
+    xp = namespace(knots, D)
+    own, moved = xp.concatenate([knots, knots]), xp.repeat(xp.array([0.0, 1.0], knots.dtype), len(knots))
+    order = xp.argsort(own + moved * D)
+    own, moved = own[order], moved[order]
+    ends = own + moved * D
+    left, right = ends[:-1], ends[1:]
+    width = width_between(left, right, D, xp.diff(own) + xp.diff(moved) * D)
     if pair.noise.law.degree == 0:
-        return ends[:-1], ends[1:]
+        return left, right, width
     infinity = xp.full(1, np.inf, ends.dtype)
-    return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
+    whole = xp.concatenate([infinity, width, infinity]) if len(ends) else infinity
+    return xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity]), whole
 
 
 def knots_of(pair: Any) -> jax.Array:
@@ -98,12 +107,15 @@ def knots_of(pair: Any) -> jax.Array:
     return xp.concatenate([xp.atleast_1d(k) for k in points])
 
 
-def width_between(left: Any, right: Any, D: Any) -> RealArray:
-    """Knots may meet but for rounding: no piece lies between them, and its loss would be wrong."""
+def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray:
+    """How far neighbouring knots are apart, by default right - left; 0 where they meet but for rounding.
+
+    No piece lies between those, and its loss would be wrong.
+    """
     xp = namespace(left, right, D)
     rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
     sliver = xp.isfinite(rounding) & (right - left <= rounding)
-    return xp.where(sliver, 0.0, right - left)
+    return xp.where(sliver, 0.0, right - left if apart is None else apart)
 
 
 def _inside(left: Real, right: Real, D: Real) -> RealArray:
@@ -122,7 +134,7 @@ def _log(weight: Real) -> Real:
 
 def cap(dtype: Any) -> float:
     """The largest budget told apart from larger ones: e^eps must stay finite."""
-    return 0.97 * float(np.log(jnp.finfo(dtype).max))
+    return 0.97 * float(np.log(np.finfo(dtype).max))
 
 
 def of_noise(pair: Any) -> Curve:
@@ -133,22 +145,29 @@ def of_noise(pair: Any) -> Curve:
 def largest_loss_of_noise(pair: Any) -> Real:
     """The supremum of the loss."""
     if pair.noise.law.degree == 2:
-        return jnp.inf + 0 * pair.shift
+        return np.inf + 0 * pair.shift
     pieces = split(pair)
-    top = pieces.loss + jnp.abs(pieces.slope) * _top(pieces)[2]
-    return jnp.where(pieces.width > 0, top, -jnp.inf).max()
+    xp = namespace(pieces.loss)
+    top = pieces.loss + xp.abs(pieces.slope) * _top(pieces)[2]
+    return xp.where(pieces.width > 0, top, -np.inf).max()
 
 
 def total(term: Callable[[Any], Curve], items: Any, epsilon: RealArray) -> Any:
-    """Sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each is one pass over eps."""
+    """Return the sum of term(item)(eps) over the entries of a pytree of arrays, one at a time: each passes over eps."""
+    leaves = jax.tree.leaves(items)
+    xp = namespace(epsilon, *leaves)
 
     def add(total: RealArray, item: Any) -> tuple[Any, None]:
         value = term(item)(epsilon)
         # Not their maximum, which halves the derivative of what is 0 only while nothing is there. NaN stays NaN.
-        return total + jnp.where(value < 0, 0.0, value), None
+        return total + xp.where(value < 0, 0.0, value), None
 
-    dtype = jnp.result_type(epsilon, *jax.tree.leaves(items))
-    return jax.lax.scan(add, jnp.zeros(epsilon.shape, dtype), items)[0]
+    start = xp.zeros(epsilon.shape, xp.result_type(epsilon, *leaves))
+    if xp is jnp:
+        return jax.lax.scan(add, start, items)[0]
+    for k in range(len(leaves[0])):
+        start, _ = add(start, jax.tree.map(lambda leaf: leaf[k], items))  # noqa: B023
+    return start
 
 
 def _top(pieces: Pieces) -> tuple[Real, Real, Real]:
@@ -156,9 +175,10 @@ def _top(pieces: Pieces) -> tuple[Real, Real, Real]:
 
     The offset is |top - at|, and the loss at the top loss + |slope| offset.
     """
-    rightwards = jnp.where(pieces.slope == 0, ~jnp.isfinite(pieces.left), pieces.slope > 0)
-    top = jnp.where(rightwards, pieces.right, pieces.left)
-    return top, jnp.where(rightwards, 1.0, -1.0), jnp.abs(top - pieces.at)
+    xp = namespace(pieces.at)
+    rightwards = xp.where(pieces.slope == 0, ~xp.isfinite(pieces.left), pieces.slope > 0)
+    top = xp.where(rightwards, pieces.right, pieces.left)
+    return top, xp.where(rightwards, 1.0, -1.0), xp.abs(top - pieces.at)
 
 
 def _exponentials(pair: Any) -> Curve:
@@ -169,22 +189,24 @@ def _exponentials(pair: Any) -> Curve:
     pieces = split(pair)
     law: Any = pair.noise.law
     top, side, offset = _top(pieces)
-    fall, moved = jnp.abs(pieces.slope), pieces.at - pair.shift
+    xp = namespace(pieces.at)
+    fall, moved = xp.abs(pieces.slope), pieces.at - pair.shift
     further = law.score(moved)
     log_p = law.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
     log_q = law.log_prob(moved) + further * (top - pieces.at)
     loss = pieces.loss + fall * offset
     # Of logarithms far from 0 the difference is off by units of theirs: eps is lowered by as much, as in ``curve``.
-    rounding = jnp.finfo(loss.dtype).eps * jax.lax.stop_gradient(jnp.where(jnp.isfinite(log_p), jnp.abs(log_p), 0.0))
+    rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(log_p), xp.abs(log_p), 0.0))
     p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
 
     def term(item: Any) -> Curve:
         (weight_p, log_p, r), (weight_q, log_q, r_q), loss, s, width, rounding = item
 
         def at(eps: Real) -> Any:
+            xp = namespace(eps, loss)
             eps = eps - rounding
-            T = jnp.clip((loss - eps) / jnp.where(s > 0, s, 1.0), 0.0, width)
-            T = jnp.where(s > 0, T, jnp.where(loss > eps, width, 0.0))
+            T = xp.clip((loss - eps) / xp.where(s > 0, s, 1.0), 0.0, width)
+            T = xp.where(s > 0, T, xp.where(loss > eps, width, 0.0))
             return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
 
         return at
@@ -197,58 +219,59 @@ def _growth(log_start: Real, r: Real, T: Real) -> Real:
 
     Nothing at T = 0, where e^eps q may be beyond the floats.
     """
-    highest = log_start + jnp.maximum(r * jnp.where(jnp.isinf(T), 0.0, T), 0.0)
-    size = jnp.where(r == 0, 0.0, jnp.abs(r))  # Without a derivative at 0, where half of the maximum's is the whole.
-    return jnp.exp(jnp.where(T > 0, highest, -jnp.inf)) * exponential_moment(0, 0.0, size, T)
+    xp = namespace(log_start, r, T)
+    highest = log_start + xp.maximum(r * xp.where(xp.isinf(T), 0.0, T), 0.0)
+    size = xp.where(r == 0, 0.0, xp.abs(r))  # Without a derivative at 0, where half of the maximum's is the whole.
+    return xp.exp(xp.where(T > 0, highest, -np.inf)) * exponential_moment(0, 0.0, size, T)
 
 
 def _gaussians(pair: Any) -> Curve:
-    """Sum over pieces of w_P K(cut, top) - e^eps w_Q K(cut - D, top - D), K the Gaussian's mass, from the nearer tail.
+    """Sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where the loss is above eps.
 
-    Where the cut is next to the top the difference would lose its digits: there, by quadrature.
+    x is in units of sigma, rising with the loss: there the loss is  log(w_P/w_Q) + a (x + a/2),  a = |D|/sigma. Rounded
+    upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see ``gaussian_sticks``.
     """
     pieces = split(pair)
     law: Any = pair.noise.law
+    sigma, a = law.sigma, xp.abs(pair.shift) / law.sigma
+    xp = namespace(pieces.at)
+    units = _UNITS if len(pair.noise.edges) == 0 else _UNITS_REWEIGHTED
 
     def term(piece: Pieces) -> Curve:
-        ends = (piece.right, piece.left), (piece.left, piece.right)
-        up: Any = piece.slope >= 0
-        side, (top, far) = jnp.where(up, 1, -1), (jnp.where(up, right, left) for right, left in ends)
+        sloped = xp.isfinite(piece.loss)
+        rises = piece.slope >= 0
+        left, right, width = (_in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
+        far, top = xp.where(rises, left, -right), xp.where(rises, right, -left)
+        unit = xp.finfo(piece.at.dtype).eps
+        loss = xp.where(sloped, piece.loss, 0.0)
+        ends = [xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top)]
+        size = xp.where(ends[0] + ends[1] > 0, xp.abs(loss) + a * (ends[0] + ends[1] + a), 0.0)
+        certain = gaussian_sticks.mass(xp.where(sloped, 0.0, left), width)
 
         def at(eps: RealArray) -> Any:
-            sloped = jnp.isfinite(piece.loss)
-            reach = (eps - jnp.where(sloped, piece.loss, 0.0)) / jnp.where(piece.slope != 0, piece.slope, 1.0)
-            cut = jnp.clip(piece.at + reach, piece.left, piece.right)
-            cut = jnp.where(sloped, cut, jnp.where(piece.loss > 0, far, top))
-            p = piece.weight_p * law.mass(side * cut, side * top)
-            q = piece.weight_q * law.mass(side * (cut - pair.shift), side * (top - pair.shift))
-            short = sloped & _is_short(piece, law.sigma, cut, top)
-            near = jnp.where(short, cut, 0.0), jnp.where(short, top, 0.0)
-            by_nodes = jax.lax.cond(short.any(), lambda: _short_mass(piece, law, eps, *near), lambda: 0 * p)
-            # At the top two equal tails, one of an array and one of a number, may differ in their last bit.
-            return jnp.where(short, by_nodes, jnp.where(cut == top, 0.0, p - jnp.exp(eps) * q))
+            xp = namespace(eps, loss)
+            eps = eps - _UNITS * unit * without_derivative(xp.abs(eps) + size)
+            cut = (eps - loss) / a - a / 2
+            whole = cut <= far
+            start = xp.where(whole, far, xp.minimum(cut, top))
+            there = sloped & (start < top) & (piece.width > 0)
+            start = xp.where(there, start, 0.0)
+            lead = a * xp.where(whole & there, far - cut, 0.0)
+            rest = xp.where(there, xp.where(whole, width, top - start), 1.0)
+            gain = xp.where(there, gaussian_sticks.gain(start, rest, a, lead), 0.0)
+            return piece.weight_p * xp.where(sloped, gain, xp.where(piece.loss > 0, certain, 0.0))
 
         return at
 
-    return lambda eps: total(term, pieces, eps)
+    # Gaussian noise has a delta at every eps, also where floats do not hold it.
+    return lambda eps: total(term, pieces, eps) * (1 + units * np.finfo(eps.dtype).eps) + np.finfo(eps.dtype).tiny
 
 
-def _is_short(piece: Pieces, sigma: Real, cut: Real, top: Real) -> Real:
-    """Whether neither the density nor the loss changes much from the cut to the top."""
-    finite = jnp.isfinite(top) & jnp.isfinite(cut)
-    cut, top = jnp.where(finite, cut, 0.0), jnp.where(finite, top, 0.0)
-    z = (jnp.abs(top - cut) + 0 * cut) / sigma
-    steep = (1 + jnp.maximum(jnp.abs(top), jnp.abs(cut)) / sigma) * z
-    return finite & (z > 0) & (steep <= 0.5) & (jnp.abs(piece.slope) * sigma * z <= 1)
-
-
-def _short_mass(piece: Pieces, law: Gaussian, eps: RealArray, cut: RealArray, top: RealArray) -> Real:
-    """Integral of p (1 - e^(eps - l)) from the cut to the top."""
-    nodes, weights = like(_NODES, eps), like(_WEIGHTS, eps)
-    x = cut[..., None] + (top - cut)[..., None] * nodes
-    loss = jnp.where(jnp.isfinite(piece.loss), piece.loss, 0.0) + piece.slope * (x - piece.at)
-    gain = piece.weight_p * jnp.exp(law.log_prob(x)) * -jnp.expm1(eps[..., None] - loss)
-    return jnp.abs(top - cut) * (gain @ weights)
+def _in_units(end: Real, sigma: Real) -> RealArray:
+    """end/sigma, of an infinite end the end itself, with finite derivatives."""
+    xp = namespace(end, sigma)
+    finite = xp.isfinite(end)
+    return xp.where(finite, xp.where(finite, end, 0.0) / sigma, end)
 
 
 def _steps(pair: Any) -> Curve:
@@ -257,27 +280,29 @@ def _steps(pair: Any) -> Curve:
     delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
     """
     pieces = split(pair)
+    xp = namespace(pieces.loss)
     largest = cap(pieces.loss.dtype)
     log_prob, size = pair.noise.law.log_prob, pieces.width * step_copies(pair, pieces.at)
-    mass = pieces.weight_p * jnp.exp(log_prob(pieces.at)) * size
+    mass = pieces.weight_p * xp.exp(log_prob(pieces.at)) * size
     certain = pieces.loss >= largest
     sure, as_sure = (
-        jnp.where(certain, each, 0.0).sum()
-        for each in (mass, pieces.weight_q * jnp.exp(log_prob(pieces.at - pair.shift)) * size)
+        xp.where(certain, each, 0.0).sum()
+        for each in (mass, pieces.weight_q * xp.exp(log_prob(pieces.at - pair.shift)) * size)
     )
-    level = jnp.clip(pieces.loss, -largest, largest)
-    order = jnp.argsort(-level)
-    level, other = level[order], jnp.where(certain, 0.0, mass * jnp.exp(-level))[order]
-    above = jnp.cumsum(other)
-    steps = above[:-1] * jnp.exp(level[:-1]) * -jnp.expm1(level[1:] - level[:-1])
-    delta = jnp.concatenate([jnp.zeros_like(level[:1]), jnp.cumsum(steps)])
-    slope = above * jnp.exp(level)
+    level = xp.clip(pieces.loss, -largest, largest)
+    order = xp.argsort(-level)
+    level, other = level[order], xp.where(certain, 0.0, mass * xp.exp(-level))[order]
+    above = xp.cumsum(other)
+    steps = above[:-1] * xp.exp(level[:-1]) * -xp.expm1(level[1:] - level[:-1])
+    delta = xp.concatenate([xp.zeros_like(level[:1]), xp.cumsum(steps)])
+    slope = above * xp.exp(level)
 
     def at(eps: Real) -> Any:
-        count = len(level) - jnp.searchsorted(level[::-1], eps, side="right")
-        i = jnp.maximum(count - 1, 0)
-        some = delta[i] - jnp.where(count > 0, slope[i] * jnp.expm1(eps - level[i]), 0.0)
-        return some + sure - jnp.exp(eps) * as_sure
+        xp = namespace(eps, level)
+        count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
+        i = xp.maximum(count - 1, 0)
+        some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
+        return some + sure - xp.exp(eps) * as_sure
 
     return at
 

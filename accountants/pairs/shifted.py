@@ -47,6 +47,11 @@ class Shifted(Pair):
     shift: Any
     periods: int = _TRACED_PERIODS
 
+    @property
+    def rounds_up(self) -> bool:
+        """Whether it is Gaussian noise, truncated or recycled or not."""
+        return self.noise.law.degree == 2
+
     def hockey_stick(self) -> Curve:
         return noise_sticks.of_noise(self)
 

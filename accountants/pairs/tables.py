@@ -41,13 +41,14 @@ class Atoms(Pair):
     has_two_ways: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
-        return lambda eps: jnp.maximum(self.p - jnp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
+        def at(eps: Any) -> Any:
+            xp = namespace(eps, self.p, self.q)
+            return xp.maximum(self.p - xp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
+
+        return at
 
     def largest_loss(self) -> Real:
-        possible = self.p > 0
-        both = possible & (self.q > 0)
-        loss = jnp.log(jnp.where(both, self.p, 1.0)) - jnp.log(jnp.where(both, self.q, 1.0))
-        return jnp.where(both, loss, jnp.where(possible, jnp.inf, -jnp.inf)).max()
+        return self.privacy_loss().loss.max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         xp = namespace(self.p, self.q)

@@ -34,7 +34,7 @@ class Additive(Mechanism):
     Noise on a lattice is simulated as it is: x is rounded to the lattice in a release only.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
+        ValueError: epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
     """
 
     noise: Noise
@@ -46,7 +46,7 @@ class Additive(Mechanism):
         if self.sensitivity is not None:
             checks.sensitivity(self.sensitivity)
         if self.epsilon is not None:
-            checks.epsilon(self.epsilon)
+            checks.noise_epsilon(self.epsilon)
         if self.delta is not None:
             checks.within("delta", self.delta, 0.0, 1.0)
 

@@ -41,7 +41,7 @@ def gaussian(
     """Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
 
     Raises:
-        ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or
+        ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
             sensitivity not in [1e-100, 1e100].
     """
     return Additive(Gaussian(sigma), sensitivity, epsilon, delta)
@@ -113,7 +113,7 @@ def merged_laplace(
 
     Raises:
         ValueError: rates not one more than breaks; a rate not in [0, 1e300], or the last one 0; breaks not positive and
-            increasing; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in
+            increasing; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in
             [1e-100, 1e100].
     """
     return Additive(MergedLaplace(tuple(rates), tuple(breaks)), sensitivity, epsilon, delta)
@@ -134,7 +134,7 @@ def truncated_gaussian(
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; bound not positive; delta not in (0, 1); sensitivity not in
-            [1e-100, 1e100]; epsilon, if given, not in [0.01, 20].
+            [1e-100, 1e100]; epsilon, if given, not in [1e-6, 20].
     """
     checks.positive("sigma", sigma)
     checks.sensitivity(sensitivity)
@@ -208,7 +208,7 @@ def budget_recycled(
         delta: of the claim.
 
     Raises:
-        ValueError: theta not positive; q not in [0, 1); of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or
+        ValueError: theta not positive; q not in [0, 1); of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
             sensitivity not in [1e-100, 1e100].
         TypeError: a kernel on a lattice.
     """
@@ -270,7 +270,7 @@ def discrete_gaussian(
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
-            points; of a claim, epsilon not in [0.01, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
+            points; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
     """
     return Additive(DiscreteGaussian(sigma, step), sensitivity, epsilon, delta)
 
