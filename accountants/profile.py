@@ -16,7 +16,7 @@ from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
-from dpkernels.solve import bisect
+from dpkernels.solve import bisect, first_feasible
 
 
 def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
@@ -86,7 +86,8 @@ def epsilon_of(pairs: tuple[Pair, ...], delta: Real) -> Real:
     """``epsilon`` of pairs, for delta in (0, 1)."""
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))
-    return plain(_safe(pairs, np.asarray(delta, np.float64)))
+    with np.errstate(all="ignore"):
+        return plain(_rounded_up(as_float64(pairs), np.asarray(delta, np.float64)))
 
 
 def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
@@ -101,36 +102,49 @@ def _pure(mechanism: Any, sensitivity: Any) -> float:
         level = pure.epsilon(mechanism)
         take_none(sensitivity)
         return level
-    with jax.enable_x64(True):
+    with np.errstate(all="ignore"):
         return float(_pure_level(as_float64(worst_pairs(mechanism, sensitivity))))
 
 
-@jax.jit
 def _pure_level(pairs: tuple[Pair, ...]) -> Real:
-    return jnp.stack([pair.largest_loss() for pair in pairs]).max()
+    levels = [pair.largest_loss() for pair in pairs]
+    return namespace(*levels).stack(levels).max()
 
 
-def _safe(pairs: tuple[Pair, ...], target: np.ndarray) -> np.ndarray:
-    """The root, moved up by floats until the profile agrees."""
-    with jax.enable_x64(True):
-        eps = np.array(solved(as_float64(pairs), target))
-    step = np.spacing(eps)
-    while np.any(high := np.isfinite(eps) & (profile(pairs, eps) > target)):
-        eps, step = np.where(high, eps + step, eps), 2 * step
-    return eps
+# Floats by which a root is moved up until its profile is at most delta.
+_FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
+
+
+def _rounded_up(pairs: tuple[Pair, ...], target: np.ndarray) -> np.ndarray:
+    """Return the root, moved up until the profile, as computed, is at most the target."""
+
+    def one(eps: np.float64, delta: np.float64) -> float:
+        if not np.isfinite(eps):
+            return float(eps)
+        return first_feasible(
+            lambda floats: float(eps + floats * np.spacing(eps)), lambda eps: profile(pairs, eps) <= delta, _FLOATS_UP
+        )
+
+    eps = _bisected(pairs, target)
+    return np.array([one(*each) for each in zip(eps.ravel(), target.ravel(), strict=True)]).reshape(target.shape)
+
+
+def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
+    """Bisect on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
+    xp = namespace(delta, *jax.tree.leaves(pairs))
+    at, top = curve(pairs), cap(delta.dtype)
+    ends = xp.zeros_like(delta), xp.full_like(delta, top)
+    # Not "above": where the profile is NaN, it is not known to be enough.
+    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, xp.finfo(delta.dtype).nmant + 20)[1]
+    eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
+    return xp.where(at(ends[1]) <= delta, eps, np.inf)
 
 
 @jax.custom_jvp
 @jax.jit
 def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
-    """Bisection on [0, cap] down to the float's resolution; inf where the profile stays above delta."""
-    at, top = curve(pairs), cap(delta.dtype)
-
-    ends = jnp.zeros_like(delta), jnp.full_like(delta, top)
-    # Not "above": where the profile is NaN, it is not known to be enough.
-    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 20)[1]
-    eps = jnp.where(at(ends[0]) <= delta, 0.0, eps)
-    return jnp.where(at(ends[1]) <= delta, eps, jnp.inf)
+    """Return the least eps at delta, of JAX numbers."""
+    return _bisected(pairs, delta)
 
 
 @solved.defjvp

@@ -233,8 +233,8 @@ def _gaussians(pair: Any) -> Curve:
     """
     pieces = split(pair)
     law: Any = pair.noise.law
-    sigma, a = law.sigma, xp.abs(pair.shift) / law.sigma
     xp = namespace(pieces.at)
+    sigma, a = law.sigma, xp.abs(pair.shift) / law.sigma
     units = _UNITS if len(pair.noise.edges) == 0 else _UNITS_REWEIGHTED
 
     def term(piece: Pieces) -> Curve:
