@@ -3,59 +3,22 @@
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 from typing import Any
 
 import jax
 import numpy as np
 
 from accountants.pairs.hockey_stick import additive_profile
+from accountants.pairs.units import rescaled
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
-from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.roots import alike, safe_root
-
-
-@singledispatch
-def rescaled(noise: Any, factor: Real) -> Any:
-    """The law of factor * Z, for Z of this law.
-
-    Raises:
-        TypeError: a law of an unknown type.
-    """
-    raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
-
-
-@rescaled.register
-def _(noise: Gaussian, factor: Real) -> Gaussian:
-    return Gaussian(noise.sigma * factor)
-
-
-@rescaled.register
-def _(noise: Laplace, factor: Real) -> Laplace:
-    return Laplace(noise.scale * factor)
-
-
-@rescaled.register
-def _(noise: MergedLaplace, factor: Real) -> MergedLaplace:
-    return MergedLaplace(tuple(r / factor for r in noise.rates), tuple(c * factor for c in noise.breaks))
-
-
-@rescaled.register
-def _(noise: Staircase, factor: Real) -> Staircase:
-    return Staircase(noise.epsilon, noise.period * factor, noise.gamma)
-
-
-@rescaled.register
-def _(noise: Reweighted, factor: Real) -> Reweighted:
-    return Reweighted(rescaled(noise.kernel, factor), noise.low * factor, noise.high * factor, noise.outside)
 
 
 def certain_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:

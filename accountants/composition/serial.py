@@ -18,7 +18,6 @@ from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
 
@@ -27,11 +26,9 @@ Kinds = Mapping[str, type]
 PARTS: tuple[type, ...] = (
     *(Atoms, Mixed, Placed, Shifted),
     *(Gaussian, Laplace, MergedLaplace, Reweighted, Staircase),
-    *(Constant, Quartic, Sine, Triangle, Uniform, Windowed),
+    *(Constant, Quartic, Sine, Triangle, Uniform),
     *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
 )
-# Windows were kept by their height once, where it is relative to the base's now.
-_BY_HEIGHT = {"window", "base", "width", "height", "lower", "upper", "epsilon"}
 _ABSENT = "is not of this version's guarantees"
 
 
@@ -70,8 +67,6 @@ def from_form(form: Any, kinds: Kinds) -> Any:
         return tuple(from_form(entry, kinds) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
-    if form.get("type") == "Windowed" and set(form) - {"type"} == _BY_HEIGHT:
-        return Windowed.of_height(**{name: from_form(form[name], kinds) for name in _BY_HEIGHT})
     kind: Any = kinds.get(form.get("type", ""))
     names = {field.name for field in dataclasses.fields(kind)} if kind else set()
     if kind is None or set(form) - {"type"} != names:

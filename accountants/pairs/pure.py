@@ -50,13 +50,14 @@ def _(mechanism: Windowed) -> float:
 
 @epsilon.register
 def _(mechanism: SquareWave) -> float:
-    """That of the same reports, stretched."""
-    return epsilon(mechanism.unbiased)
+    """Its eps: e^eps is the ratio of its two densities."""
+    return float(mechanism.epsilon)
 
 
 @epsilon.register
 def _(mechanism: TwoPoint) -> float:
-    return math.log(mechanism.probability_high(mechanism.upper) / mechanism.probability_low(mechanism.upper))
+    """Its eps: the ends have the odds e^eps and e^-eps."""
+    return float(mechanism.epsilon)
 
 
 @epsilon.register

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.tables import Atoms, two_points
+from accountants.pairs.tables import Atoms, pure_points
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
@@ -74,21 +74,17 @@ def rows_pair(form: ExactRows) -> Atoms:
 def central_pair(mechanism: CentralPiecewise) -> Atoms:
     """The density and itself a sensitivity further on: it falls from its middle, so the largest shift is the worst.
 
-    Masses between neighbouring ends of steps, on the scale v of the mechanism; the input is anywhere.
+    On the scale v of the mechanism inputs are c <= 2 apart, and a step is as wide as c or wider. On one side of the
+    point half-way the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on as much of the
+    highest step as the other density's does not cover; it is -eps on their mirror images, and else 0.
     """
     xp = namespace(*jax.tree.leaves(mechanism))
-    r, (windows, base), far = mechanism.half_widths, mechanism.masses, mechanism.reach
-    d = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
-    lowest, highest = d / 2 - far, d / 2 + far
-    knots = xp.concatenate([-r, r, d - r, d + r, xp.stack([lowest, highest])])
-    ends = xp.sort(xp.clip(knots, lowest, highest))
-    middles, widths = (ends[1:] + ends[:-1]) / 2, xp.diff(ends)
-
-    def masses(at: Real) -> RealArray:
-        inside = xp.abs(middles[:, None] - at) < r
-        return widths * ((inside * (windows / (2 * r))).sum(-1) + base / (2 * far))
-
-    return Atoms(masses(0.0), masses(d), near=True)
+    E, steps = xp.exp(-mechanism.epsilon), mechanism.steps
+    c = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
+    level = mechanism.masses[0][0] / (2 * mechanism.core * (1 - E))
+    high = level * (xp.minimum(2 * mechanism.core, c) + c * (E ** np.arange(1, steps)).sum())
+    p = xp.stack([high, xp.maximum(1 - high - high * E, 0.0), high * E])
+    return Atoms(p, p[::-1], near=True)
 
 
 def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
@@ -167,7 +163,6 @@ def window_pair(form: ExactWindow) -> Atoms:
     """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
     table = form.table
     if not table.falls:
-        level = form.certificate.realised_epsilon
-        return two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level)))
+        return pure_points(form.certificate.realised_epsilon)
     first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
     return Atoms(first, last)

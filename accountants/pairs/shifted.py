@@ -16,10 +16,11 @@ from accountants.pairs.base import Curve, Pair
 from accountants.pairs.losses import FEW, PANELS, REACH, Losses, joined, panel_rule, range_of
 from accountants.pairs.noise_sticks import Pieces, split
 from accountants.pairs.runs import Spectrum
+from accountants.pairs.units import per_unit
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.numerics import Real, like
+from dpkernels.numerics import Real, like, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.roots import halved
 
@@ -31,11 +32,11 @@ _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
 @partial(pytree, static=("periods",))
 @dataclass(frozen=True)
 class Shifted(Pair):
-    """p = f, q = f(. - D): additive noise under two inputs a distance D apart.
+    """p = f, q = f(. - 1) or f(. + 1): additive noise under two inputs one unit apart; made by ``shifted``.
 
     Attributes:
-        noise: the law with density f.
-        shift: D, of any sign.
+        noise: the law with density f, in units of the distance of the inputs.
+        shift: 1 or -1.
         periods: how many periods of a staircase on either side are kept step by step; the others follow geometrically.
     """
 
@@ -76,7 +77,8 @@ class Shifted(Pair):
         return 0.0 if is_even(self.noise) else np.inf
 
     def check(self) -> None:
-        checks.sensitivity(np.abs(self.shift))
+        if self.shift not in (1, -1):
+            raise ValueError(f"shift: {self.shift}; noise is in units of it, so it is 1 or -1")
 
 
 def unseen(noise: Distribution) -> float:
@@ -96,21 +98,25 @@ def is_even(noise: Distribution) -> bool:
 def shifted(noise: Distribution, shift: Real) -> Shifted:
     """The pair of additive noise and its shift, with as many periods of a staircase as it needs.
 
+    Noise and shift are in any unit, and only their ratio counts. Of the pair the shift is the unit.
+
     Raises:
         ValueError: a staircase with too many steps within the shift.
     """
+    xp = namespace(shift)
+    noise, shift = per_unit(noise, xp.abs(shift)), xp.where(shift < 0, -1.0, 1.0)[()]
     if noise.law.degree:
         return Shifted(noise, shift)
     law: Any = noise.law
-    parameters = law.epsilon, law.period, shift, *noise.edges
+    parameters = law.epsilon, law.period, *noise.edges
     numbers = [number for number in map(checks.concrete, parameters) if number is not None]
     if len(numbers) < len(parameters):
         return Shifted(noise, shift)
-    epsilon, period, D, *edges = (float(np.max(np.abs(number))) for number in numbers)
+    epsilon, period, *edges = (float(np.max(np.abs(number))) for number in numbers)
     reach = min(max([0.0, *edges]) / period, 120 / epsilon)
-    needed = 4 + 2 * math.ceil(D / period) + math.ceil(reach)
+    needed = 4 + 2 * math.ceil(1 / period) + math.ceil(reach)
     if needed > _MOST_PERIODS:
-        raise ValueError(f"sensitivity: {D:g} is {D / period:g} periods of the staircase; at most 30000 are accounted")
+        raise ValueError(f"sensitivity: is {1 / period:g} periods of the staircase; at most 30000 are accounted")
     return Shifted(noise, shift, 1 << max(4, needed - 1).bit_length())
 
 

@@ -150,7 +150,8 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
     return Atoms(p, p[::-1])
 
 
-def two_points(high: Real, low: Real) -> Atoms:
-    """The pair of (high, low), low = 1 - high, and its reverse, which no pure mechanism of its level exceeds."""
-    p = namespace(high, low).stack([high, low])
+def pure_points(epsilon: Any) -> Atoms:
+    """The pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), which no eps-DP mechanism exceeds."""
+    xp = namespace(epsilon)
+    p = xp.stack([1 / (1 + xp.exp(-epsilon)), 1 / (1 + xp.exp(epsilon))])
     return Atoms(p, p[::-1])

@@ -21,9 +21,9 @@ import numpy as np
 from accountants.pairs import pure, rows
 from accountants.pairs.base import Mixed, Pair
 from accountants.pairs.densities import Densities
-from accountants.pairs.placed import Placed, falls
+from accountants.pairs.placed import ends_of, falls, square_wave_ends
 from accountants.pairs.shifted import is_even, shifted
-from accountants.pairs.tables import Atoms, two_points
+from accountants.pairs.tables import Atoms, pure_points
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
@@ -156,23 +156,23 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     """
     take_none(sensitivity)
     if falls(mechanism.window) and falls(mechanism.base):
-        return (Placed(mechanism, mechanism.upper, mechanism.lower),)
+        return (ends_of(mechanism),)
     level = pure.epsilon(mechanism)
-    return (two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level))),)
+    return (pure_points(level),)
 
 
 @worst_pairs.register
 def _(mechanism: SquareWave, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Those of the same reports, stretched."""
-    return worst_pairs(mechanism.unbiased, sensitivity)
+    """The two ends of the input interval; stretched, these are reports of a type-I piecewise mechanism."""
+    take_none(sensitivity)
+    return (square_wave_ends(mechanism),)
 
 
 @worst_pairs.register
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends: either probability is affine in the input."""
+    """The two ends, since either probability is affine in the input; they are those of randomised response."""
     take_none(sensitivity)
-    high, low = mechanism.probability_high(mechanism.upper), mechanism.probability_low(mechanism.upper)
-    return (two_points(high, low),)
+    return (pure_points(mechanism.epsilon),)
 
 
 @worst_pairs.register

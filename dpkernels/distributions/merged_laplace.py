@@ -46,7 +46,7 @@ class MergedLaplace(Symmetric):
         ends = [0.0, *self.breaks]
         for low, high in pairwise(ends):
             checks.positive("breaks", high)
-            if checks.concrete(low) is not None and checks.concrete(high) is not None and not low < high:
+            if checks.concrete(low) is not None and checks.concrete(high) is not None and not np.all(low < high):
                 raise ValueError(f"breaks: {self.breaks}; they must increase")
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:

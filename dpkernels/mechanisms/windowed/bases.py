@@ -58,6 +58,10 @@ class Base(Shape):
     def lowest(self) -> Real:
         """Infimum of the density over [-1, 1]."""
 
+    def inward(self, d: Real) -> Any:
+        """Height at a distance d in [0, 2] from an end of [-1, 1]; a low edge keeps its digits, 1 - d may not."""
+        return self.density(1 - d)
+
 
 @pytree
 @dataclass(frozen=True)
@@ -117,7 +121,12 @@ class Quartic(Base):
 
     def density(self, v: Real) -> Real:
         xp = namespace(v, self.edge)
-        return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
+        return xp.where((v >= -1) & (v <= 1), self.inward(1 - xp.abs(v)), 0.0)
+
+    def inward(self, d: Real) -> Any:
+        """r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
+        d = namespace(d, self.edge).clip(d, 0.0, 2.0)
+        return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)
 
     def cdf(self, v: Real) -> Real:
         v = namespace(v, self.edge).clip(v, -1.0, 1.0)

@@ -179,6 +179,9 @@ class TabulatedBase(Base):
     def density(self, v: Real) -> Real:
         return self.shape.density((v + 1) / 2)
 
+    def inward(self, d: Real) -> Any:
+        return self.shape.density(namespace(d).clip(d / 2, 0.0, 1.0))
+
     def cdf(self, v: Real) -> Real:
         return self.shape.cdf((v + 1) / 2)
 

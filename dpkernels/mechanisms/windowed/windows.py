@@ -93,7 +93,7 @@ class Triangle(_Unimodal):
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
-        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
+        return xp.maximum(0.0, 2 * xp.minimum(z, 1 - z))
 
     def cdf(self, z: Real) -> Real:
         xp = namespace(z)
