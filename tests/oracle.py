@@ -57,10 +57,17 @@ class Polynomial:
         self.slope = self.floats.deriv()
 
     def value(self, x):
-        return mp.polyval(self.coefficients[::-1], x)
+        return _horner(self.coefficients, x)
 
     def integral(self, x):
-        return mp.polyval(self.primitive[::-1], x)
+        return _horner(self.primitive, x)
+
+
+def _horner(coefficients, x):
+    total = mp.mpf(0)
+    for c in reversed(coefficients):
+        total = total * x + c
+    return total
 
 
 class HalfSine:
