@@ -146,6 +146,7 @@ FORGED = {
     "half a count": lambda f: f["guarantee"]["terms"]["tuple"][0].update(count=0.5),
     "a rate above 1": lambda f: f["guarantee"]["terms"]["tuple"][0].update(rate=1.5),
     "no shift": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(shift=0.0),
+    "a shift of another unit": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(shift=2.0),
     "no terms": lambda f: f["guarantee"]["terms"].update(tuple=[]),
     "terms of text": lambda f: f["guarantee"]["terms"].update(tuple=["none"]),
     "another second pair": lambda f: f["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"].append(
@@ -164,9 +165,7 @@ def test_forged_forms_are_refused(name):
 
 def forged_table(change):
     form = guarantee(OF_TABLES).to_dict()
-    values = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["mechanism"]["window"]["shape"]["values"][
-        "tuple"
-    ]
+    values = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["window"]["shape"]["values"]["tuple"]
     values[:] = change(np.array(values)).tolist()
     return form
 
@@ -186,6 +185,20 @@ def test_forged_tables_are_refused(change):
     assert Guarantee.from_dict(forged_table(lambda v: v)) == guarantee(OF_TABLES)
     with pytest.raises((ValueError, TypeError)):
         Guarantee.from_dict(forged_table(change))
+
+
+def forged_window(**changes):
+    form = guarantee(dpk.composite("sine", epsilon=2.0, width=0.5, lower=0.0, upper=1.0)).to_dict()
+    form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0].update(changes)
+    return form
+
+
+@pytest.mark.parametrize("change", [{"width": 2.0}, {"relative_height": 0.0}, {"apart": 1.6}, {"centre": 0.1}])
+def test_forged_windows_are_refused(change):
+    """Too wide, without a height, beyond the reports on both sides, and on one."""
+    Guarantee.from_dict(forged_window(apart=1.4, centre=0.05))
+    with pytest.raises(ValueError, match=f"^{next(iter(change))}|^apart"):
+        Guarantee.from_dict(forged_window(**change))
 
 
 def test_immutable_and_equal_by_value():
@@ -280,16 +293,3 @@ def test_guarantees_of_a_pair_of_laws():
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
-
-
-def test_a_guarantee_whose_windows_are_kept_by_their_height_is_read():
-    """As it was written before windows were kept by how high they are over their base."""
-    made = guarantee(dpk.composite(epsilon=2.0, lower=0.0, upper=1.0, window="sine", base="quartic"))
-    form = made.to_dict()
-    (pair,) = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"]
-    windowed, m = pair["mechanism"], made.terms[0].pairs[0].mechanism
-    windowed["height"] = float(m.height)
-    del windowed["relative_height"]
-    again = Guarantee.from_dict(form)
-    assert jax.tree.structure(again) == jax.tree.structure(made)
-    np.testing.assert_allclose(jax.tree.leaves(again), jax.tree.leaves(made), rtol=1e-14)

@@ -15,7 +15,7 @@ from scipy import fft
 from accountants.composition.loss_bounds import Masses
 from accountants.composition.loss_distribution import _tilted, _transformed
 from accountants.pairs.rows import dominating_pair
-from accountants.pairs.tables import two_points
+from accountants.pairs.tables import pure_points
 from accountants.shuffle import bracket
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +94,7 @@ def test_no_pure_pair_exceeds_randomised_response(seed):
     p, q = random.random((2, 6)) + 0.05
     p, q = p / p.sum(), q / q.sum()
     level = np.log(max((p / q).max(), (q / p).max()))
-    best = two_points(1 / (1 + np.exp(-level)), 1 / (1 + np.exp(level)))
+    best = pure_points(level)
     for one in ((p, q), (q, p)):
         assert np.all(sticks(*one) <= sticks(best.p, best.q) + 1e-12)
 

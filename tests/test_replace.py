@@ -16,7 +16,7 @@ from scipy.special import ndtr
 
 import dpkernels as dpk
 from accountants import Guarantee, guarantee, weights
-from accountants.pairs.placed import Placed
+from accountants.pairs.placed import placed
 from accountants.pairs.tables import Atoms
 from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
@@ -334,8 +334,8 @@ def test_a_table_is_symmetric_if_reversed():
 def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
     m = ALL["sine-1"]
     x, other = m.lower + 0.9 * (m.upper - m.lower), m.lower + 0.4 * (m.upper - m.lower)
-    made, eps = guarantee(Placed(m, x, other)), 0.1
-    ways = [guarantee(Placed(m, *inputs)).delta(eps) for inputs in ((x, other), (other, x))]
+    made, eps = guarantee(placed(m, x, other)), 0.1
+    ways = [guarantee(placed(m, *inputs)).delta(eps) for inputs in ((x, other), (other, x))]
     assert ways[0] == ways[1] == made.delta(eps)
     with pytest.raises(ValueError, match=r"^adjacency: "):
         made.subsample(0.5, "replace")

@@ -138,7 +138,7 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
 
     Searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative; plain numbers only.
     """
-    target = epsilon, delta, sensitivity
+    target, theta = (epsilon, delta, 1.0), theta / sensitivity
     alone = smallest_scale(kernel, *target)
 
     def refusal(log_scale: Real, _: Any) -> Real:
@@ -148,7 +148,7 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
         too_narrow = 1 + math.log(alone) - log_scale
         return too_narrow if math.isnan(q) else 1 - Reweighted(wider, -theta, theta, 1 - q).acceptance
 
-    return math.exp(
+    return sensitivity * math.exp(
         minimum_near_grid(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4)
     )
 

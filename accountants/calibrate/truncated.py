@@ -102,7 +102,7 @@ def _truncated_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) ->
 
 def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """The least T at which some truncated Gaussian on [-T, T] is (eps, delta)-DP; to 1e-7 relative, from above."""
-    eps, D = float(epsilon), float(sensitivity)
+    eps, D = float(epsilon), 1.0
 
     def best_excess(T: Real, delta: Real) -> Real:
         low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
@@ -113,7 +113,7 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
         return at(minimum(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())
 
     uniform = D / (2 * delta)
-    return root(best_excess, delta, uniform, D / 2, rtol=1e-7)
+    return float(sensitivity) * root(best_excess, delta, uniform, D / 2, rtol=1e-7)
 
 
 def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -123,9 +123,9 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     """
 
     def variance(T: Any, _: Any) -> Any:
-        sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **_COARSE)
+        sigma = _truncated_sigma(T, epsilon, delta, 1.0, **_COARSE)
         return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
 
-    low = least_bound(epsilon, delta, sensitivity)
-    far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, sensitivity)
-    return minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)
+    low = least_bound(epsilon, delta)
+    far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, 1.0)
+    return float(sensitivity) * minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)

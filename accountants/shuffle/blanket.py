@@ -22,7 +22,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs import pure
-from accountants.pairs.worst import falls
+from accountants.pairs.placed import falls
+from accountants.pairs.tables import pure_points
 from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
 from dpkernels import checks
 from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
@@ -108,11 +109,11 @@ def _of_one(mechanism: Multivariate, coordinate: Any) -> Blanket:
 @blanket.register
 def _(mechanism: TwoPoint) -> Blanket:
     """The two ends: both probabilities are affine in the input."""
-    p = mechanism.probability_high(mechanism.upper)
-    xp = namespace(p)
-    first, second = xp.stack([p, 1 - p]), xp.stack([1 - p, p])
+    pair = pure_points(mechanism.epsilon)
+    first, second = pair.p, pair.q
+    xp = namespace(first)
     others = xp.stack([second, (first + second) / 2, first])
-    return Blanket((Reports(xp.minimum(first, second), first, second, others),), xp.log(p / (1 - p)))
+    return Blanket((Reports(xp.minimum(first, second), first, second, others),), mechanism.epsilon)
 
 
 @blanket.register(Mixture)

@@ -27,7 +27,7 @@ from dpkernels.pytrees import pytree
 _NODES, _WEIGHTS = gauss_legendre(2)
 
 
-@partial(pytree, static=("function", "name", "sign"))
+@partial(pytree, static=("function", "name", "sign", "power", "places"))
 @dataclass(frozen=True)
 class Objective:
     """A function of a mechanism and some numbers, to be made small (sign 1) or large (sign -1).
@@ -38,6 +38,8 @@ class Objective:
         sign: 1 or -1.
         numbers: its parameters, such as beta; changing them compiles nothing.
         theta: the tolerated error of an acceptance, else None; the last number that the function is given.
+        power: of a length, which the value is; None where it is not known, as of a function of the user's own.
+        places: how many of the first numbers are inputs, in data units.
     """
 
     function: Callable[..., Any]
@@ -45,18 +47,26 @@ class Objective:
     sign: int = 1
     numbers: tuple[Real, ...] = ()
     theta: Any = None
+    power: int | None = None
+    places: int = 0
 
     def __call__(self, mechanism: Any) -> Real:
         """The value, in its natural direction."""
         numbers = self.numbers if self.theta is None else (*self.numbers, self.theta)
         return self.function(mechanism, *numbers)
 
+    def on_unit(self, lower: Any, upper: Any) -> Objective:
+        """The same where the interval [lower, upper] is [-1, 1]: values are as many half widths to the power."""
+        places = tuple(((x - lower) - (upper - x)) / (upper - lower) for x in self.numbers[: self.places])
+        theta = None if self.theta is None else 2 * self.theta / (upper - lower)
+        return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
+
 
 def _worst_variance(mechanism: Member) -> Real:
     return errors.worst_variance(mechanism)
 
 
-worst_variance = Objective(_worst_variance, "worst variance")
+worst_variance = Objective(_worst_variance, "worst variance", power=2)
 
 
 def variance_at(x: Real) -> Objective:
@@ -66,7 +76,7 @@ def variance_at(x: Real) -> Objective:
         ValueError: x is not finite.
     """
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
-    return Objective(errors.variance, "variance", numbers=(x,))
+    return Objective(errors.variance, "variance", numbers=(x,), power=2, places=1)
 
 
 def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
@@ -85,12 +95,12 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
     if w.ndim != 1 or not 0 < w.sum() < np.inf:
         raise ValueError(f"weights: total {w.sum():g}, of shape {w.shape}; a 1-D array of positive total is needed")
     if edges is None:
-        return Objective(_average_on_equal_bins, "average variance", numbers=(w / w.sum(),))
+        return Objective(_average_on_equal_bins, "average variance", numbers=(w / w.sum(),), power=2)
     ends = np.asarray(edges, np.float64)
     checks.within("edges", ends, -np.inf, np.inf, open_ends=True)
     if ends.shape != (len(w) + 1,) or not (np.diff(ends) > 0).all():
         raise ValueError(f"edges: {ends}; {len(w) + 1} increasing ones are needed for {len(w)} weights")
-    return Objective(_average_variance, "average variance", numbers=(ends, w / w.sum()))
+    return Objective(_average_variance, "average variance", numbers=(ends, w / w.sum()), power=2, places=1)
 
 
 def _average_on_equal_bins(mechanism: Any, weights: Any) -> Any:
@@ -106,7 +116,7 @@ def _average_variance(mechanism: Member, edges: RealArray, weights: RealArray) -
 
 def absolute_error(x: Any = None) -> Objective:
     """E|report - x|."""
-    return _of_inputs(errors.absolute_error, "absolute error", 1, x)
+    return _of_inputs(errors.absolute_error, "absolute error", 1, x, power=1)
 
 
 def acceptance(theta: Real, x: Any = None) -> Objective:
@@ -121,7 +131,7 @@ def acceptance(theta: Real, x: Any = None) -> Objective:
         ValueError: theta is not positive.
     """
     checks.positive("theta", theta)
-    made = _of_inputs(errors.within, "acceptance", -1, x)
+    made = _of_inputs(errors.within, "acceptance", -1, x, power=0)
     return dataclasses.replace(made, theta=theta)
 
 
@@ -132,7 +142,7 @@ def quantile(beta: Real, x: Real | None = None) -> Objective:
         ValueError: beta is not in (0, 1).
     """
     checks.within("beta", beta, 0.0, 1.0, open_ends=True)
-    return _of_inputs(errors.quantile, "quantile", 1, x, beta)
+    return _of_inputs(errors.quantile, "quantile", 1, x, beta, power=1)
 
 
 def distribution(reports: float = 1e5) -> Objective:
@@ -148,7 +158,7 @@ def distribution(reports: float = 1e5) -> Objective:
         ValueError: reports not in [1, 1e15].
     """
     checks.within("reports", reports, 1.0, 1e15)
-    return Objective(cdf_error, "error of the distribution", numbers=(reports,))
+    return Objective(cdf_error, "error of the distribution", numbers=(reports,), power=1)
 
 
 # What is to be made best: an objective, or a function of the mechanism that is made small.
@@ -173,11 +183,13 @@ def as_objective(objective: Aim) -> Objective:
     return Objective(objective, getattr(objective, "__name__", "objective"))
 
 
-def _of_inputs(function: Callable[..., Any], name: str, sign: int, x: Real | None, *numbers: Real) -> Objective:
+def _of_inputs(
+    function: Callable[..., Any], name: str, sign: int, x: Real | None, *numbers: Real, power: int
+) -> Objective:
     if x is None:
-        return Objective(_AT_WORST[function], f"{name} at the worst input", sign, numbers)
+        return Objective(_AT_WORST[function], f"{name} at the worst input", sign, numbers, power=power)
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
-    return Objective(function, name, sign, (x, *numbers))
+    return Objective(function, name, sign, (x, *numbers), power=power, places=1)
 
 
 def _worst_of(function: Callable[..., Any], sign: int, mechanism: Member, *numbers: Real) -> Real:

@@ -21,6 +21,7 @@ from accountants.tune import domains
 from accountants.tune.family import Family, Member, spent
 from accountants.tune.objectives import Objective
 from accountants.tune.optimiser import bfgs
+from accountants.tune.units import search_in_units, value_of
 from dpkernels.numerics import Real, RealArray
 
 NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
@@ -102,7 +103,9 @@ def search(family: Family, objective: Objective, starts: Real, turns: int) -> Fo
 
 def _search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
     TRACES.append(family.name)
-    return descend(partial(cost, family, objective), objective.sign, starts, turns, family.patience)
+    family, objective, factor = search_in_units(family, objective)
+    found = descend(partial(cost, family, objective), objective.sign, starts, turns, family.patience)
+    return found._replace(value=found.value * factor, path_values=found.path_values * factor)
 
 
 def descend(
@@ -189,4 +192,4 @@ def search_many(families: Family, objective: Objective, starts: Real, turns: int
 @jax.jit
 def evaluate(objective: Objective, mechanism: Member) -> Real:
     """The objective of one mechanism, in its natural direction."""
-    return objective(mechanism)
+    return value_of(objective, mechanism)

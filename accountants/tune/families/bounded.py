@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -67,6 +67,9 @@ class Composite(Budgeted):
             return _LOWEST_EDGE
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+
     def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
         interval = self.epsilon, self.lower, self.upper
@@ -109,6 +112,9 @@ class Piecewise(Budgeted):
     def domains(self) -> dict[str, Domain]:
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
 
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+
     def build(self, parameters: dict[str, Real]) -> Windowed:
         interval = self.epsilon, self.lower, self.upper
         return height.windowed(named.WINDOWS[self.window], Constant(), 2 / parameters["eta"], interval, "sup_inf")
@@ -142,6 +148,9 @@ class SquareWaves(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+
     def build(self, parameters: dict[str, Real]) -> SquareWave:
         return SquareWave(parameters["b"], self.lower, self.upper, self.epsilon)
 
@@ -162,6 +171,9 @@ class Plain(Determined, Budgeted):
     epsilon: Any
     lower: Any
     upper: Any
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
 
     def build(self, parameters: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)

@@ -62,6 +62,15 @@ class Composed(Family):
             inner = replace(inner, sensitivity=inner.sensitivity / p)
         return Composed(inner, replace(self.reports, rate=p))
 
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        placed = self.inner.on_unit()
+        if placed is None:
+            return None
+        inner, lower, upper = placed
+        rate = self.reports.rate
+        rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
+        return Composed(inner, replace(self.reports, rate=rate)), lower, upper
+
     def build(self, parameters: dict[str, Real]) -> Member:
         if isinstance(self.reports.rate, FreeRate):
             return self._sampled(parameters["p"], self.at(parameters["p"]).build(_but_rate(parameters)))

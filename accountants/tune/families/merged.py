@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -55,6 +55,9 @@ class MergedLaplaces(Budgeted):
         n = self.segments - 1
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         breaks: Any = parameters["c"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial, singledispatch
 from typing import Any
 
@@ -74,6 +74,9 @@ class PlainNoise(Determined, Report):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0 if self.delta is None else self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         given = {} if self.delta is None else {"delta": self.delta}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -70,6 +70,10 @@ class Recycled(Report):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        D, theta = self.sensitivity, self.theta
+        return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         kernel, theta = self.drawn(parameters)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accountants import calibrate
@@ -65,6 +65,9 @@ class RecycledShape(Family):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = self._shape(parameters)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -51,6 +51,12 @@ class FreeRate:
         """The standard deviation of the sample's estimate."""
         return 0.0 * p if self.query is None else QUERIES[self.query](self.spread, self.size, p)
 
+    def in_units(self, unit: Any) -> FreeRate:
+        """With the error in units of a length: of a count it is the size's root, of others the spread's multiple."""
+        if self.query == "count":
+            return replace(self, size=self.size / unit**2)
+        return replace(self, spread=self.spread / unit)
+
 
 @partial(pytree, static=("sensitivity_at",))
 @dataclass(frozen=True)
@@ -91,6 +97,13 @@ class SampledRecycled(Family):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        """Of a sensitivity that is a multiple of D; of another function of it that is not known."""
+        if self.sensitivity_at not in (recycling.rescaled_sensitivity, recycling.published_sensitivity):
+            return None
+        D = self.sensitivity
+        return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
 
     def build(self, parameters: dict[str, Real]) -> Subsampled:
         p = parameters["p"]

@@ -55,6 +55,10 @@ class Shuffled(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        placed = self.inner.on_unit()
+        return None if placed is None else (replace(self, inner=placed[0]), *placed[1:])
+
     def build(self, parameters: dict[str, Real]) -> Member:
         """The member of the largest eps0 that meets the budget by the integral; NaN where there is none; traceable."""
 

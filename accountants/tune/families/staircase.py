@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accountants.tune.domains import Between, Domain
@@ -35,6 +35,9 @@ class Staircases(Budgeted):
     @property
     def domains(self) -> dict[str, Domain]:
         return {"gamma": Between(0.0, 1.0)}
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])

@@ -40,6 +40,9 @@ class _Truncated(Report):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
+
     @property
     def _width(self) -> str:
         return f"{scale_symbol(self.law(1.0))}/T"
