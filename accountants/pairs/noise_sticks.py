@@ -214,38 +214,43 @@ def _gaussians(pair: Any) -> Curve:
     x is in units of sigma, rising with the loss: there the loss is  log(w_P/w_Q) + a (x + a/2),  a = |D|/sigma. Rounded
     upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see ``gaussian_sticks``.
     """
-    pieces = split(pair)
     law: Any = pair.noise.law
     sigma, a = law.sigma, jnp.abs(pair.shift) / law.sigma
-    units = _UNITS if len(pair.noise.edges) == 0 else _UNITS_REWEIGHTED
+    if len(pair.noise.edges) == 0:
+        return lambda eps: _of_one_gaussian(a, eps)
+    pieces = split(pair)
 
     def term(piece: Pieces) -> Curve:
-        sloped = jnp.isfinite(piece.loss)
-        rises = piece.slope >= 0
+        sloped = ~jnp.isinf(piece.loss)  # NaN stays.
         left, right, width = (_in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
-        far, top = jnp.where(rises, left, -right), jnp.where(rises, right, -left)
-        unit = jnp.finfo(piece.at.dtype).eps
+        far, top = jnp.where(pair.shift < 0, left, -right), jnp.where(pair.shift < 0, right, -left)
         loss = jnp.where(sloped, piece.loss, 0.0)
-        ends = [jnp.where(jnp.isfinite(end), jnp.abs(end), 0.0) for end in (far, top)]
-        size = jnp.where(ends[0] + ends[1] > 0, jnp.abs(loss) + a * (ends[0] + ends[1] + a), 0.0)
-        certain = gaussian_sticks.mass(jnp.where(sloped, 0.0, left), width)
+        size = sum(jnp.where(jnp.isfinite(end), jnp.abs(end), 0.0) for end in (far, top))
+        size = jnp.where(size > 0, jnp.abs(loss) + a * (size + a), 0.0)
 
         def at(eps: RealArray) -> Any:
-            eps = eps - _UNITS * unit * jax.lax.stop_gradient(jnp.abs(eps) + size)
+            eps = eps - _UNITS * jnp.finfo(eps.dtype).eps * jax.lax.stop_gradient(jnp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
-            whole = cut <= far
+            whole = ~sloped | (cut <= far)
             start = jnp.where(whole, far, jnp.minimum(cut, top))
-            there = sloped & (start < top) & (piece.width > 0)
-            start = jnp.where(there, start, 0.0)
-            lead = a * jnp.where(whole & there, far - cut, 0.0)
-            rest = jnp.where(there, jnp.where(whole, width, top - start), 1.0)
-            gain = jnp.where(there, gaussian_sticks.gain(start, rest, a, lead), 0.0)
-            return piece.weight_p * jnp.where(sloped, gain, jnp.where(piece.loss > 0, certain, 0.0))
+            there = ~((start >= top) | jnp.isinf(start) | (piece.width <= 0))  # NaN stays.
+            start, rest = jnp.where(there, start, 0.0), jnp.where(there, jnp.where(whole, width, top - start), 1.0)
+            lead = a * jnp.where(whole & sloped & there, far - cut, 0.0)
+            gain, p, q = gaussian_sticks.gain(start, rest, a, lead)
+            # Where q is 0 the loss is infinite, and q counts for the derivative in its weight.
+            certain = jnp.where(piece.loss > 0, piece.weight_p * p - jnp.exp(eps) * piece.weight_q * q, 0.0)
+            return jnp.where(there, jnp.where(sloped, piece.weight_p * gain, certain), 0.0)
 
         return at
 
-    # Gaussian noise has a delta at every eps, also where floats do not hold it.
-    return lambda eps: total(term, pieces, eps) * (1 + units * jnp.finfo(eps.dtype).eps) + jnp.finfo(eps.dtype).tiny
+    return lambda eps: total(term, pieces, eps) * (1 + _UNITS_REWEIGHTED * jnp.finfo(eps.dtype).eps)
+
+
+def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
+    """One piece without ends. It has a delta at every eps, also where floats do not hold it."""
+    kind = jnp.finfo(eps.dtype)
+    eps = eps - _UNITS * kind.eps * jnp.abs(jax.lax.stop_gradient(eps))
+    return gaussian_sticks.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
 
 
 def _in_units(end: Real, sigma: Real) -> RealArray:
