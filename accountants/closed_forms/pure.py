@@ -4,8 +4,8 @@ The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 wit
 -eps0. Neighbours are those for which the mechanisms' eps0 holds.
 
 ``pure_delta`` and ``pure_epsilon`` take NumPy arrays (float64) or JAX ones (in their precision: float32 has three
-digits for k = 10^4), broadcast, and are differentiable in all but k. Floating point moves a delta by parts in 10^15
-times the number of mechanisms, down to 1e-300.
+digits for k = 10^4), broadcast, and are differentiable in all but k. They are rounded upwards: a delta is at most a few
+parts in 10^15 times (k + k eps0) above the exact one, down to 1e-300.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log_ways, numbers, raised
+from accountants.closed_forms.lattice import lattice_delta, lattice_epsilon, log_ways, numbers, raised, split
 from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, namespace
 
 # The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
+# Units in the last place that a mass may be off by, relatively, for each mechanism and each unit of its logarithm.
+_UNITS = 12
 
 
 def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
@@ -41,7 +45,21 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
-    return lattice_delta(*pure_losses(eps0, k), eps)[()]
+    return _pure_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
+
+
+def _pure_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
+    """The upper bound, from masses rounded upwards and losses (k - 2 s) eps0 whose products are exact."""
+    eps0, k, (top, step, mass) = parameters
+    xp = namespace(eps0, eps)
+    high, low = split(eps0)
+
+    def excess(s: Any, eps: Any) -> Any:
+        number = k - 2 * s
+        return (number * high - eps) + number * low
+
+    delta = lattice_delta(top, step, mass, eps, excess)
+    return xp.minimum(delta * (1 + _UNITS * xp.finfo(delta.dtype).eps), 1.0)
 
 
 def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
@@ -61,12 +79,14 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     eps0, delta = numbers(epsilon0, checked_delta(delta))
     top, step, mass = pure_losses(eps0, k)
     found = lattice_epsilon(top, step, mass, delta)
-    found = raised(_delta_at, (top, step, mass), found, delta, step)
-    return namespace(found).where(delta > 0, found, top)[()]
-
-
-def _delta_at(eps: Real, law: tuple[Any, Any, Any]) -> Real:
-    return lattice_delta(*law, eps)
+    found = raised(_pure_delta, (eps0, np.asarray(k), (top, step, mass)), found, delta, step)
+    xp = namespace(found)
+    high, low = split(eps0)
+    # The least float that is not below k eps0.
+    rounded_down = (np.asarray(k) * high - top) + np.asarray(k) * low > 0
+    start = jax.lax.stop_gradient(top) if xp is jnp else top
+    level = top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
+    return xp.where(delta > 0, found, level)[()]
 
 
 def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Real:
@@ -98,6 +118,8 @@ def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Re
     eps = np.asarray(epsilon, float)
     if len(each) == 1:
         return pure_delta(each[0], int(times[0]), eps)
+    # Losses are rounded by units of the largest sum: next to it a lower budget covers that.
+    eps = eps - _UNITS * np.finfo(float).eps * float(each @ times)
     if math.prod((times + 1).tolist()) <= MOST_VALUES:
         return _by_enumeration(each, times, eps)
     return _on_grid(each, times, 2 * float(each @ times) / points, eps)
@@ -144,14 +166,15 @@ def _dotted(eps0: Real, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
-    """top, step and mass (see ``lattice``) of the loss of k randomised responses."""
+    """top, step and mass (see ``lattice``) of the loss of k randomised responses; masses are rounded upwards."""
     checks.positive("epsilon0", eps0)
     k, ways = _counts(k)
     xp = namespace(eps0)
     k, ways, j = (xp.asarray(value, eps0.dtype) for value in (k, ways, np.arange(ways.shape[-1])))
     each, times = eps0[..., None], k[..., None]
     mass = xp.exp(ways - times * xp.log1p(xp.exp(-each)) - j * each)
-    return k * eps0, 2 * eps0, mass
+    size = times + j * (jax.lax.stop_gradient(each) if xp is jnp else each)
+    return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (1 + size))
 
 
 def checked_delta(delta: Real) -> Real:

@@ -33,14 +33,17 @@ _PANELS = 8
 # A density below e^-40 of the largest one is negligible: it is less than half a unit in the last place.
 _NEGLIGIBLE = 40.0
 # The difference of masses is taken where it is at least this share of the first one.
-_LARGE_SHARE = 0.25
+_SHARE = 0.25
 # Units in the last place that a mass may be off by, relatively, times 1 + the square of where it is.
 _UNITS = 16
-_LARGE_SLOPE = 1e10
+# No mass is left so far out, and its square is finite.
+_LARGE = 1e10
 
 
-def gain(start: Any, width: Any, a: Any, lead: Any) -> Any:
-    """Return an upper bound of the integral above, by a few units in the last place times 1 + start^2 and its like.
+def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
+    """Return an upper bound of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
+
+    Each is too large by a few units in the last place times 1 + start^2 and its like.
 
     Args:
         start: the lower end in units of sigma, finite; any shape, as the others.
@@ -50,23 +53,40 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> Any:
     """
     xp = namespace(start, width, a, lead)
     kind = xp.finfo(xp.result_type(start, width, a, lead))
-    steps = xp.minimum(a, _LARGE_SLOPE) * (abs(start) + xp.minimum(a, _LARGE_SLOPE)) + lead
+    steps = xp.minimum(a, _LARGE) * (abs(start) + xp.minimum(a, _LARGE)) + lead
     p, p_error = _mass(start, width)
     q, q_error = _mass(start + a, width)
     factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
     apart = p - factor * q
     error = p_error + factor * (q_error + kind.eps * _UNITS * steps * q)
-    near = apart < _LARGE_SHARE * p
+    near = apart < _SHARE * p
     summed = _where_any(near, _by_nodes, start, width, a, lead)
     least = _nearest(start, width)
     summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(least**2)))
-    return xp.where(near, summed, apart + _frozen(error))
+    return xp.where(near, summed, apart + _frozen(error)), p + _frozen(p_error), q + _frozen(q_error)
 
 
-def mass(start: Any, width: Any) -> Any:
-    """Return an upper bound of the standard Gaussian's mass of [start, start + width], with its digits if narrow."""
-    value, error = _mass(start, width)
-    return value + _frozen(error)
+def endless_gain(start: Any, a: Any) -> Any:
+    """Return ``gain`` of an infinite width from where the loss is eps."""
+    xp = namespace(start, a)
+    kind = xp.finfo(xp.result_type(start, a))
+    steep = xp.minimum(a, _LARGE)
+    p, q = _tail(start), _tail(start + a)
+    factor = xp.exp(xp.minimum(a * (start + a / 2), 0.97 * math.log(float(kind.max))))
+    apart = p - factor * q
+    units = (1 + _nearest(start, np.inf) ** 2) * p
+    units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * factor * q
+    near = apart < _SHARE * p
+    summed = _where_any(near, _by_nodes, start, np.inf + 0 * start, a, 0.0 * start)
+    summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(_nearest(start, np.inf) ** 2)))
+    return xp.where(near, summed, apart + _frozen(_UNITS * kind.eps * units))
+
+
+def _tail(start: Any) -> Any:
+    """The mass above the start."""
+    xp = namespace(start)
+    beyond = _STANDARD.tail(xp.abs(start))
+    return xp.where(start < 0, 1 - beyond, beyond)
 
 
 def _mass(start: Any, width: Any) -> tuple[Any, Any]:
@@ -113,9 +133,9 @@ def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
 
 
 def _nearest(start: Any, width: Any) -> Any:
-    """The distance from 0 of the point of the interval that is nearest to it."""
+    """The distance from 0 of the point of the interval that is nearest to it, as far as it matters."""
     xp = namespace(start, width)
-    return xp.maximum(xp.maximum(start, -(start + width)), 0.0)
+    return xp.clip(xp.maximum(start, -(start + width)), 0.0, _LARGE)
 
 
 def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:

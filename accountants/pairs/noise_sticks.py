@@ -231,40 +231,45 @@ def _gaussians(pair: Any) -> Curve:
     x is in units of sigma, rising with the loss: there the loss is  log(w_P/w_Q) + a (x + a/2),  a = |D|/sigma. Rounded
     upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see ``gaussian_sticks``.
     """
-    pieces = split(pair)
     law: Any = pair.noise.law
-    xp = namespace(pieces.at)
+    xp = namespace(*jax.tree.leaves(pair))
     sigma, a = law.sigma, xp.abs(pair.shift) / law.sigma
-    units = _UNITS if len(pair.noise.edges) == 0 else _UNITS_REWEIGHTED
+    if len(pair.noise.edges) == 0:
+        return lambda eps: _of_one_gaussian(a, eps)
+    pieces = split(pair)
 
     def term(piece: Pieces) -> Curve:
-        sloped = xp.isfinite(piece.loss)
-        rises = piece.slope >= 0
+        sloped = ~xp.isinf(piece.loss)  # NaN stays.
         left, right, width = (_in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
-        far, top = xp.where(rises, left, -right), xp.where(rises, right, -left)
-        unit = xp.finfo(piece.at.dtype).eps
+        far, top = xp.where(pair.shift < 0, left, -right), xp.where(pair.shift < 0, right, -left)
         loss = xp.where(sloped, piece.loss, 0.0)
-        ends = [xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top)]
-        size = xp.where(ends[0] + ends[1] > 0, xp.abs(loss) + a * (ends[0] + ends[1] + a), 0.0)
-        certain = gaussian_sticks.mass(xp.where(sloped, 0.0, left), width)
+        size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
+        size = xp.where(size > 0, xp.abs(loss) + a * (size + a), 0.0)
 
         def at(eps: RealArray) -> Any:
             xp = namespace(eps, loss)
-            eps = eps - _UNITS * unit * without_derivative(xp.abs(eps) + size)
+            eps = eps - _UNITS * np.finfo(eps.dtype).eps * without_derivative(xp.abs(eps) + size)
             cut = (eps - loss) / a - a / 2
-            whole = cut <= far
+            whole = ~sloped | (cut <= far)
             start = xp.where(whole, far, xp.minimum(cut, top))
-            there = sloped & (start < top) & (piece.width > 0)
-            start = xp.where(there, start, 0.0)
-            lead = a * xp.where(whole & there, far - cut, 0.0)
-            rest = xp.where(there, xp.where(whole, width, top - start), 1.0)
-            gain = xp.where(there, gaussian_sticks.gain(start, rest, a, lead), 0.0)
-            return piece.weight_p * xp.where(sloped, gain, xp.where(piece.loss > 0, certain, 0.0))
+            there = ~((start >= top) | xp.isinf(start) | (piece.width <= 0))  # NaN stays.
+            start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
+            lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
+            gain, p, q = gaussian_sticks.gain(start, rest, a, lead)
+            # Where q is 0 the loss is infinite, and q counts for the derivative in its weight.
+            certain = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
+            return xp.where(there, xp.where(sloped, piece.weight_p * gain, certain), 0.0)
 
         return at
 
-    # Gaussian noise has a delta at every eps, also where floats do not hold it.
-    return lambda eps: total(term, pieces, eps) * (1 + units * np.finfo(eps.dtype).eps) + np.finfo(eps.dtype).tiny
+    return lambda eps: total(term, pieces, eps) * (1 + _UNITS_REWEIGHTED * np.finfo(eps.dtype).eps)
+
+
+def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
+    """One piece without ends. It has a delta at every eps, also where floats do not hold it."""
+    kind = np.finfo(eps.dtype)
+    eps = eps - _UNITS * kind.eps * abs(without_derivative(eps))
+    return gaussian_sticks.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
 
 
 def _in_units(end: Real, sigma: Real) -> RealArray:
