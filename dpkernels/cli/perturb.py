@@ -18,12 +18,13 @@ from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput
 from dpkernels.cli.release.treatment import Treatment, perturbed
 from dpkernels.cli.release.values import check_values, label, some_rows
-from dpkernels.cli.text import listed, shown
+from dpkernels.cli.text import listed, naming, shown
 from dpkernels.progress import bar
 from dpkernels.random import host
 
@@ -173,8 +174,8 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
     with _output(plan) as output:
         if check_first:
             _checked(plan, progress)
-        with paid(plan.purse, _totals(plan), _label(plan)) as receipt, _naming(plan):
-            with _shown(plan.source, progress) as show:
+        with paid(plan.purse, _totals(plan), _label(plan), output) as receipt:
+            with _shown(plan.source, progress) as show, naming(f"{plan.source.path} to {output.place}"):
                 rows = _write(plan, output.path, show)
             not_kept = tuple(plan.source.not_kept(output.path))
             release = plan.treatment.release(rows, plan.source.values_per_row, plan.form, not_kept, receipt)
@@ -196,7 +197,7 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
-    with _naming(plan), _shown(plan.source, progress) as show:
+    with naming(plan.source.path), _shown(plan.source, progress) as show:
         treatment = plan.treatment
         read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
     some_rows(plan.source, read, rows)
@@ -222,17 +223,6 @@ def _output(plan: Plan) -> Output | StandardOutput:
     return StandardOutput(plan.sidecar, plan.force) if streamed else Output(plan.source.path, plan.target, plan.force)
 
 
-@contextmanager
-def _naming(plan: Plan) -> Iterator[None]:
-    """A full disk and the like, which do not say where."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename or not error.strerror:
-            raise
-        raise OSError(error.errno, error.strerror, f"{plan.source.path} to {plan.target}") from error
-
-
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     """Perturb into a file; returns the number of rows (of an array: values) there."""
     source, handling, secret = plan.source, plan.treatment.handling, os.urandom(32)
@@ -246,7 +236,8 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
             held.append(piece)
             size += source.size(piece)
             handling.check_held(size)
-        some_rows(source, read, rows)
+        with independent_of_reports():
+            some_rows(source, read, rows)
         if held:
             key = host.fold_in(secret, len(plan.treatment.columns))
             for piece in source.reordered(held, permutation(key, rows // source.values_per_row)):

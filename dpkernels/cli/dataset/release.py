@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -21,6 +21,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.perturb import columns_of
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
 from dpkernels.cli.release.treatment import Treatment
 from dpkernels.cli.text import shown
@@ -157,7 +158,7 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
         if check_first:
             _all(plan, check_part, None, progress)
         label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"
-        with paid(plan.purse, plan.totals, label) as receipt:
+        with paid(plan.purse, plan.totals, label, out) as receipt:
             # The only copy of the key outside of the engine: it is gone when the parts are made.
             done = _all(plan, perturb_part, Secret(os.urandom(32)), progress)
             written = [one.written for one in done if one.written is not None]
@@ -186,10 +187,14 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
 def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | None) -> list[Done]:
     """The answers for all parts, in their order."""
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
-    with bar(len(plan.parts), progress, long) as moved:
-        done = list(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1)))
+    with (
+        bar(len(plan.parts), progress, long) as moved,
+        closing(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
+    ):
+        done = list(found)
     if not _rows(done):
-        raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
+        with independent_of_reports():
+            raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
     return sorted(done, key=lambda one: one.number)
 
 
