@@ -55,7 +55,9 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    _detach_broken_stdout()
+    broken = _detach_broken_stdout()
+    if broken is not None and isinstance(error, OSError) and not error.filename and error.errno == broken.errno:
+        error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
         raise error
     if is_finished():
@@ -68,13 +70,19 @@ def _failed(error: Exception) -> int:
     return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
 
 
-def _detach_broken_stdout() -> None:
-    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit."""
+def _detach_broken_stdout() -> OSError | None:
+    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit.
+
+    Returns:
+        Why it cannot be written; None if it can.
+    """
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return error
+    return None
 
 
 def _occupy_closed_streams() -> None:

@@ -37,12 +37,13 @@ class Purse:
     like: Path | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], files: Sequence[Path]) -> Purse | None:
+    def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> Purse | None:
         """The purse of the options, if they name one.
 
         Args:
             given: ``ledger`` and ``budget`` as far as they were given.
             files: what the release reads and writes, the input first.
+            folders: folders of which it reads or writes all files.
 
         Raises:
             click.UsageError: a budget without a ledger or out of range; a ledger that is one of the files, or missing.
@@ -53,10 +54,10 @@ class Purse:
                 raise click.UsageError("--budget: needs --ledger FILE, which keeps it")
             return None
         _check_budget(budget)
-        _check_apart(path, files)
+        _check_apart(path, files, folders)
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
-        return cls(path, budget, files[0])
+        return cls(path, budget, files[0] if files else None)
 
     def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> Receipt:
         """Charge; what comes after is paid for.
@@ -103,8 +104,11 @@ def _check_budget(budget: tuple[float, ...]) -> None:
         raise click.UsageError(f"--budget: {error}") from error
 
 
-def _check_apart(path: Path, files: Iterable[Path]) -> None:
-    """A release that replaced its own ledger would forget what was spent."""
+def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> None:
+    """A release that replaced its own ledger would forget what was spent; nor is a ledger data to be released."""
+    for folder in folders:
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
     for file in files:
         if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
             raise click.UsageError(f"--ledger: {path} is a file of the release")

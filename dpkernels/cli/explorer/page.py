@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from dpkernels.cli.text import naming
+from dpkernels.staging import staged
+
 PAGE = Path(__file__).with_name("explorer.html")
 
 
@@ -18,7 +21,10 @@ def write(target: Path, force: bool) -> None:
     """
     if target.exists() and not force:
         raise click.UsageError(f"--output: {target} exists; --force replaces it")
-    target.write_bytes(PAGE.read_bytes())
+    with staged(target, 0o666) as new, naming(target):
+        new.file.write(PAGE.read_bytes())
+        new.finish()
+        new.place(target)
 
 
 def opened() -> bool:

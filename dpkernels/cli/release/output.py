@@ -175,7 +175,10 @@ def settle(target: Path) -> None:
     sidecar = sidecar_path(target)
     if not _is_double(sidecar):
         return
-    text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+    try:
+        text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {error}") from error
     if text is None:
         sidecar.unlink()
         return
