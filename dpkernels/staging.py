@@ -233,11 +233,22 @@ def _is_named(descriptor: int, path: Path) -> bool:
         return False
 
 
+@contextmanager
+def naming(place: object) -> Iterator[None]:
+    """Name the place in errors of the system that name no file, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename or not error.strerror:
+            raise
+        raise OSError(error.errno, error.strerror, str(place)) from error
+
+
 def write_png(figure: Any, target: Path) -> None:
     """Write a picture of matplotlib, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with staged(target, 0o666) as new:
+    with staged(target, 0o666) as new, naming(target):
         FigureCanvasAgg(figure).print_png(new.file)
         new.finish()
         new.place(target)

@@ -55,8 +55,8 @@ def _run(arguments: list[str]) -> int:
 
 
 def _failed(error: Exception) -> int:
-    broken = _detach_broken_stdout()
-    if broken is not None and isinstance(error, OSError) and not error.filename and error.errno == broken.errno:
+    _detach_broken_stdout()
+    if isinstance(error, OSError) and not error.filename and _is_of_stdout(error):
         error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
         raise error
@@ -70,19 +70,25 @@ def _failed(error: Exception) -> int:
     return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
 
 
-def _detach_broken_stdout() -> OSError | None:
-    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit.
+def _is_of_stdout(error: OSError) -> bool:
+    """Return whether an error arose while text was printed; such an error names no file."""
+    import click
 
-    Returns:
-        Why it cannot be written; None if it can.
-    """
+    frames = error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code is click.echo.__code__:
+            return True
+        frames = frames.tb_next
+    return False
+
+
+def _detach_broken_stdout() -> None:
+    """Keep Python from complaining again about a stdout that cannot be written, when it flushes at exit."""
     try:
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError as error:
+    except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return error
-    return None
 
 
 def _occupy_closed_streams() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from dpkernels.cli.dataset.patterns import FILE, kind
 from dpkernels.cli.files.formats import Source, open_source
 from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
@@ -24,9 +25,10 @@ from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput
 from dpkernels.cli.release.treatment import Treatment, perturbed
 from dpkernels.cli.release.values import check_values, label, some_rows
-from dpkernels.cli.text import listed, naming, shown
+from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.random import host
+from dpkernels.staging import naming
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
@@ -92,6 +94,8 @@ def plan(
         click.UsageError: a wrong option or argument.
         ValueError: the input is not a readable file of its format.
     """
+    if path != DASH and (what := kind(path)) != FILE:
+        raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     beside = _sidecar(path, target, sidecar, force)
     purse = Purse.of(charged, (path, target, beside))

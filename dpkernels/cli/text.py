@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -27,14 +26,3 @@ def listed(names: Sequence[str], most: int = 12) -> str:
 def as_text(form: object) -> str:
     """JSON for a person to read too."""
     return json.dumps(form, indent=2)
-
-
-@contextmanager
-def naming(place: object) -> Iterator[None]:
-    """Name the place in errors of the system that name no file, such as a full disk."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename or not error.strerror:
-            raise
-        raise OSError(error.errno, error.strerror, str(place)) from error

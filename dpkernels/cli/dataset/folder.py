@@ -27,8 +27,7 @@ from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
 from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import say_swept
-from dpkernels.cli.text import naming
-from dpkernels.staging import claimed, place_folder, staged, staged_folder, sweep
+from dpkernels.staging import claimed, naming, place_folder, staged, staged_folder, sweep
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store

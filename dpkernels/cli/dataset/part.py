@@ -21,7 +21,7 @@ from dpkernels.cli.release.failures import independent_of_reports, is_independen
 from dpkernels.cli.release.sidecar import WrittenPart, versions
 from dpkernels.cli.release.treatment import Treatment, perturbed
 from dpkernels.cli.release.values import check_values
-from dpkernels.cli.text import naming
+from dpkernels.staging import naming
 
 
 class Secret:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from dpkernels.cli.text import naming
-from dpkernels.staging import staged
+from dpkernels.staging import naming, staged
 
 PAGE = Path(__file__).with_name("explorer.html")
 
@@ -21,6 +20,8 @@ def write(target: Path, force: bool) -> None:
     """
     if target.exists() and not force:
         raise click.UsageError(f"--output: {target} exists; --force replaces it")
+    if not target.parent.is_dir():
+        raise click.UsageError(f"--output: the folder {target.parent} does not exist")
     with staged(target, 0o666) as new, naming(target):
         new.file.write(PAGE.read_bytes())
         new.finish()

@@ -50,7 +50,9 @@ class Handling:
         if self.decimals is not None:
             lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
         if not self.shuffle:
-            advice = "--shuffle-rows prevents this" if self.shuffleable else "shuffle the rows before to prevent this"
+            advice = (
+                "--shuffle-rows prevents this" if self.shuffleable else "shuffle the rows beforehand to prevent this"
+            )
             lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice}")
         return lines
 

@@ -28,8 +28,7 @@ import click
 
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
 from dpkernels.cli.release.failures import independent_of_reports
-from dpkernels.cli.text import naming
-from dpkernels.staging import Staged, Swept, claimed, staged, sweep, to_disk
+from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
 from dpkernels.untrusted import parse_json
 
 # A double sidecar begins with this, and no other does.

@@ -18,8 +18,7 @@ import click
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
 from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import digest, say_swept
-from dpkernels.cli.text import naming
-from dpkernels.staging import claimed, staged, sweep, to_disk
+from dpkernels.staging import claimed, naming, staged, sweep, to_disk
 
 
 class StandardOutput:
