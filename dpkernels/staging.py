@@ -130,35 +130,55 @@ def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
         os.close(descriptor)
 
 
-def sweep(target: Path) -> list[int]:
+@dataclass(frozen=True)
+class Swept:
+    """A file or folder that a killed process had left, and that was removed.
+
+    Attributes:
+        size: in bytes; of a folder, of all its files.
+        files: how many files the folder had; None for a file.
+    """
+
+    size: int
+    files: int | None = None
+
+
+def sweep(target: Path) -> list[Swept]:
     """Remove what killed processes have left of a target, whose name must be claimed: then no such file is in use.
 
     Returns:
-        The size of each file that was removed, those of a folder together.
+        What was removed.
     """
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.part(-journal)?")
-    sizes = _sweep_folders(target)
+    found = _sweep_folders(target)
     with os.scandir(target.parent) as entries:
         for entry in entries:
             if ours.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with suppress(OSError):  # another user's, in a folder of many
                     size = entry.stat(follow_symlinks=False).st_size
                     Path(entry.path).unlink()
-                    sizes.append(size)
-    return sizes
+                    found.append(Swept(size))
+    return found
 
 
-def _sweep_folders(target: Path) -> list[int]:
+def _sweep_folders(target: Path) -> list[Swept]:
     ours = re.compile(re.escape(_prefix(target)) + r"-[0-9a-f]{16}\.parts")
     with os.scandir(target.parent) as entries:
         found = [Path(one.path) for one in entries if ours.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
-    sizes = [0] * len(found)
-    for at, folder in enumerate(found):
-        for file in folder.iterdir():
-            with suppress(FileNotFoundError):  # a worker that has survived may be at work there
-                sizes[at] += file.stat(follow_symlinks=False).st_size
-        shutil.rmtree(folder, ignore_errors=True)  # another user's, in a folder of many
-    return sizes
+    swept = list[Swept]()
+    for folder in found:
+        with suppress(PermissionError):  # another user's, in a folder of many
+            swept.append(_removed(folder))
+    return swept
+
+
+def _removed(folder: Path) -> Swept:
+    sizes = list[int]()
+    for file in folder.iterdir():
+        with suppress(FileNotFoundError):  # a worker that has survived may be at work there
+            sizes.append(file.stat(follow_symlinks=False).st_size)
+    shutil.rmtree(folder, ignore_errors=True)  # a worker may make a file while its folder is removed
+    return Swept(sum(sizes), len(sizes))
 
 
 def to_disk(folder: Path) -> None:
@@ -213,11 +233,22 @@ def _is_named(descriptor: int, path: Path) -> bool:
         return False
 
 
+@contextmanager
+def naming(place: object) -> Iterator[None]:
+    """Name the place in errors of the system that name no file, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename or not error.strerror:
+            raise
+        raise OSError(error.errno, error.strerror, str(place)) from error
+
+
 def write_png(figure: Any, target: Path) -> None:
     """Write a picture of matplotlib, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with staged(target, 0o666) as new:
+    with staged(target, 0o666) as new, naming(target):
         FigureCanvasAgg(figure).print_png(new.file)
         new.finish()
         new.place(target)

@@ -30,7 +30,7 @@ from dpkernels.cli.dataset import plan as plans
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.local import LocalEngine
 from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, perturb_part
-from dpkernels.cli.dataset.places import Place, files
+from dpkernels.cli.dataset.places import Place, find
 from dpkernels.cli.estimates import reading
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
@@ -129,7 +129,7 @@ def test_rows_far_on_have_their_own_noise() -> None:
 def test_parts_cover_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", files=3, rows=1000, group=130)
     small_parts(monkeypatch)
-    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
     assert len(parts) == 3 * 8
     assert [part.number for part in parts] == list(range(24))
     assert [part.first for part in parts] == np.cumsum([0, *(part.rows for part in parts[:-1])]).tolist()
@@ -140,7 +140,7 @@ def test_parts_cover_every_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_row_groups_are_put_together(tmp_path: Path) -> None:
     write(tmp_path / "in", files=3, rows=1000, group=130)
-    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
     assert [(part.groups, part.rows) for part in parts] == [((0, 8), 1000)] * 3
 
 
@@ -151,7 +151,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         table = pa.table({"age": np.full(500, 60.0), "other": np.full(500, 60.0)})
         pq.write_table(table, tmp_path / "in" / f"{at}.parquet", row_group_size=110)
     small_parts(monkeypatch)
-    parts, used = plans.planned(files(str(tmp_path / "in")), PARQUET), list[tuple[bytes, int]]()
+    parts, used = plans.planned(find(str(tmp_path / "in")).files, PARQUET), list[tuple[bytes, int]]()
 
     def noted(engine: Any, bounds: Any, x: np.ndarray, *, start: int, row: int) -> np.ndarray:
         used.extend((engine.key, index) for index in range(start, start + len(x)))
@@ -170,7 +170,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
 
 def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
     write(tmp_path / "in", files=2)
-    (_, part), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 2)
+    (_, part), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 2)
     with described.folder.run():
         first = perturb_part(described, Secret(SECRET), part)
         assert described.folder.sizes() == {
@@ -184,7 +184,7 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
-    (part,) = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
     other = Job(
         *(getattr(job(None, 1), name) for name in ("treatment", "form", "suffix", "parts", "folder")), {"jax": "0"}
     )
@@ -278,7 +278,7 @@ def test_a_bad_value_names_file_row_and_column_and_leaves_nothing(run: Run) -> N
 
 def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
     write(tmp_path / "in", files=2)
-    parts = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    parts = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
     described = job(tmp_path / "out", 2)
     path = tmp_path / "in" / "0001.parquet"
     for change in (lambda: os.utime(path, ns=(1, 1)), lambda: path.write_bytes(path.read_bytes() + b"0"), path.unlink):
@@ -293,7 +293,7 @@ def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "in", files=1)
-    (part,), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
 
     def touched(*given: Any, **named: Any) -> Any:
         os.utime(part.file.path, ns=(5, 5))
@@ -438,7 +438,7 @@ def test_a_killed_run_leaves_no_release_and_the_next_removes_what_it_left(run: R
 
 def test_workers_of_a_dead_driver_cannot_write_into_the_next_release(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
-    (part,), old = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+    (part,), old = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
     with old.folder.run():
         pass
     with pytest.raises(FileNotFoundError):
@@ -452,7 +452,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     """The same code as for s3://, on a folder of this machine."""
     write(tmp_path / "in", files=2)
     (tmp_path / "out").mkdir()
-    parts, described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(None, 2)
+    parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
     made = Job(described.treatment, PARQUET, ".parquet", 2, store, versions())
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
@@ -562,7 +562,7 @@ def test_a_store_that_speaks_s3(run: Run, known_secret: None, monkeypatch: pytes
         assert "is not empty" in run("perturb", f"s3://bucket/data/in{options}", out, *AGE).err
         assert run("perturb", f"s3://bucket/data/*/a/*.parquet{options}", "found", *AGE).code == 0
         assert len(released(Path("found"))) == 500
-        (part, *_) = plans.planned(files(f"s3://bucket/data/in{options}"), PARQUET)
+        (part, *_) = plans.planned(find(f"s3://bucket/data/in{options}").files, PARQUET)
         assert part.stamp[2]
         client.upload_file("in/0003.parquet", "bucket", "data/in/0000.parquet")
         with pytest.raises(ValueError, match="has changed"):
@@ -731,7 +731,7 @@ def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:
     """The engine asks for parts as threads become free."""
     asked = list[int]()
     write(tmp_path / "in", files=1)
-    (part,) = plans.planned(files(str(tmp_path / "in")), PARQUET)
+    (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
 
     def parts() -> Any:
         for number in range(50):

@@ -443,7 +443,7 @@ EDITS = {
     "all deleted": ("DELETE FROM charges", "last charges were changed or deleted"),
     "one moved": ("UPDATE charges SET id = 0 WHERE id = 3", "charge 1 is missing"),
     "one added": (
-        "INSERT INTO charges SELECT 6, time, label, '0', '0', hash FROM charges WHERE id = 5",
+        "INSERT INTO charges SELECT 6, time, label, '0', '0', hash, '' FROM charges WHERE id = 5",
         "charge 6, or",
     ),
     "the budget": ("UPDATE budget SET epsilon = '100'", "charge 1, or one before it"),
@@ -460,7 +460,11 @@ EDITS = {
         "its tables are not",
     ),
     "a view": ("CREATE VIEW seen AS SELECT * FROM charges", "its tables are not"),
-    "another version": ("PRAGMA user_version = 2", "is a ledger of version 2; this program reads 1"),
+    "an older version": ("PRAGMA user_version = 1", "its tables are not"),
+    "a charge voided": ("UPDATE charges SET voids = '2' WHERE id = 5", "charge 5, or one before it, was changed"),
+    "a void without a number": ("UPDATE charges SET voids = NULL WHERE id = 5", "charge 5 holds what is not text"),
+    "a void of no number": ("UPDATE charges SET voids = '02' WHERE id = 5", "'02' is not the number of a charge"),
+    "another version": ("PRAGMA user_version = 3", "is a ledger of version 3; this program reads 1 to 2"),
     "another program": ("PRAGMA application_id = 7", "is not a ledger of dpkernels"),
 }
 
@@ -481,7 +485,7 @@ def forged(path: Path, *prices: str) -> None:
     head = start.head
     for number, price in enumerate(prices, 1):
         head = statements._hash(head, number, "", "", price, "0")
-        sql(path, f"INSERT INTO charges VALUES ({number}, '', '', '{price}', '0', '{head}')")
+        sql(path, f"INSERT INTO charges VALUES ({number}, '', '', '{price}', '0', '{head}', '')")
     sql(path, f"UPDATE budget SET head = '{head}'")
 
 
@@ -612,13 +616,13 @@ def test_what_is_charged_is_the_total_of_a_row(run: Run) -> None:
         assert printed(Fraction(repr(form["epsilon"]))) == form["ledger"]["epsilon"]
 
 
-def test_a_release_that_fails_after_the_charge_leaves_it(run: Run) -> None:
+def test_a_release_that_fails_over_its_input_voids_its_charge(run: Run) -> None:
     write(Path("in.csv"), np.r_[ages(200), 121.0])
-    done = run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--budget", "2")
-    stays = "charge 1 of epsilon 1, delta 0 stays in people.ledger: that nobody has seen any of a release"
-    assert_refused(done, 1, "row 200 (line 202) is 121", stays)
+    done = run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--budget", "1")
+    voided = "(charge 1 of epsilon 1, delta 0 in people.ledger is voided: nothing was released)"
+    assert_refused(done, 1, "row 200 (line 202) is 121", voided)
     assert_nothing_but("in.csv", "people.ledger")
-    assert [one["charge"] for one in shown(run)["charges"]] == [1]
+    assert [one["charge"] for one in shown(run)["charges"]] == [1, 2]
     assert run("perturb", "in.csv", "out.csv", *SMALL, *LEDGER, "--clip").code == 0
     assert run("perturb", "in.csv", "more.csv", *SMALL, *LEDGER, "--clip").code == 1
 
@@ -633,7 +637,7 @@ def test_the_charge_comes_before_the_data(run: Run, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("dpkernels.cli.files.arrays.ArrayFile.pieces", fail)
     done = run("perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "2")
-    assert_refused(done, 1, "interrupted (charge 1 of epsilon 1, delta 0 stays in people.ledger")
+    assert_refused(done, 1, "interrupted (charge 1 of epsilon 1, delta 0 in people.ledger is voided")
     assert counts == [1]
     assert_nothing_but("in.npy", "people.ledger")
 

@@ -294,14 +294,21 @@ def test_what_killed_runs_left_is_removed_and_that_is_said(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     with staged(Path("out.csv")) as ours, staged(Path("other.csv")) as others:
         dead, alive = ours.path.with_name(ours.path.name), others.path
+        folder = Path(dead.name + "s")
+        folder.mkdir()
+        (folder / "part-0.csv").write_text("x" * 70)
+        (folder / "part-1.csv").write_text("x" * 7)
         kept = dead.with_name(dead.name.replace(".part", ".txt"))
         kept.write_text("not ours")
         ours.file.write(b"x" * 1000)
         ours.file.flush()
         done = run(*GIVEN)
         assert done.code == 0
-        assert done.err == "dpkernels: removed 1 file of 1000 bytes in all that a killed run to out.csv had left\n"
-        assert (dead.exists(), alive.exists(), kept.exists()) == (False, True, True)
+        assert done.err.splitlines() == [
+            "dpkernels: removed 1 file of 1000 bytes in all that a killed run to out.csv had left",
+            "dpkernels: removed 1 folder of 77 bytes in all that a killed run to out.csv had left",
+        ]
+        assert (dead.exists(), folder.exists(), alive.exists(), kept.exists()) == (False, False, True, True)
     kept.unlink()
     assert_nothing_but(*OURS)
 
@@ -485,7 +492,7 @@ def test_a_complete_release_is_a_success_whoever_can_read_it(run: Run, redirecti
     Path("in.csv").write_text(GOOD_CSV)
     done = in_shell(redirection, *GIVEN)
     assert done.code == 0
-    note = "dpkernels: the output is complete; what came after failed: No space left on device\n"
+    note = "dpkernels: the output is complete; what came after failed: standard output: No space left on device\n"
     assert done.err == (note if "full" in redirection else "")
     assert run("certify", "--verify", "out.csv.json").code == 0
     assert_nothing_but(*OURS)
@@ -523,7 +530,7 @@ def test_a_broken_pipe_after_a_complete_release_is_a_success(run: Run) -> None:
 
 def test_what_is_only_printed_fails_if_it_cannot_be(run: Run) -> None:
     full = in_shell("> /dev/full", "mechanisms")
-    assert (full.code, full.err) == (1, "dpkernels: error: No space left on device\n")
+    assert (full.code, full.err) == (1, "dpkernels: error: standard output: No space left on device\n")
     assert in_shell(">&-", "mechanisms") == Result(0, "", "")
 
 

@@ -1,9 +1,12 @@
 """A filter in a file: one budget for many runs, processes and users of one machine.
 
 Guaranteed, whatever dies and whenever (kill -9; power, if the disk keeps what it was told to keep), and however many
-processes charge at once: the charges never exceed the budget, and a charge that returned is never lost. A query runs
-only after its charge returned, so what has been seen is always paid for; a crash in between leaves a charge for
-nothing, which is the safe side. The guarantee of a budget is that of ``filters.Filter``.
+processes charge at once: the charges that stand never exceed the budget, and no crash loses a charge that returned. A
+query runs only after its charge returned, so what has been seen is always paid for; a crash in between leaves a charge
+for nothing, which is the safe side. The guarantee of a budget is that of ``filters.Filter``.
+
+A charge whose query has shown nothing to anybody may be voided: by the object that made the charge, and by no later
+process, so a crash keeps the charge. Both entries stay, and the voided charge no longer counts.
 
 Every row carries a hash of all before it and the budget row the last hash, so damage, edits, and deletions are
 noticed. Not protected against: somebody who recomputes the hashes, an older copy put back, or a deleted file made
@@ -13,11 +16,12 @@ anew. To notice an older copy, keep the number and hash of charges elsewhere: re
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dpkernels.budgets.amounts import asked, budgeted
+from dpkernels.budgets.amounts import EpsilonDelta, asked, budgeted
 from dpkernels.budgets.filters import check
 from dpkernels.budgets.ledger_file import LedgerError, make, now, read, transaction, write
 from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text
@@ -28,7 +32,7 @@ __all__ = ["Entry", "Ledger", "LedgerError", "Statement"]
 class Ledger:
     """An existing ledger. Its budget stays as it was created; threads and processes may share the file.
 
-    A charge reads and verifies all charges before it, about 40 microseconds each.
+    A charge reads and verifies all entries before it, about 40 microseconds each.
 
     Args:
         path: the file.
@@ -43,6 +47,7 @@ class Ledger:
         self.path = Path(path)
         self._timeout = timeout
         self._seen: Statement | None = None
+        self._made = set[int]()  # the charges that may still be voided
         self.statement()
 
     @classmethod
@@ -92,7 +97,7 @@ class Ledger:
             return self._seen
 
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
-        """Charge a query; run it only after this returns. Then the charge is on the disk, and nothing takes it back.
+        """Charge a query; run it only after this returns. Then the charge is on the disk, and no crash takes it back.
 
         Args:
             epsilon: a number, or a certificate or mechanism that has both; see ``filters.asked``.
@@ -110,18 +115,74 @@ class Ledger:
             LedgerError: it is not sound, cannot be written, or another process holds it too long. Nothing was charged;
                 if the disk itself failed, the charge may stand.
         """
-        amounts = asked(epsilon, delta)
-        for part in amounts:
-            text(part)
+        amounts = _written(epsilon, delta)
         label.encode()  # a lone surrogate is no text
-        seen = self._seen
-        with transaction(self.path, "IMMEDIATE", self._timeout) as connection:
-            statement = _later(seen, read(connection))
-            check(statement.budget, statement.spent, amounts, f"{self.path}: ")
-            entry = statement.next(now(), label, amounts)
-            write(connection, entry)
-        self._seen = after = replace(statement, entries=(*statement.entries, entry))
+        after = self._append(lambda statement: self._next(statement, label, amounts), "nothing was charged")
+        self._made.add(after.entries[-1].id)
         return after
+
+    def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
+        """Do all that a charge does, and take it back before it is on the disk.
+
+        Returns:
+            The ledger, unchanged.
+
+        Raises:
+            BudgetExceeded, TypeError, ValueError, FileNotFoundError, LedgerError: as ``charge``; nothing was charged.
+        """
+        amounts = _written(epsilon, delta)
+        with transaction(self.path, "IMMEDIATE", self._timeout) as connection:
+            statement = _later(self._seen, read(connection))
+            write(connection, self._next(statement, "", amounts))
+            connection.execute("ROLLBACK")
+        return statement
+
+    def void(self, charge: int, label: str = "") -> Statement:
+        """Void a charge whose query has shown nothing to anybody, and will not: its amounts can be charged again.
+
+        This is sound only if nobody has seen any part of the query's result, if the result is deleted, and if whether
+        the charge is voided does not depend on the result. When in doubt, keep the charge.
+
+        Args:
+            charge: the number of a charge that this object made.
+            label: why; whoever reads the file sees it.
+
+        Returns:
+            The ledger just after; its last entry voids the charge.
+
+        Raises:
+            ValueError: this object did not make the charge, or has voided it; a label that is no text.
+            FileNotFoundError: the ledger is gone.
+            LedgerError: it is not sound, cannot be written, or another process holds it too long. The charge stands;
+                if the disk itself failed, it may be voided.
+        """
+        if charge not in self._made:
+            raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
+        label.encode()
+        after = self._append(lambda statement: statement.next_void(now(), label, charge), "the charge stands")
+        self._made.discard(charge)
+        return after
+
+    def _append(self, entry: Callable[[Statement], Entry], otherwise: str) -> Statement:
+        """Write one entry, made from what the ledger holds in the same transaction; return the ledger after it."""
+        seen = self._seen
+        with transaction(self.path, "IMMEDIATE", self._timeout, otherwise) as connection:
+            statement = _later(seen, read(connection))
+            write(connection, new := entry(statement))
+        self._seen = after = replace(statement, entries=(*statement.entries, new))
+        return after
+
+    def _next(self, statement: Statement, label: str, amounts: EpsilonDelta) -> Entry:
+        check(statement.budget, statement.spent, amounts, f"{self.path}: ")
+        return statement.next(now(), label, amounts)
+
+
+def _written(epsilon: Any, delta: Any) -> EpsilonDelta:
+    """Return what a charge costs, refused if a ledger cannot hold it."""
+    amounts = asked(epsilon, delta)
+    for part in amounts:
+        text(part)
+    return amounts
 
 
 def _later(seen: Statement | None, found: Statement) -> Statement:

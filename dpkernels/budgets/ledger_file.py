@@ -1,6 +1,6 @@
 """A ledger's SQLite file: how it is made, opened, read and verified; ``ledger`` says what it guarantees.
 
-One transaction a charge. A rollback journal and not a write-ahead log: then the file alone is the ledger
+One transaction an entry. A rollback journal and not a write-ahead log: then the file alone is the ledger
 between charges, while a log left behind by a copy would un-charge. With synchronous=EXTRA, not FULL: a commit is the
 deletion of the journal, and only EXTRA makes that durable; with FULL a journal that reappears after a power failure
 rolls the charge back. Locks are the file system's: not for network file systems whose locks do not work (many NFS),
@@ -23,14 +23,17 @@ from dpkernels.budgets.statements import VERSION, Entry, Statement, UnsoundError
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
+_BUDGET = "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)"
+_CHARGES = "id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, hash TEXT"
+_VOIDS = "voids TEXT DEFAULT ''"  # the number of the charge that an entry voids; empty for a charge
+# The tables of each version. Version 2 is version 1 with one more column.
 _TABLES = {
-    "budget": "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)",
-    "charges": (
-        "CREATE TABLE charges (id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, hash TEXT)"
-    ),
+    1: {"budget": _BUDGET, "charges": f"CREATE TABLE charges ({_CHARGES})"},
+    2: {"budget": _BUDGET, "charges": f"CREATE TABLE charges ({_CHARGES}, {_VOIDS})"},
 }
 _SETTINGS = ("synchronous = EXTRA", "fullfsync = ON", "trusted_schema = OFF", "cell_size_check = ON")
 
+_UNCHARGED = "nothing was charged"
 _CANNOT_WRITE = "cannot be written"
 _WHY = {
     sqlite3.SQLITE_FULL: "the disk is full",
@@ -67,6 +70,22 @@ def make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None = N
         raise LedgerError(f"{path}: cannot be made: {error.strerror or error}") from error
 
 
+def check_makeable(path: Path) -> None:
+    """Refuse a path at which no ledger could be made, without making one.
+
+    Raises:
+        LedgerError: it is there already, or its folder does not exist or cannot be written.
+    """
+    _refuse_leftovers(path)
+    try:
+        with claimed(path), staged(path):
+            pass
+    except OSError as error:
+        raise LedgerError(f"{path}: cannot be made: {error.strerror or error}") from error
+    if os.path.lexists(path):
+        raise LedgerError(f"{path}: cannot be made: a link that leads nowhere has this name")
+
+
 def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -> None:
     with staged(path, 0o666 if like is None else 0o600) as new:
         new.finish(like)
@@ -91,23 +110,30 @@ def _refuse_leftovers(path: Path) -> None:
 def _fill(connection: sqlite3.Connection, new: Statement) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION}")
     connection.execute(f"PRAGMA user_version = {VERSION}")
-    for table in _TABLES.values():
+    for table in _TABLES[VERSION].values():
         connection.execute(table)
     row = (new.ledger, new.created, *map(text, new.budget), new.head)
     connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
 
 
 @contextmanager
-def transaction(path: Path, kind: str, timeout: float) -> Iterator[sqlite3.Connection]:
+def transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
     """One transaction on a connection of its own, committed at the end; anything that is raised rolls it back.
 
-    A connection each time, because SQLite's must not cross a fork.
+    A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before.
+
+    Args:
+        path: the ledger.
+        kind: of the transaction, in SQLite's words.
+        timeout: how many seconds to wait for other processes.
+        otherwise: what an error says of a transaction that was rolled back.
     """
     _check_file(path)
-    with _explained(path, timeout), closing(_connect(path, "rw", timeout)) as connection:
+    with _explained(path, timeout, otherwise), closing(_connect(path, "rw", timeout)) as connection:
         connection.execute(f"BEGIN {kind}")
         yield connection
-        connection.execute("COMMIT")
+        if connection.in_transaction:
+            connection.execute("COMMIT")
 
 
 def _check_file(path: Path) -> None:
@@ -133,7 +159,7 @@ def _connect(path: Path, mode: str, timeout: float) -> sqlite3.Connection:
 
 
 @contextmanager
-def _explained(path: Path, timeout: float) -> Iterator[None]:
+def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[None]:
     """Errors of SQLite and of the content as errors that name the file."""
     try:
         yield
@@ -144,8 +170,8 @@ def _explained(path: Path, timeout: float) -> Iterator[None]:
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest are kinds of it
         if code == sqlite3.SQLITE_BUSY:
-            raise LedgerError(f"{path}: other processes held it for {timeout:g} s; nothing was charged") from error
-        after = "if it shows the charge, that stays" if code == sqlite3.SQLITE_IOERR else "nothing was charged"
+            raise LedgerError(f"{path}: other processes held it for {timeout:g} s; {otherwise}") from error
+        after = "if it shows the entry, that stays" if code == sqlite3.SQLITE_IOERR else otherwise
         why = f"{_WHY[code]} ({error})" if code in _WHY else f"is damaged or not a ledger: {error}"
         raise LedgerError(f"{path}: {why}; {after}") from error
 
@@ -157,34 +183,40 @@ def read(connection: sqlite3.Connection) -> Statement:
         UnsoundError: says what is wrong.
         sqlite3.Error: SQLite cannot read it.
     """
-    _check_kind(connection)
+    voids = "voids" if _version(connection) > 1 else "''"
     budgets = connection.execute("SELECT ledger, created, epsilon, delta, head FROM budget")
-    charges = connection.execute("SELECT id, time, label, epsilon, delta, hash FROM charges ORDER BY id")
+    charges = connection.execute(f"SELECT id, time, label, epsilon, delta, {voids}, hash FROM charges ORDER BY id")
     return verified(budgets.fetchall(), charges.fetchall())
 
 
 def write(connection: sqlite3.Connection, entry: Entry) -> None:
-    """One more charge."""
+    """Append an entry. A ledger of version 1 becomes one of version 2 with the first entry that voids a charge."""
     row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash)
-    connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?)", row)
+    connection.execute("INSERT INTO charges (id, time, label, epsilon, delta, hash) VALUES (?, ?, ?, ?, ?, ?)", row)
+    if entry.voids:
+        if _pragma(connection, "user_version") == 1:
+            connection.execute(f"ALTER TABLE charges ADD COLUMN {_VOIDS}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        connection.execute("UPDATE charges SET voids = ? WHERE id = ?", (str(entry.voids), entry.id))
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))
 
 
-def _check_kind(connection: sqlite3.Connection) -> None:
-    """Whose file it is, of which version, with which tables, and whether SQLite finds it whole."""
+def _pragma(connection: sqlite3.Connection, name: str) -> Any:
+    return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
-    def pragma(name: str) -> Any:
-        return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
-    if (found := pragma("application_id")) != _APPLICATION:
+def _version(connection: sqlite3.Connection) -> int:
+    """Return the version of the tables, after checking that the file is a ledger and that SQLite finds it whole."""
+    if (found := _pragma(connection, "application_id")) != _APPLICATION:
         raise UnsoundError(f"is not a ledger of dpkernels (application {found:#x})")
-    if (version := pragma("user_version")) != VERSION:
-        raise UnsoundError(f"is a ledger of version {version}; this program reads {VERSION}")
+    if (version := _pragma(connection, "user_version")) not in _TABLES:
+        raise UnsoundError(f"is a ledger of version {version}; this program reads 1 to {VERSION}")
     tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-    if tables != list(_TABLES.items()):  # no triggers or views either
+    if tables != list(_TABLES[version].items()):  # no triggers or views either
         raise UnsoundError("is damaged: its tables are not those of a ledger")
-    if (problem := pragma("integrity_check(1)")) != "ok":
+    if (problem := _pragma(connection, "integrity_check(1)")) != "ok":
         raise UnsoundError(f"is damaged: {problem}")
+    return int(version)
 
 
 def now() -> str:

@@ -1,6 +1,8 @@
 """What a ledger holds, and whether it is sound: sums within the budget, amounts that are amounts, a chain of hashes.
 
-The budget's hash begins the chain; every charge's hash is of its own row and the hash before it; the last one, the
+An entry is a charge, or it voids an earlier charge. Both stay in the ledger; a voided charge does not count.
+
+The budget's hash begins the chain; every entry's hash is of its own row and the hash before it; the last one, the
 head, is kept apart. So a changed, missing, inserted or moved row shows, wherever it is.
 """
 
@@ -9,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property, reduce
@@ -17,7 +19,9 @@ from typing import Any, NamedTuple
 
 from dpkernels.budgets.amounts import EpsilonDelta, minus, plus, printed
 
-VERSION = 1  # of the tables and of what is hashed
+VERSION = 2  # of the tables: version 1 had no entries that void a charge
+_HASHED = 1  # version of what is hashed, which is the same for charges in both versions of the tables
+_NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")
 
 
@@ -26,14 +30,15 @@ class UnsoundError(Exception):
 
 
 class Entry(NamedTuple):
-    """A charge in a ledger.
+    """A charge in a ledger, or an entry that voids an earlier charge.
 
     Attributes:
         id: its number, from 1.
         time: when it was made, UTC, by the clock of the machine; not checked.
         label: what it was for.
-        amounts: what it cost.
+        amounts: what the charge cost; of an entry that voids a charge, the amounts of that charge.
         hash: of it and all before it.
+        voids: the number of the charge that this entry voids; 0 for a charge.
     """
 
     id: int
@@ -41,6 +46,7 @@ class Entry(NamedTuple):
     label: str
     amounts: EpsilonDelta
     hash: str
+    voids: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +57,7 @@ class Statement:
         ledger: its identity, random, made with it.
         created: when, UTC.
         budget: what was fixed.
-        entries: every charge.
+        entries: every charge, and every entry that voids one.
     """
 
     ledger: str
@@ -61,8 +67,13 @@ class Statement:
 
     @cached_property
     def spent(self) -> EpsilonDelta:
-        """The sum of the charges."""
-        return reduce(plus, (entry.amounts for entry in self.entries), EpsilonDelta())
+        """The sum of the charges that are not voided."""
+        return reduce(_added, self.entries, EpsilonDelta())
+
+    @cached_property
+    def voided(self) -> dict[int, int]:
+        """The number of every voided charge, and the number of the entry that voids it."""
+        return {entry.voids: entry.id for entry in self.entries if entry.voids}
 
     @property
     def left(self) -> EpsilonDelta:
@@ -74,20 +85,55 @@ class Statement:
         """The hash of everything."""
         if self.entries:
             return self.entries[-1].hash
-        return _hash("", VERSION, self.ledger, self.created, *map(printed, self.budget))
+        return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))
 
     def next(self, time: str, label: str, amounts: EpsilonDelta) -> Entry:
-        """The entry of a further charge."""
-        number = len(self.entries) + 1
-        return Entry(number, time, label, amounts, _hash(self.head, number, time, label, *map(printed, amounts)))
+        """Return the entry of a further charge."""
+        return _entry(self.head, len(self.entries) + 1, time, label, amounts)
+
+    def next_void(self, time: str, label: str, charge: int) -> Entry:
+        """Return the entry that voids a charge.
+
+        Args:
+            time: of the entry.
+            label: of the entry.
+            charge: the number of the charge.
+
+        Raises:
+            UnsoundError: there is no such charge, or it is voided already.
+        """
+        _check_voidable(self.entries, self.voided, charge)
+        return _entry(self.head, len(self.entries) + 1, time, label, self.entries[charge - 1].amounts, charge)
+
+
+def _entry(head: str, number: int, time: str, label: str, amounts: EpsilonDelta, voids: int = 0) -> Entry:
+    row = (number, time, label, *map(printed, amounts), *_voiding(voids))
+    return Entry(number, time, label, amounts, _hash(head, *row), voids)
+
+
+def _voiding(charge: int) -> tuple[str, ...]:
+    """Return what is hashed for an entry that voids a charge, and nothing for a charge."""
+    return (f"voids {charge}",) if charge else ()
+
+
+def _added(spent: EpsilonDelta, entry: Entry) -> EpsilonDelta:
+    return minus(spent, entry.amounts) if entry.voids else plus(spent, entry.amounts)
+
+
+def _check_voidable(entries: Sequence[Entry], voided: Container[int], charge: int) -> None:
+    if not 1 <= charge <= len(entries) or entries[charge - 1].voids:
+        raise UnsoundError(f"has no charge {charge} that could be voided")
+    if charge in voided:
+        raise UnsoundError(f"has voided charge {charge} already")
 
 
 def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]]) -> Statement:
-    """The statement that rows of a file make.
+    """Return the statement that rows of a file make.
 
     Args:
         budgets: rows of (ledger, created, epsilon, delta, head); one is sound.
-        charges: rows of (id, time, label, epsilon, delta, hash), by id.
+        charges: rows of (id, time, label, epsilon, delta, voids, hash), by id; voids is the decimal number of the
+            charge that the row voids, and empty for a charge.
 
     Raises:
         UnsoundError: says what is wrong.
@@ -96,24 +142,48 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
         raise UnsoundError(f"is damaged: it has {len(budgets)} budgets")
     ledger, created, epsilon, delta, head = _texts(budgets[0], "budget")
     start = Statement(ledger, created, EpsilonDelta(_parsed(epsilon), _parsed(delta)))
-    statement = replace(start, entries=tuple(_entries(charges, start.head)))
+    statement = replace(start, entries=tuple(_entries(charges, start)))
     if statement.head != head:
         raise UnsoundError("is damaged: its budget or its last charges were changed or deleted")
-    if min(statement.left) < 0:
-        raise UnsoundError(f"is damaged: its charges of {statement.spent} exceed its budget of {statement.budget}")
     return statement
 
 
-def _entries(rows: Iterable[Sequence[Any]], head: str) -> Iterator[Entry]:
-    """The charges, each checked against the hash of those before it."""
+def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]:
+    """The entries, each checked against those before it: its hash, and that the sum stays within the budget."""
+    head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
     for number, (found, *row) in enumerate(rows, 1):
         if found != number:
             raise UnsoundError(f"is damaged: charge {number} is missing")
-        time, label, epsilon, delta, stated = _texts(row, f"charge {number}")
-        head = _hash(head, number, time, label, epsilon, delta)
+        *texts, voids, stated = _texts(row, f"charge {number}")
+        head = _hash(head, number, *texts, *_voiding(charge := _charge_number(voids)))
         if stated != head:
             raise UnsoundError(f"is damaged: charge {number}, or one before it, was changed")
-        yield Entry(number, time, label, EpsilonDelta(_parsed(epsilon), _parsed(delta)), head)
+        time, label, epsilon, delta = texts
+        entry = Entry(number, time, label, EpsilonDelta(_parsed(epsilon), _parsed(delta)), head, charge)
+        if charge:
+            _check_void(entry, entries, voided)
+        spent = _added(spent, entry)
+        if min(minus(start.budget, spent)) < 0:
+            raise UnsoundError(f"is damaged: its charges of {spent} exceed its budget of {start.budget}")
+        entries.append(entry)
+        yield entry
+
+
+def _check_void(entry: Entry, entries: Sequence[Entry], voided: set[int]) -> None:
+    """Refuse an entry that voids what is no charge, what is voided already, or another amount."""
+    try:
+        _check_voidable(entries, voided, entry.voids)
+    except UnsoundError as error:
+        raise UnsoundError(f"is damaged: entry {entry.id} voids a charge, and the ledger {error}") from None
+    if entries[entry.voids - 1].amounts != entry.amounts:
+        raise UnsoundError(f"is damaged: entry {entry.id} does not void the amounts of charge {entry.voids}")
+    voided.add(entry.voids)
+
+
+def _charge_number(text: str) -> int:
+    if text and not _NUMBER.fullmatch(text):
+        raise UnsoundError(f"is damaged: {text[:40]!r} is not the number of a charge")
+    return int(text or 0)
 
 
 def _texts(row: Sequence[Any], name: str) -> list[str]:

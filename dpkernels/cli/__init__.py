@@ -56,6 +56,8 @@ def _run(arguments: list[str]) -> int:
 
 def _failed(error: Exception) -> int:
     _detach_broken_stdout()
+    if isinstance(error, OSError) and not error.filename and _is_of_stdout(error):
+        error.filename = "standard output"
     if os.environ.get("DPKERNELS_DEBUG") == "1":
         raise error
     if is_finished():
@@ -66,6 +68,18 @@ def _failed(error: Exception) -> int:
     if isinstance(error, BrokenPipeError):  # the reader of stdout has gone, and wants no message
         return 1
     return _fail(_message(error) + _also(error), getattr(error, "exit_code", 1))
+
+
+def _is_of_stdout(error: OSError) -> bool:
+    """Return whether an error arose while text was printed; such an error names no file."""
+    import click
+
+    frames = error.__traceback__
+    while frames is not None:
+        if frames.tb_frame.f_code is click.echo.__code__:
+            return True
+        frames = frames.tb_next
+    return False
 
 
 def _detach_broken_stdout() -> None:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import click
 
 from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
 from dpkernels.budgets.filters import check
-from dpkernels.budgets.ledger import Entry, Ledger, Statement
+from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement
+from dpkernels.budgets.ledger_file import check_makeable
+from dpkernels.cli.interrupts import stop_if_asked, uninterrupted
+from dpkernels.cli.release.failures import is_independent
 from dpkernels.cli.text import aligned, shown
+
+_VOID_LABEL = "the run failed before its output was in place"
 
 
 @dataclass(frozen=True)
@@ -32,12 +37,13 @@ class Purse:
     like: Path | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], files: Sequence[Path]) -> Purse | None:
+    def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> Purse | None:
         """The purse of the options, if they name one.
 
         Args:
             given: ``ledger`` and ``budget`` as far as they were given.
             files: what the release reads and writes, the input first.
+            folders: folders of which it reads or writes all files.
 
         Raises:
             click.UsageError: a budget without a ledger or out of range; a ledger that is one of the files, or missing.
@@ -48,10 +54,10 @@ class Purse:
                 raise click.UsageError("--budget: needs --ledger FILE, which keeps it")
             return None
         _check_budget(budget)
-        _check_apart(path, files)
+        _check_apart(path, files, folders)
         if not budget and not path.exists():
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
-        return cls(path, budget, files[0])
+        return cls(path, budget, files[0] if files else None)
 
     def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> Receipt:
         """Charge; what comes after is paid for.
@@ -62,7 +68,7 @@ class Purse:
         """
         self._check_new(epsilon, delta)  # no ledger is made for what it could not pay for
         ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
-        return Receipt(self.path, ledger.charge(epsilon, delta, label))
+        return Receipt(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
         """Whether the charge would fit now; nothing is charged, and no ledger made.
@@ -77,10 +83,10 @@ class Purse:
         self._check_new(epsilon, delta)
         asked = EpsilonDelta(epsilon, delta)
         if not self.path.exists():
+            check_makeable(self.path)
             return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
         ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
-        now = ledger.statement()
-        check(now.budget, now.spent, asked, f"{self.path}: ")
+        now = ledger.rehearse(epsilon, delta)
         return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
 
     def _check_new(self, epsilon: Fraction, delta: Fraction) -> None:
@@ -98,11 +104,21 @@ def _check_budget(budget: tuple[float, ...]) -> None:
         raise click.UsageError(f"--budget: {error}") from error
 
 
-def _check_apart(path: Path, files: Iterable[Path]) -> None:
-    """A release that replaced its own ledger would forget what was spent."""
+def _check_apart(path: Path, files: Iterable[Path], folders: Iterable[Path]) -> None:
+    """A release that replaced its own ledger would forget what was spent; nor is a ledger data to be released."""
+    for folder in folders:
+        if path.resolve().is_relative_to(folder.resolve()):
+            raise click.UsageError(f"--ledger: {path} is in {folder}, a folder of the release; keep it elsewhere")
     for file in files:
         if path.resolve() == file.resolve() or (path.exists() and file.exists() and path.samefile(file)):
             raise click.UsageError(f"--ledger: {path} is a file of the release")
+
+
+class Withdrawable(Protocol):
+    """An output that is being made."""
+
+    def withdraw(self) -> bool:
+        """Delete all that was written; return whether it is gone and cannot have been read by anybody else."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +128,12 @@ class Receipt:
     Attributes:
         path: the ledger's file.
         after: the ledger just after it.
+        ledger: the ledger, which can void the charge.
     """
 
     path: Path
     after: Statement
+    ledger: Ledger = field(repr=False, compare=False)
 
     @property
     def entry(self) -> Entry:
@@ -134,13 +152,20 @@ class Receipt:
             **_exact("budget_", self.after.budget),
         }
 
-    @property
-    def stays(self) -> str:
-        """What a release that fails after the charge says."""
-        return (
-            f"(charge {self.entry.id} of {self.entry.amounts} stays in {self.path}: that nobody has seen any of a "
-            "release that had begun cannot be known)"
-        )
+    def settle(self, error: BaseException, output: Withdrawable) -> str:
+        """Void the charge of a release that failed, if nothing of it can be known; return what became of the charge."""
+        if not is_independent(error):
+            return self._stays("whether such a run fails may depend on the reports")
+        if not output.withdraw():
+            return self._stays("part of the release may already have been read")
+        try:
+            self.ledger.void(self.entry.id, _VOID_LABEL)
+        except (OSError, LedgerError) as failed:
+            return self._stays(f"it could not be voided: {failed}")
+        return f"(charge {self.entry.id} of {self.entry.amounts} in {self.path} is voided: nothing was released)"
+
+    def _stays(self, why: str) -> str:
+        return f"(charge {self.entry.id} of {self.entry.amounts} stays in {self.path}: {why})"
 
     def __str__(self) -> str:
         after = f"spent {self.after.spent}; left {self.after.left}"
@@ -158,28 +183,40 @@ def listing(path: Path) -> list[str]:
     }
     lines = [f"{name:<7} {text}" for name, text in facts.items()]
     if statement.entries:
-        lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *map(_row, statement.entries)])]
+        rows = [_row(entry, statement) for entry in statement.entries]
+        lines += ["", *aligned([["charge", "time", "epsilon", "delta", "label"], *rows])]
     return lines
 
 
 @contextmanager
-def paid(purse: Purse | None, totals: tuple[Fraction, Fraction], label: str) -> Iterator[Receipt | None]:
-    """Pays before a value is read. The charge stays, come what may: a failure says so.
+def paid(
+    purse: Purse | None, totals: tuple[Fraction, Fraction], label: str, output: Withdrawable
+) -> Iterator[Receipt | None]:
+    """Charge before a value is read, and void the charge if the release fails before anything of it can be known.
+
+    What became of the charge is said with the failure. A failure is no wrong usage any more: that code promises that
+    nothing was charged.
 
     Args:
         purse: what pays; None for nothing.
         totals: the (epsilon, delta) of a row.
         label: of the ledger's entry.
+        output: what is released.
     """
     if purse is None:
         yield None
         return
-    receipt = purse.charge(*totals, label)
+    with uninterrupted():  # so that no charge is made without a receipt
+        receipt = purse.charge(*totals, label)
     try:
+        stop_if_asked()
         yield receipt
     except BaseException as error:
-        error.left_behind = receipt.stays  # type: ignore[attr-defined]
-        raise
+        with uninterrupted():
+            left_behind = receipt.settle(error, output)
+        failed = click.ClickException(error.message) if isinstance(error, click.UsageError) else error
+        failed.left_behind = left_behind  # type: ignore[attr-defined]
+        raise failed from error.__cause__
 
 
 def would_leave(purse: Purse | None, totals: tuple[Fraction, Fraction]) -> list[str]:
@@ -202,15 +239,32 @@ def to_dict(path: Path) -> dict[str, Any]:
         **_exact("spent_", statement.spent),
         **_exact("left_", statement.left),
         "charges": [
-            {"charge": one.id, "time": one.time, **_exact("", one.amounts), "label": one.label, "hash": one.hash}
+            {
+                "charge": one.id,
+                "time": one.time,
+                **_exact("", one.amounts, _sign(one)),
+                "label": one.label,
+                "hash": one.hash,
+                "voids": one.voids or None,
+                "voided_by": statement.voided.get(one.id),
+            }
             for one in statement.entries
         ],
     }
 
 
-def _row(entry: Entry) -> list[str]:
-    return [str(entry.id), entry.time, *map(printed, entry.amounts), shown(entry.label) if entry.label else ""]
+def _row(entry: Entry, statement: Statement) -> list[str]:
+    notes = [f"voids charge {entry.voids}"] if entry.voids else []
+    notes += [f"voided by {statement.voided[entry.id]}"] if entry.id in statement.voided else []
+    label = ": ".join([*notes, *([shown(entry.label)] if entry.label else [])])
+    return [str(entry.id), entry.time, *_exact("", entry.amounts, _sign(entry)).values(), label]
 
 
-def _exact(prefix: str, amounts: Any) -> dict[str, str]:
-    return {prefix + name: printed(amount) for name, amount in zip(amounts._fields, amounts, strict=True)}
+def _sign(entry: Entry) -> str:
+    """The sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
+    return "-" if entry.voids else ""
+
+
+def _exact(prefix: str, amounts: Any, sign: str = "") -> dict[str, str]:
+    named = zip(amounts._fields, amounts, strict=True)
+    return {prefix + name: (sign if amount else "") + printed(amount) for name, amount in named}

@@ -12,12 +12,14 @@ from typing import Any
 
 import click
 
+from dpkernels.cli.dataset.patterns import FILE, kind
 from dpkernels.cli.files.formats import Source, open_source
 from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput
@@ -26,6 +28,7 @@ from dpkernels.cli.release.values import check_values, label, some_rows
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.random import host
+from dpkernels.staging import naming
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
@@ -91,6 +94,8 @@ def plan(
         click.UsageError: a wrong option or argument.
         ValueError: the input is not a readable file of its format.
     """
+    if path != DASH and (what := kind(path)) != FILE:
+        raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     beside = _sidecar(path, target, sidecar, force)
     purse = Purse.of(charged, (path, target, beside))
@@ -173,8 +178,8 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
     with _output(plan) as output:
         if check_first:
             _checked(plan, progress)
-        with paid(plan.purse, _totals(plan), _label(plan)) as receipt, _naming(plan):
-            with _shown(plan.source, progress) as show:
+        with paid(plan.purse, _totals(plan), _label(plan), output) as receipt:
+            with _shown(plan.source, progress) as show, naming(f"{plan.source.path} to {output.place}"):
                 rows = _write(plan, output.path, show)
             not_kept = tuple(plan.source.not_kept(output.path))
             release = plan.treatment.release(rows, plan.source.values_per_row, plan.form, not_kept, receipt)
@@ -196,7 +201,7 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
-    with _naming(plan), _shown(plan.source, progress) as show:
+    with naming(plan.source.path), _shown(plan.source, progress) as show:
         treatment = plan.treatment
         read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
     some_rows(plan.source, read, rows)
@@ -222,17 +227,6 @@ def _output(plan: Plan) -> Output | StandardOutput:
     return StandardOutput(plan.sidecar, plan.force) if streamed else Output(plan.source.path, plan.target, plan.force)
 
 
-@contextmanager
-def _naming(plan: Plan) -> Iterator[None]:
-    """A full disk and the like, which do not say where."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename or not error.strerror:
-            raise
-        raise OSError(error.errno, error.strerror, f"{plan.source.path} to {plan.target}") from error
-
-
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     """Perturb into a file; returns the number of rows (of an array: values) there."""
     source, handling, secret = plan.source, plan.treatment.handling, os.urandom(32)
@@ -246,7 +240,8 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
             held.append(piece)
             size += source.size(piece)
             handling.check_held(size)
-        some_rows(source, read, rows)
+        with independent_of_reports():
+            some_rows(source, read, rows)
         if held:
             key = host.fold_in(secret, len(plan.treatment.columns))
             for piece in source.reordered(held, permutation(key, rows // source.values_per_row)):

@@ -108,6 +108,8 @@ def _sidecar(place: Place) -> dict[str, Any]:
             form: dict[str, Any] = parse_json(file.read().decode())
     except FileNotFoundError:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
+    except ValueError as error:
+        raise ValueError(f"{place.within(SIDECAR)}: is not the sidecar of a release; {error}") from error
     if not isinstance(form, dict) or not isinstance(form.get("output"), dict) or "parts" not in form["output"]:
         raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files")
     return form

@@ -25,8 +25,9 @@ from pyarrow import fs
 
 from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import say_swept
-from dpkernels.staging import claimed, place_folder, staged, staged_folder, sweep
+from dpkernels.staging import claimed, naming, place_folder, staged, staged_folder, sweep
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
@@ -75,6 +76,10 @@ class Folder(abc.ABC):
         """What is there, name by name."""
 
     @abc.abstractmethod
+    def withdraw(self) -> bool:
+        """Delete what was put; return False if anybody else may have read it, or if it cannot be deleted."""
+
+    @abc.abstractmethod
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         """Put the sidecar: from now on it is a release, of the files of these names."""
 
@@ -87,11 +92,13 @@ class LocalFolder(Folder):
         target: OUT.
         like: a folder whose permissions it gets at most.
         staging: the hidden folder; empty before it is made.
+        visible: whether another user may have read it.
     """
 
     target: Path
     like: Path | None
     staging: Path = Path()
+    visible: bool = False
 
     def named(self, number: int, parts: int, suffix: str) -> str:
         return f"part-{number:0{len(str(parts - 1))}}{suffix}"
@@ -124,8 +131,13 @@ class LocalFolder(Folder):
                 found[path.name] = path.stat().st_size
         return found
 
+    def withdraw(self) -> bool:
+        if not self.visible:
+            shutil.rmtree(self.staging, ignore_errors=True)
+        return not self.visible and not os.path.lexists(self.staging)
+
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
-        with staged(self.staging / SIDECAR) as new:
+        with staged(self.staging / SIDECAR) as new, naming(self.target):
             new.file.write(sidecar.encode())
             new.finish(self.staging / names[0])
             new.place(self.staging / SIDECAR)
@@ -133,7 +145,9 @@ class LocalFolder(Folder):
             (self.staging / name).unlink(missing_ok=True)  # what killed workers had begun, and the note
         stop_if_asked()
         with uninterrupted():
-            check_local(self.target)
+            with independent_of_reports():
+                check_local(self.target)
+            self.visible = True
             place_folder(self.staging, self.target, self.like)
             finished()
 
@@ -179,6 +193,9 @@ class StoreFolder(Folder):
     def sizes(self) -> dict[str, int]:
         selected = fs.FileSelector(self.target.path, allow_not_found=True)
         return {one.base_name: one.size for one in self.target.system.get_file_info(selected)}
+
+    def withdraw(self) -> bool:
+        return False  # a store shows each part as soon as it is put, and may keep its versions
 
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
         if self._note() != self.number:

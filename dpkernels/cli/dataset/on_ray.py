@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import secrets
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import click
 import jax
 
+from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.part import Refused, Secret, Versioned, Work, attempt
 from dpkernels.cli.dataset.plan import Part
 from dpkernels.release.ray_data import understood
@@ -104,12 +108,13 @@ class RayEngine:
         except ConnectionError as error:
             raise OSError(f"--address: {self.address}: {error}") from error
         _restore(stop)
-        try:
-            self._check_there(ray.cluster_resources())
-            yield
-        finally:
-            ray.shutdown()
-            _restore(stop)
+        with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
+            try:
+                self._check_there(ray.cluster_resources())
+                yield
+            finally:
+                ray.shutdown()
+                _restore(stop)
 
     def _check_there(self, there: Mapping[str, float]) -> None:
         """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever.
@@ -121,6 +126,24 @@ class RayEngine:
             if not self.address and amount > there.get(name, 0):
                 found = f"a task needs {amount:g} {name}, this machine has {there.get(name, 0):g}"
                 raise click.UsageError(f"--engine ray: {found}; --address names a cluster")
+
+
+@contextmanager
+def _watched(socket: str) -> Iterator[None]:
+    """End what Ray leaves of a cluster of our own if this process is killed; see ``ray_watch``.
+
+    Args:
+        socket: a file in the folder ``sockets`` of the cluster's session.
+    """
+    session = Path(socket).parent.parent.name
+    command = [sys.executable, "-I", "-S", ray_watch.__file__, session]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=nothing, stderr=nothing, start_new_session=True) as watch:
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):
+                watch.communicate(b".")
 
 
 def _restore(handler: Any) -> None:

@@ -35,6 +35,8 @@ class Input(click.Path):
     """A file; or, as it was given, a folder, a pattern or an URI."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("an empty name; . is the current folder", param, ctx)
         return value if is_dataset(str(value)) else super().convert(value, param, ctx)
 
 
@@ -42,12 +44,16 @@ class Target(click.Path):
     """A file or folder; an URI, as it was given."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("an empty name", param, ctx)
         return value if "://" in str(value) else super().convert(value, param, ctx)
 
 
 def is_dataset(text: str) -> bool:
     """Whether an argument names a folder, an URI or, where no file has this name, a pattern."""
-    return "://" in text or Path(text).is_dir() or (bool(_WILD.search(text)) and not Path(text).exists())
+    return (
+        "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
+    )
 
 
 def engine_options(command: Command) -> Command:

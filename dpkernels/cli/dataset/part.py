@@ -6,8 +6,8 @@ the file gets, by a rename or an atomic put. A second run of a part, after or be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,10 +15,13 @@ import click
 
 from dpkernels.cli.dataset.folder import Folder
 from dpkernels.cli.dataset.plan import Part
+from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.release.failures import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.sidecar import WrittenPart, versions
 from dpkernels.cli.release.treatment import Treatment, perturbed
 from dpkernels.cli.release.values import check_values
+from dpkernels.staging import naming
 
 
 class Secret:
@@ -64,10 +67,12 @@ class Refused:
     Attributes:
         message: what is wrong, with the value that is.
         usage: whether it is the options that are wrong.
+        independent: whether that does not depend on the reports.
     """
 
     message: str
     usage: bool = False
+    independent: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,16 @@ def attempt(work: Work, job: Versioned, secret: Secret | None, part: Part) -> An
         OSError: reading or writing failed; it may be tried again.
     """
     if job.versions != (own := versions()):
-        return Refused(f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version")
+        problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
+        return Refused(problem, independent=True)
     try:
         return work(job, secret, part)
     except click.UsageError as error:
         return Refused(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
-        return Refused(str(error) if name in str(error) else f"{name}: {error}")
+        message = str(error) if name in str(error) else f"{name}: {error}"
+        return Refused(message, independent=is_independent(error))
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -126,7 +133,11 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     if job.folder is None or secret is None:
         raise TypeError("job: has no folder or no secret")
     name = job.folder.named(part.number, job.parts, job.suffix)
-    with part.opened(job.form) as source, job.folder.part(name, part.file.local) as made:
+    with (
+        naming(f"{part.file} to {name}"),
+        _opened(part, job.form) as source,
+        job.folder.part(name, part.file.local) as made,
+    ):
         read = rows = 0
         pieces = perturbed(job.treatment, source, secret.value, _nothing, row=part.row, first=part.first)
         with source.sink(made.path) as sink, closing(pieces):
@@ -145,17 +156,26 @@ def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
         ValueError: as ``perturb_part``.
     """
     treatment = job.treatment
-    with part.opened(job.form) as source:
+    with naming(part.file), part.opened(job.form) as source:
         wanted = treatment.columns, treatment.clip, treatment.handling.missing
         read, rows = check_values(source, *wanted, _nothing, part.row)
         _check_whole(part, read)
     return Done(part.number, rows)
 
 
+@contextmanager
+def _opened(part: Part, form: Layout) -> Iterator[Source]:
+    with ExitStack() as held:
+        with independent_of_reports():
+            source = held.enter_context(part.opened(form))
+        yield source
+
+
 def _check_whole(part: Part, read: int) -> None:
-    if read != part.rows:
-        raise ValueError(f"{part.file}: has {read} rows in a part that was planned with {part.rows}")
-    part.check_unchanged()
+    with independent_of_reports():
+        if read != part.rows:
+            raise ValueError(f"{part.file}: has {read} rows in a part that was planned with {part.rows}")
+        part.check_unchanged()
 
 
 def _nothing() -> None:
@@ -174,6 +194,9 @@ def answers(
     with closing(engine.each(work, job, secret, parts)) as found:
         for one in found:
             if isinstance(one, Refused):
-                raise click.UsageError(one.message) if one.usage else ValueError(one.message)
+                error = click.UsageError(one.message) if one.usage else ValueError(one.message)
+                if one.independent:
+                    mark_independent(error)
+                raise error
             show()
             yield one

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import glob
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
@@ -17,8 +16,13 @@ from urllib.parse import unquote
 import click
 from pyarrow import fs
 
+from dpkernels.cli.dataset.patterns import FILE, FOLDER, expanded, kind, matches
+from dpkernels.cli.text import shown
+
 # Keys in an URI would be in the release's description, which engines may spill to disks.
 _SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
+
+_STORED = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
 
 
 @dataclass(frozen=True)
@@ -117,47 +121,107 @@ def _system(uri: str) -> Any:
     return fs.FileSystem.from_uri(uri)[0] if uri else fs.LocalFileSystem()
 
 
-def files(text: str) -> list[Place]:
-    """The files of a dataset in the order of their names, which is that of its rows.
+@dataclass(frozen=True)
+class Found:
+    """The files of a dataset.
+
+    Attributes:
+        files: in the order of their names, which is that of the rows.
+        folder: the folder that they are all files of; None for a file or a pattern.
+        skipped: the names in the folder that are not data, because they begin with a dot or an underscore; of a
+            pattern, the folders that match it.
+    """
+
+    files: list[Place]
+    folder: Place | None = None
+    skipped: tuple[str, ...] = ()
+
+
+def find(text: str) -> Found:
+    """Find the files of a dataset.
 
     Args:
         text: a file, a folder, or a pattern with ``*``, ``**``, ``?`` and ``[]``; of an URI ``*`` and ``**`` alone.
             In folders, names that begin with a dot or an underscore are not data.
 
     Raises:
-        click.UsageError: there are none, or folders inside the folder.
+        click.UsageError: there are none; a folder inside the folder; or a name that is no file that can be read: a
+            link that leads nowhere or to itself, a pipe, a socket, a device.
     """
     if "://" not in text and not Path(text).exists():
-        found = [Place.of(name) for name in glob.glob(text, recursive=True) if Path(name).is_file()]  # noqa: PTH207
+        found = _expanded(text)
     elif "://" in text and "*" in text:
-        found = _matching(text)
+        found = Found(_matching(text))
     else:
         found = _inside(Place.of(text), text)
-    if not found:
+    if not found.files:
         raise click.UsageError(f"IN: {text} names no file")
-    return sorted(set(found), key=lambda one: one.path)
+    return replace(found, files=sorted(set(found.files), key=lambda one: one.path))
 
 
-def _inside(place: Place, text: str) -> list[Place]:
+def _inside(place: Place, text: str) -> Found:
     info = place.system.get_file_info(place.path)
     if info.type == fs.FileType.File:
-        return [place]
+        return Found([place])
     if info.type != fs.FileType.Directory:
         raise click.UsageError(f"IN: {text} does not exist")
-    entries = [one for one in place.system.get_file_info(fs.FileSelector(place.path)) if one.base_name[:1] not in "._"]
-    for entry in entries:
-        if entry.type == fs.FileType.Directory:
-            raise click.UsageError(f"IN: {text} has a folder in it, {entry.base_name}; a pattern says which files")
-    return [Place(one.path, place.uri) for one in entries if one.type == fs.FileType.File]
+    if place.local is not None:
+        names = {path.name: kind(path) for path in place.local.iterdir()}
+    else:
+        entries = place.system.get_file_info(fs.FileSelector(place.path))
+        names = {one.base_name: _STORED.get(one.type, "is not a file") for one in entries}
+    data = sorted(name for name in names if name[:1] not in "._")
+    for name in data:
+        if names[name] == FOLDER:
+            raise click.UsageError(f"IN: {text} has a folder in it, {shown(name)}; a pattern says which files")
+        if names[name] != FILE:
+            raise click.UsageError(f"IN: {text} has {shown(name)} in it, which {names[name]}; remove it")
+    return Found([place.within(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
+
+
+def _expanded(pattern: str) -> Found:
+    """The files of this machine that match a pattern."""
+    found, folders = list[Place](), list[str]()
+    for path in expanded(pattern):
+        if (what := kind(path)) == FOLDER:
+            folders.append(str(path))
+        elif what == FILE:
+            found.append(Place.of(str(path)))
+        else:
+            raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {what}; remove it")
+    deep = "**" in PurePosixPath(pattern).parts  # which matches folders for the files in them
+    return Found(found, None, () if deep else tuple(sorted(folders)))
+
+
+def would_match(pattern: str, folder: Place, name: str) -> bool:
+    """Return whether a file of this name in a folder would match a pattern.
+
+    Args:
+        pattern: as for ``find``.
+        folder: that may not exist yet.
+        name: of the file.
+    """
+    path = folder.within(name).path
+    if "://" not in pattern:
+        return not folder.uri and matches(pattern, Path(path))
+    if "*" not in pattern:
+        return False
+    place, whole = _stored(pattern)
+    return place.system == folder.system and whole.fullmatch(path) is not None
 
 
 def _matching(text: str) -> list[Place]:
     """The files of a store whose paths match a pattern."""
+    place, whole = _stored(text)
+    entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
+    return [Place(one.path, place.uri) for one in entries if one.is_file and whole.fullmatch(one.path)]
+
+
+def _stored(text: str) -> tuple[Place, re.Pattern[str]]:
+    """The folder of a pattern's URI that holds all that matches, and the pattern as a regular expression of paths."""
     pattern, mark, options = text.partition("?")
     base, _, rest = pattern.partition("*")
     base, _, begun = base.rpartition("/")
     place = Place.of(base + mark + options)
     wanted = re.escape(begun + "*" + rest).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
-    whole = re.compile(re.escape(place.path.rstrip("/") + "/") + wanted)
-    entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
-    return [Place(one.path, place.uri) for one in entries if one.is_file and whole.fullmatch(one.path)]
+    return place, re.compile(re.escape(place.path.rstrip("/") + "/") + wanted)

@@ -76,7 +76,7 @@ class _Planned:
 
     file: Place
     stamp: tuple[int, int, str]
-    schema: Any
+    schema: Any  # see ``_schema``
     values_per_row: int
     pieces: tuple[tuple[tuple[int, int] | None, int], ...]
 
@@ -132,11 +132,19 @@ def _read(file: Place, form: Layout) -> _Planned:
     stamp = file.stamp()
     with _source(file, form) as source:
         pieces = list(_joined(source.groups)) if isinstance(source, ParquetFile) else [(None, _count(source))]
-        schema = source.schema if isinstance(source, ParquetFile) else tuple(source.names)
-        found = _Planned(file, stamp, schema, source.values_per_row, tuple(piece for piece in pieces if piece[1]))
+        found = _Planned(
+            file, stamp, _schema(source), source.values_per_row, tuple(piece for piece in pieces if piece[1])
+        )
     if file.stamp() != stamp:
         raise ValueError(f"{file}: changed while it was planned")
     return found
+
+
+def _schema(source: Source) -> Any:
+    """What all files of a dataset have in common: columns, with their types where the format has any."""
+    if isinstance(source, ParquetFile):
+        return source.schema
+    return (str(source.dtype),) if isinstance(source, ArrayFile) else tuple(source.names)
 
 
 def _joined(groups: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], int]]:
@@ -162,7 +170,8 @@ def _check_alike(first: _Planned, one: _Planned) -> None:
         counts = f"{first.values_per_row} and {one.values_per_row}"
         raise ValueError(f"{first.file} and {one.file}: have {counts} values a row; a release has rows of one length")
     if first.schema != one.schema:
-        raise ValueError(f"{first.file} and {one.file}: have other columns, {_named(first)} and {_named(one)}")
+        what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
+        raise ValueError(f"{first.file} and {one.file}: {what}, {_named(first)} and {_named(one)}")
 
 
 def _named(one: _Planned) -> str:

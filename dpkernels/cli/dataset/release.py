@@ -4,26 +4,27 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, closing
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
 from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
-from dpkernels.cli.dataset.places import Place, files
+from dpkernels.cli.dataset.places import Found, Place, find, would_match
 from dpkernels.cli.dataset.plan import Part, layout_of, planned
 from dpkernels.cli.files.handling import Handling
-from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.layout import DASH, Layout
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.perturb import columns_of
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
 from dpkernels.cli.release.treatment import Treatment
-from dpkernels.cli.text import shown
+from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
 _LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
@@ -109,13 +110,17 @@ def plan(
         click.UsageError: a wrong option or argument.
         ValueError: a file is not readable or not like the others.
     """
-    _refuse(force, handling, sidecar)
-    found = files(source)
-    out = folder(target, None if found[0].local is None else found[0].local.parent)
-    _check_apart(found, Place.of(target))
-    purse = Purse.of(charged, [*(file.local for file in found if file.local), Path(target)])
-    written = layout_of(found, *form)
-    parts = planned(found, written)
+    _refuse(target, force, handling, sidecar)
+    handling = replace(handling, shuffleable=False)
+    found = find(source)
+    _say_skipped(source, found)
+    like, place = found.files[0].local, Place.of(target)
+    out = folder(target, None if like is None else like.parent)
+    _check_apart(source, found, place)
+    folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
+    purse = Purse.of(charged, [file.local for file in found.files if file.local], folders)
+    written = layout_of(found.files, *form)
+    parts = planned(found.files, written)
     with parts[0].opened(written) as first:
         handling.check_droppable(first)
         treatment = Treatment(columns_of(first, names, mechanisms, options), clip, handling)
@@ -124,8 +129,10 @@ def plan(
     return DatasetPlan(parts, facts[0], copied, facts[1], job, target, purse, engine)
 
 
-def _refuse(force: bool, handling: Handling, sidecar: Path | None) -> None:
-    """Options of single files."""
+def _refuse(target: str, force: bool, handling: Handling, sidecar: Path | None) -> None:
+    """Refuse what is for single files."""
+    if target == str(DASH):
+        raise click.UsageError("OUT: - is for one file; the parts of a dataset are put into a folder (./- is one)")
     if force:
         raise click.UsageError("--force: a release of many files replaces nothing; name a new folder")
     if handling.shuffle:
@@ -134,9 +141,28 @@ def _refuse(force: bool, handling: Handling, sidecar: Path | None) -> None:
         raise click.UsageError(f"--sidecar: that of a dataset is {SIDECAR} in its folder")
 
 
-def _check_apart(found: Sequence[Place], target: Place) -> None:
-    if any(target.uri == file.uri and file.path.startswith(f"{target.path.rstrip('/')}/") for file in found):
+def _say_skipped(source: str, found: Found) -> None:
+    """Name what is in the folder, or matches the pattern, and is not read."""
+    if found.skipped:
+        why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
+        click.echo(f"dpkernels: IN: of {source} these are not read ({why}): {listed(found.skipped)}", err=True)
+
+
+def _check_apart(source: str, found: Found, target: Place) -> None:
+    """Refuse an output that is the input, or that the same command would read the next time."""
+    if any(_is_within(file, target) for file in found.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")
+    if found.folder is not None and _is_within(target, found.folder):
+        raise click.UsageError(f"OUT: {target} is in the folder of the input, of which all files are read")
+    name = f"part-0{''.join(PurePosixPath(found.files[0].name).suffixes[-2:])}"
+    if found.folder is None and would_match(source, target, name):
+        raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")
+
+
+def _is_within(place: Place, folder: Place) -> bool:
+    if place.local is not None and folder.local is not None:
+        return place.local.resolve().is_relative_to(folder.local.resolve())
+    return place.uri == folder.uri and place.path.startswith(f"{folder.path.rstrip('/')}/")
 
 
 def _suffix(form: Layout) -> str:
@@ -157,7 +183,7 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
         if check_first:
             _all(plan, check_part, None, progress)
         label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"
-        with paid(plan.purse, plan.totals, label) as receipt:
+        with paid(plan.purse, plan.totals, label, out) as receipt:
             # The only copy of the key outside of the engine: it is gone when the parts are made.
             done = _all(plan, perturb_part, Secret(os.urandom(32)), progress)
             written = [one.written for one in done if one.written is not None]
@@ -186,10 +212,14 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
 def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | None) -> list[Done]:
     """The answers for all parts, in their order."""
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
-    with bar(len(plan.parts), progress, long) as moved:
-        done = list(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1)))
+    with (
+        bar(len(plan.parts), progress, long) as moved,
+        closing(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
+    ):
+        done = list(found)
     if not _rows(done):
-        raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
+        with independent_of_reports():
+            raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
     return sorted(done, key=lambda one: one.number)
 
 

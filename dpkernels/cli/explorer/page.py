@@ -7,6 +7,8 @@ from pathlib import Path
 
 import click
 
+from dpkernels.staging import naming, staged
+
 PAGE = Path(__file__).with_name("explorer.html")
 
 
@@ -18,7 +20,12 @@ def write(target: Path, force: bool) -> None:
     """
     if target.exists() and not force:
         raise click.UsageError(f"--output: {target} exists; --force replaces it")
-    target.write_bytes(PAGE.read_bytes())
+    if not target.parent.is_dir():
+        raise click.UsageError(f"--output: the folder {target.parent} does not exist")
+    with staged(target, 0o666) as new, naming(target):
+        new.file.write(PAGE.read_bytes())
+        new.finish()
+        new.place(target)
 
 
 def opened() -> bool:

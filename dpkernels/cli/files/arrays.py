@@ -41,6 +41,11 @@ class ArrayFile(Source):
         self._done = 0
 
     @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of its values, in the machine's byte order."""
+        return self._dtype.newbyteorder("=")
+
+    @property
     def values(self) -> int:
         """How many there are."""
         return self._size

@@ -25,11 +25,14 @@ def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups
     """What of some row groups of a file another file does not have, the types of replaced columns apart."""
     found = [*_schema(old, new, replaced)]
     codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
-    if codecs[0] - codecs[1]:
+    if codecs[1] and codecs[0] - codecs[1]:  # a file without rows has no codecs
         found.append(f"compression by {', '.join(sorted(codecs[0] - codecs[1]))}")
     sizes = [_sizes(old, groups), _sizes(new, range(new.num_row_groups))]
-    if sizes[0] != sizes[1]:
-        found.append(f"{len(sizes[0])} row groups, now {len(sizes[1])}, of other sizes")
+    if not sizes[1]:
+        found.append("the row groups of a file whose rows were all dropped")
+    elif sizes[0] != sizes[1]:
+        many = f"{len(sizes[0])} row group{'s' * (len(sizes[0]) > 1)}"
+        found.append(f"{many}, now {len(sizes[1])}, of other sizes")
     if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
         found.append("the note of the columns it is sorted by")
     if any(column.bloom_filter_offset is not None for column in _chunks(old)):

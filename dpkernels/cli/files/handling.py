@@ -28,11 +28,13 @@ class Handling:
         missing: "error", "keep" or "drop".
         decimals: to which reports are rounded; None for not.
         shuffle: whether rows are put into a random order.
+        shuffleable: whether they could be: not the rows of a dataset, which are nowhere held together.
     """
 
     missing: str = "error"
     decimals: int | None = None
     shuffle: bool = False
+    shuffleable: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
@@ -48,7 +50,10 @@ class Handling:
         if self.decimals is not None:
             lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
         if not self.shuffle:
-            lines.append("the order of rows is kept: of a file sorted by a column it reveals ranks (--shuffle-rows)")
+            advice = (
+                "--shuffle-rows prevents this" if self.shuffleable else "shuffle the rows beforehand to prevent this"
+            )
+            lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice}")
         return lines
 
     def check_size(self, path: Path) -> None:

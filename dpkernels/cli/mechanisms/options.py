@@ -11,7 +11,18 @@ import click
 from dpkernels.cli.files.layout import FORMATS
 
 INPUT = click.Path(exists=True, dir_okay=False, path_type=Path)
-OUTPUT = click.Path(dir_okay=False, path_type=Path)
+
+
+class _OutputFile(click.Path):
+    """A file that is written, by its name: not standard output, for which other programs take -."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) in ("", "-"):
+            self.fail("an empty name" if not str(value) else "- is not a file; ./- is one of this name", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+OUTPUT = _OutputFile(dir_okay=False, path_type=Path)
 
 
 class Numbers(click.ParamType):

@@ -19,14 +19,16 @@ import hashlib
 import json
 import os
 import stat
-from contextlib import ExitStack
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 
 import click
 
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, claimed, staged, sweep, to_disk
+from dpkernels.cli.release.failures import independent_of_reports
+from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
 from dpkernels.untrusted import parse_json
 
 # A double sidecar begins with this, and no other does.
@@ -89,6 +91,7 @@ class Output:
     def __init__(self, source: Path, target: Path, force: bool = False) -> None:
         self._source, self._target, self._force = source, target, force
         self._sidecar = sidecar_path(target)
+        self._visible = False  # whether another user may have read the output
         self._held = ExitStack()
 
     def __enter__(self) -> Output:
@@ -118,6 +121,11 @@ class Output:
             self._held.close()
 
     @property
+    def place(self) -> Path:
+        """How errors call the output while it is written."""
+        return self._target
+
+    @property
     def path(self) -> Path:
         """Where to write the output: its open file, which nobody can exchange, whatever becomes of its name."""
         return Path(f"/dev/fd/{self._output.file.fileno()}")
@@ -128,15 +136,29 @@ class Output:
         file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
 
+    def withdraw(self) -> bool:
+        """Delete what was written; return False if another user may have read it, or if it cannot be deleted."""
+        if self._visible:
+            return False
+        name = self._output.path
+        with suppress(OSError):
+            name.unlink(missing_ok=True)
+        return not os.path.lexists(name)
+
     def commit(self, sidecar: str) -> None:
         """Put the output and its sidecar, which binds it, in place; from then on the work is finished."""
-        self._double.file.write((_REPLACING + json.dumps(self._old) + ", " + sidecar[1:]).encode())
-        self._single.file.write(sidecar.encode())
-        for new in (self._output, self._double, self._single):
-            new.finish(self._source)
+        with naming(self._target):
+            self._double.file.write((_REPLACING + json.dumps(self._old) + ", " + sidecar[1:]).encode())
+            self._single.file.write(sidecar.encode())
+            for new in (self._output, self._double, self._single):
+                new.finish()
         stop_if_asked()
         with uninterrupted():
-            _check_free(self._target, self._force)
+            with independent_of_reports():
+                _check_free(self._target, self._force)
+            self._visible = True
+            for new in (self._output, self._double, self._single):
+                new.finish(self._source)
             try:
                 for new, place in ((self._double, self._sidecar), (self._output, self._target)):
                     _place(new, place)
@@ -152,7 +174,10 @@ def settle(target: Path) -> None:
     sidecar = sidecar_path(target)
     if not _is_double(sidecar):
         return
-    text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+    try:
+        text = own_sidecar(target, sidecar.read_text(encoding="utf-8"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{sidecar}: is damaged, and was being replaced; move it away: {error}") from error
     if text is None:
         sidecar.unlink()
         return
@@ -210,8 +235,11 @@ def _text(sidecar: Path) -> str | None:
         return None
 
 
-def say_swept(swept: list[int], target: Path) -> None:
+def say_swept(swept: Sequence[Swept], target: Path) -> None:
     """Tell whoever runs the command what a killed run had left."""
-    if swept:
-        files = f"{len(swept)} file{'s' * (len(swept) > 1)} of {sum(swept)} bytes in all"
-        click.echo(f"dpkernels: removed {files} that a killed run to {target} had left", err=True)
+    files = [one.size for one in swept if one.files is None]
+    folders = [one.size for one in swept if one.files is not None]
+    for kind, sizes in (("file", files), ("folder", folders)):
+        if sizes:
+            many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
+            click.echo(f"dpkernels: removed {many} that a killed run to {target} had left", err=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from fractions import Fraction
@@ -16,6 +16,7 @@ from dpkernels.cli.files.handling import Handling, complete
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.ledger import Receipt
+from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Column, Release, exact_total
 from dpkernels.cli.release.values import numbers_and
 from dpkernels.random import host
@@ -90,11 +91,12 @@ def perturbed(
     pieces = source.pieces(treatment.names)
     # A request to stop need not wait for a stream's next bytes.
     with closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following:
-        for piece in following:
-            reports = {
-                column.name: _reports(treatment, source, column, engine, piece, at, first + at - row)
-                for column, engine in zip(treatment.columns, engines, strict=True)
-            }
+        while (piece := _next(following)) is not None:
+            with independent_of_reports():
+                reports = {
+                    column.name: _reports(treatment, source, column, engine, piece, at, first + at - row)
+                    for column, engine in zip(treatment.columns, engines, strict=True)
+                }
             done, left = source.replaced(piece, reports), len(piece)
             if treatment.handling.missing == "drop" and (whole := complete(reports.values())) is not None:
                 done, left = source.kept(done, whole), int(whole.sum())
@@ -102,6 +104,11 @@ def perturbed(
             at += len(piece)
             show()
             stop_if_asked()
+
+
+def _next(pieces: Iterator[Any]) -> Any:
+    with independent_of_reports():
+        return next(pieces, None)
 
 
 def _reports(

@@ -60,8 +60,8 @@ def some_rows(source: Source, read: int, left: int) -> None:
         ValueError: it is one.
     """
     if left == 0:
-        problem = "every row has a missing value" if read else "there is no row"
-        raise ValueError(f"{source.path}: is empty; {problem}, nothing to perturb")
+        problem = "every row has a missing value" if read else "is empty; there is no row"
+        raise ValueError(f"{source.path}: {problem}, nothing to perturb")
 
 
 def numbers_and(

@@ -87,7 +87,7 @@ def _verified(path: Path, form: dict[str, Any]) -> list[str]:
         total_line = f"ok: {total_line}"
     else:
         total_line = f"declared, not verified: {form['values_per_row']} values a row in a column, so a {total_line}"
-    return [*map(str, columns), total_line, verified_output(form, columns, files), *_declared(form)]
+    return [*map(str, columns), total_line, verified_output(form, columns, files, path), *_declared(form)]
 
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:

@@ -23,6 +23,8 @@ from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.untrusted import integer
 
+_MOST_PROBLEMS = 10  # that one message lists
+
 
 @dataclass(frozen=True)
 class VerifiedColumn:
@@ -76,23 +78,52 @@ def check_same(word: str, stated: Any, found: Any, where: str = "its columns") -
 
 
 def verified_output(
-    form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]]
+    form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
 ) -> str:
-    """Check the files of a release, and say so.
+    """Check the files of a release, every one of them, and say so.
+
+    Args:
+        form: what the sidecar says.
+        columns: its columns, verified.
+        files: what ``outputs`` found in it.
+        path: the sidecar.
 
     Raises:
-        CertificateError: one is not what the sidecar says.
+        CertificateError: names all files that are not what the sidecar says; of a dataset also those that are missing,
+            and those in its folder that the sidecar does not name.
     """
-    for target, _ in files:
+    if "parts" not in form.get("output", {}) and not files[0][0].is_file():
+        return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
+    coarse, problems = set[str](), _strange(form, path, files)
+    for target, written in files:
         if not target.is_file():
-            return f"not verified: rows, values a row, the columns' names, the output's hash; {target} is not there"
-    coarse = sorted({name for target, written in files for name in _coarse(form, columns, target, written)})
+            continue  # one of the problems
+        try:
+            coarse.update(_coarse(form, columns, target, written))
+        except CertificateError as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+        raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
     told = "its perturbed columns hold reports of these tables"
     if coarse:
-        told = f"not verified: reports of {', '.join(coarse)}, too coarse to be told from other numbers"
+        told = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to be told from other numbers"
     hashed = "SHA-256" if _is_bound(form) else "not bound by a hash"
     place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
     return f"ok: {place}, {form['rows']} rows, {hashed}; {told}"
+
+
+def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """What a dataset's folder lacks, and what it has that the sidecar does not name; nothing of one file."""
+    if "parts" not in form.get("output", {}):
+        return []
+    there, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
+    problems = [f"{path.with_name(name)}: is not there" for name in sorted(named - there)]
+    problems += [f"{target}: is not a file" for target, _ in files if target.name in there and not target.is_file()]
+    strange = sorted(there - named - {path.name})
+    return problems + [
+        f"{path.with_name(name)}: is in the folder of the release, and its sidecar does not name it" for name in strange
+    ]
 
 
 def _coarse(

@@ -1,0 +1,47 @@
+"""End a Ray cluster of this machine with its driver: a script of its own process, ``ray_watch.py SESSION``.
+
+Ray ends most of a cluster when the driver is killed. Its agents are left over: they wait a minute for the cluster that
+is gone. This process waits for the end of its standard input, which comes when the driver ends, however that ends. A
+driver that has shut its cluster down writes a byte before.
+
+It imports the standard library alone, and works where there is ``/proc``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_GRACE_SECONDS = 1.0  # for processes that end by themselves
+_TRIES = 20  # after each of which the processes may be gone
+
+
+def left_over(session: str) -> Iterator[int]:
+    """Yield the processes of a Ray session, by the files that they have open and the name that Ray gives them."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # another user's, or gone
+            if not (folder / "cmdline").read_bytes().startswith(b"ray::"):
+                continue
+            if any(f"/{session}/" in str(one.readlink()) for one in (folder / "fd").iterdir()):
+                yield int(folder.name)
+
+
+def end(session: str) -> None:
+    """Kill what is left of a session."""
+    for _ in range(_TRIES):
+        time.sleep(_GRACE_SECONDS)
+        found = list(left_over(session))
+        if not found:
+            return
+        for process in found:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+
+if __name__ == "__main__" and not sys.stdin.buffer.read(1):
+    end(sys.argv[1])
