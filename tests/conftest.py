@@ -147,6 +147,19 @@ def requests_to_stop_are_as_before() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
+@pytest.fixture
+def requests_to_stop_are_heeded() -> Iterator[None]:
+    """Set the usual handlers, which processes that the test starts have then too.
+
+    A shell that runs the tests in the background has them ignore SIGINT, and nohup SIGHUP.
+    """
+    usual = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_DFL}
+    before = {request: signal.signal(request, handler) for request, handler in usual.items()}
+    yield
+    for request, handler in before.items():
+        signal.signal(request, handler)
+
+
 @pytest.fixture(autouse=True)
 def global_flags_survive() -> Iterator[None]:
     """Nothing in the library may leave JAX's global flags other than the user set them."""

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from key_helpers import column_key
 
 import dpkernels as dpk
-from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(100, 132))
 BOUNDS = ("--lower", "0", "--upper", "120", "--epsilon", "1")
@@ -33,7 +33,7 @@ def released(folder: Path) -> pa.Table:
     return pa.concat_tables([pq.read_table(path) for path in sorted(folder.glob("part-*"))])
 
 
-def expected(ages: np.ndarray, column: int = 0, secret: bytes = SECRET) -> np.ndarray:
+def expected(ages: np.ndarray, column: str | None = "age", secret: bytes = SECRET) -> np.ndarray:
     """The reports of one process that has all the rows."""
     return dpk.perturb(ages, MECHANISM, key=column_key(secret, column))
 

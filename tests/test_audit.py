@@ -8,13 +8,13 @@ import dataclasses
 import numpy as np
 import pytest
 from exact_registry import exact, mechanism
+from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.exact.windows.certificate import certify_table
 from dpkernels.exact.windows.form import ExactWindow
 from dpkernels.exact.windows.lattice import windowed_table
-from dpkernels.release.perturb import column_key
 
 SAMPLES = 4_000_000
 BINS = 200
@@ -25,7 +25,7 @@ SECRET = bytes(range(1, 33))
 def reports(made, end, number, **how):
     """Reports of one end of the interval, with the key of this number."""
     x = np.full(SAMPLES, getattr(made, "mechanism", made).input_interval[end])
-    key = dpk.simulation_key(number) if how else column_key(SECRET, number)
+    key = dpk.simulation_key(number) if how else numbered_key(SECRET, number)
     return dpk.perturb(x, made, key=key, **how)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from key_helpers import column_key
 from test_cli import (
     AGE,
     SECRET,
@@ -29,7 +30,6 @@ from test_cli import (
 import dpkernels as dpk
 from accountants import calibrate
 from dpkernels.cli.mechanisms import options
-from dpkernels.release.perturb import column_key
 
 run = pytest.fixture(command, name="run")
 
@@ -120,7 +120,7 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
     done = run("perturb", "in.npy", "out.npy", *arguments(case))
     assert done.code == 0, done.err
     made = ADDITIVE[case][1]()
-    expected = dpk.perturb(ages(), made, key=column_key(SECRET, 0))
+    expected = dpk.perturb(ages(), made, key=column_key(SECRET, None))
     np.testing.assert_array_equal(np.load("out.npy"), expected)
     form = sidecar("out.npy")
     assert (form["epsilon"], form["delta"]) == (1.0, made.delta)
@@ -146,7 +146,9 @@ def test_files_of_every_format(run: Run, suffix: str, dtype: Any) -> None:
     done = run("perturb", source, f"out{suffix}", *column_options(source), *arguments("laplace"))
     assert done.code == 0, done.err
     values = read(source) if suffix == ".csv" else ages(700, dtype)
-    expected = dpk.perturb(values, dpk.laplace(epsilon=1.0, sensitivity=2.0), key=column_key(SECRET, 0))
+    expected = dpk.perturb(
+        values, dpk.laplace(epsilon=1.0, sensitivity=2.0), key=column_key(SECRET, None if suffix == ".npy" else "age")
+    )
     np.testing.assert_array_equal(read(Path(f"out{suffix}")), expected)
     assert_nothing_but(source.name, f"out{suffix}", f"out{suffix}.json")
 
@@ -191,8 +193,8 @@ def test_bounded_and_additive_columns_mix(run: Run) -> None:
         "pay": calibrate.gaussian(epsilon=0.3, delta=1e-6, sensitivity=100.0),
         "count": dpk.laplace(epsilon=0.2, sensitivity=1.0),
     }
-    for number, (name, made) in enumerate(means.items()):
-        expected = dpk.perturb(raw[name].to_numpy(), made, key=column_key(SECRET, number))
+    for name, made in means.items():
+        expected = dpk.perturb(raw[name].to_numpy(), made, key=column_key(SECRET, name))
         np.testing.assert_array_equal(table[name].to_numpy(), expected)
     assert table["id"].equals(raw["id"])
 

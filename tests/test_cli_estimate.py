@@ -142,7 +142,137 @@ def test_missing_values_that_were_kept_are_counted(run: Run) -> None:
     done = run("estimate", "out.csv")
     assert "5 rows without a report" in done.out
     assert estimated(run, "out.csv")["missing"] == 5
-    assert_refused(run("estimate", "out.csv", "--by", "plan"), 1, "--by: group 'b' of 'plan' has no report")
+    one, other = estimated(run, "out.csv", "--by", "plan")["estimates"]
+    assert (one["group"], one["reports"]) == ("a", 50)
+    assert other == {"group": "b", "reports": 0, "mean": {"value": None, "why": "no report"}}
+    assert run("estimate", "out.csv", "--by", "plan").out.splitlines()[-1].split() == [
+        "b",
+        "0",
+        "mean",
+        "-",
+        "no",
+        "report",
+    ]
+
+
+def test_a_group_with_too_few_reports_is_marked_and_the_others_are_answered(run: Run) -> None:
+    Path("in.csv").write_text("plan,age\n" + "a,20\na,60\n" * 2000 + "b,50\n" * 2 + "c,50\n")
+    assert run("perturb", "in.csv", "out.csv", *GIVEN).code == 0
+    given = "--by", "plan", "--quantiles", ".5", "--histogram", "2"
+    a, b, c = estimated(run, "out.csv", *given)["estimates"]
+    assert 0 < a["quantile_0.5"]["value"] < 100
+    assert len(a["histogram"]) == 2
+    assert b["mean"]["value"] is not None
+    assert "too few" in b["quantile_0.5"]["why"]
+    assert c["mean"] == {"value": None, "why": "there are 1; two or more are needed"}
+    lines = run("estimate", "out.csv", *given).out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(("a", "b", "c"))].count("b") >= 1
+    assert_refused(run("estimate", "out.csv", "--quantiles", ".999999"), 1, "error: --quantiles: ")
+
+
+def group_names(run: Run, cells: pa.Array) -> list[Any]:
+    """The names of the groups of a release with these cells, every one of which occurs four times."""
+    table = pa.table({"plan": pa.concat_arrays([cells] * 4), "age": np.arange(4.0 * len(cells)) % 100})
+    pq.write_table(table, "in.parquet", store_schema=True)
+    assert run("perturb", "in.parquet", "out.parquet", *GIVEN, "--force").code == 0
+    assert run("estimate", "out.parquet", "--by", "plan").code == 0
+    form = estimated(run, "out.parquet", "--by", "plan")
+    assert {one["reports"] for one in form["estimates"]} == {4}
+    return [one["group"] for one in form["estimates"]]
+
+
+NANOSECONDS = 1_700_000_000_000_000_000
+CELLS = {
+    "time64": (pa.array([1, 2], pa.time64("ns")), ["00:00:00.000000001", "00:00:00.000000002"]),
+    "timestamp": (
+        pa.array([NANOSECONDS, NANOSECONDS + 1], pa.timestamp("ns")),
+        ["2023-11-14 22:13:20.000000000", "2023-11-14 22:13:20.000000001"],
+    ),
+    "an hour that a clock shows twice": (
+        pa.array([1_698_537_600, 1_698_541_200], pa.timestamp("s", "Europe/Berlin")),
+        ["2023-10-29 00:00:00Z", "2023-10-29 01:00:00Z"],
+    ),
+    "duration": (pa.array([1, 2], pa.duration("ns")), ["1 ns", "2 ns"]),
+    "null and empty": (pa.array(["", None, "None", "(null)"]), ["", "(null)", "None", None]),
+    "bytes": (pa.array([b"\xe4", b"\xf6", b"a", None], pa.binary()), ["a", "\udce4", "\udcf6", None]),
+    "booleans": (pa.array([True, False, None]), ["False", "True", None]),
+    "dictionary": (pa.array(["b", "a", None]).dictionary_encode(), ["a", "b", None]),
+    "numbers": (pa.array([2.0, 10.0, -0.5, None]), ["-0.5", "2.0", "10.0", None]),
+}
+
+
+@pytest.mark.quick("time64", "null*", "bytes")
+@pytest.mark.parametrize("case", CELLS)
+def test_different_cells_are_different_groups(run: Run, case: str) -> None:
+    cells, names = CELLS[case]
+    assert group_names(run, cells) == names
+
+
+def test_cells_of_another_encoding_are_different_groups(run: Run) -> None:
+    """Latin-1, of a csv: no two cells become one for not being UTF-8."""
+    rows = [plan + b",%d" % age for plan in (b"\xe4", b"\xf6", b"\xef\xbf\xbd", b"") for age in range(5)]
+    Path("in.csv").write_bytes(b"plan,age\n" + b"\n".join(rows) + b"\n")
+    assert run("perturb", "in.csv", "out.csv", *GIVEN).code == 0
+    found = estimated(run, "out.csv", "--by", "plan")["estimates"]
+    assert [(one["group"], one["reports"]) for one in found] == [("", 5), ("\udce4", 5), ("\udcf6", 5), ("\ufffd", 5)]
+    lines = run("estimate", "out.csv", "--by", "plan").out.splitlines()
+    assert sum(line.startswith(("'\\udce4' ", "'\\udcf6' ")) for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    "ends", [("-inf", "inf"), ("-1e308", "1e308"), ("0", "1e300"), ("1e300", "1.1e300"), ("0", "nan")]
+)
+def test_ends_that_no_noise_fits_are_refused_in_a_short_line(run: Run, ends: tuple[str, str]) -> None:
+    np.save("in.npy", people()["age"])
+    assert run("perturb", "in.npy", "out.npy", "--mechanism", "laplace", "--epsilon", "1").code == 0
+    done = run("estimate", "out.npy", "--lower", ends[0], "--upper", ends[1])
+    assert_refused(done, 2, "--lower, --upper: ")
+    assert len(done.err) < 200
+
+
+@pytest.mark.parametrize("confidence", ["5e-324", "1e-9", "0.9999999999999999"])
+def test_every_confidence_has_intervals(run: Run, confidence: str) -> None:
+    released(run, "out.csv")
+    told = estimated(run, "out.csv", "--confidence", confidence)["estimates"][0]
+    low, high = told["mean"]["interval"]
+    assert low <= told["mean"]["value"] <= high
+    assert np.isfinite([low, high]).all()
+
+
+def test_the_sidecar_of_an_array_is_none_of_a_table(run: Run) -> None:
+    released(run, "out.npy")
+    released(run, "out.csv")
+    done = run("estimate", "out.csv", "--sidecar", "out.npy.json")
+    assert_refused(done, 1, "out.csv: has columns, but the sidecar is that of an array")
+    assert_refused(run("estimate", "out.npy", "--sidecar", "out.csv.json"), 1, "out.npy: has 0 columns 'age'")
+
+
+FORGED: dict[str, Any] = {
+    "no object": (lambda form: [form], "JSON: a list of 1 must be an object"),
+    "output null": (lambda form: form | {"output": None}, "output: None must be an object"),
+    "no hash": (lambda form: form | {"output": {"bytes": 1, "columns": []}}, "output.sha256: is missing"),
+    "decimals": (lambda form: form | {"decimals": "x"}, "decimals: 'x' must be null or a whole number"),
+    "a number for a name": (lambda form: _renamed(form, 7), "columns[0].column: 7 must be a string"),
+    "a truth for a name": (lambda form: _renamed(form, True), "columns[0].column: True must be a string"),
+    "a column twice": (lambda form: form | {"columns": form["columns"] * 2}, "is there twice"),
+    "parts": (
+        lambda form: form | {"output": {"parts": [{"name": 1}], "columns": []}},
+        "output.parts[0].name: 1 must be a string",
+    ),
+}
+
+
+def _renamed(form: dict[str, Any], name: Any) -> dict[str, Any]:
+    return form | {"columns": [form["columns"][0] | {"column": name}]}
+
+
+@pytest.mark.parametrize("case", FORGED)
+def test_a_sidecar_of_other_types_is_refused_by_the_field(run: Run, case: str) -> None:
+    released(run, "out.csv")
+    change, says = FORGED[case]
+    Path("out.csv.json").write_text(json.dumps(change(json.loads(Path("out.csv.json").read_text()))))
+    assert_refused(run("estimate", "out.csv"), 1, "out.csv.json: is not the sidecar of a release", says)
+    assert_refused(run("certify", "--verify", "out.csv.json"), 1, "out.csv.json: is not the sidecar of a release", says)
 
 
 def test_rounded_reports(run: Run) -> None:
@@ -221,7 +351,11 @@ def test_a_forged_table_is_refused(run: Run) -> None:
         (["--by", "pay"], 2, "--by: out.csv has 0 columns 'pay'"),
         (["--quantiles", "0.5,1"], 2, "--quantiles"),
         (["--quantiles", "0.00001"], 1, "too few for the quantile 1e-05"),
-        (["--by", "plan", "--quantiles", "0.0001"], 1, "plan '2': p:"),
+        (["--quantiles", "0.00001"], 1, "error: --quantiles: 3000 reports"),
+        (["--by", "plan", "--quantiles", "0.0001"], 1, "--by: no group can answer; plan 2: --quantiles: "),
+        (["--quantiles", ""], 2, "'' is not numbers"),
+        (["--quantiles", ".5,"], 2, "'.5,' is not numbers"),
+        (["--quantiles", ".5,,.6"], 2, "is not numbers"),
         (["--histogram", "0"], 2, "--histogram: 0"),
         (["--confidence", "1"], 2, "--confidence: 1"),
         (["--lower", "0"], 2, "--lower and --upper: give both or neither"),

@@ -6,10 +6,11 @@ import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from key_helpers import column_key
 
 import dpkernels as dpk
-from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(9, 41))
 KEY = dpk.key_from_bytes(SECRET)
@@ -18,8 +19,8 @@ PAY = dpk.duchi(epsilon=0.5, lower=0.0, upper=1e4)
 VALUES = np.array([23.0, 35.5, 61.0, 0.0, 120.0])
 
 
-def perturb(x, made=AGES, **how):
-    return dpk.perturb(x, made, key=KEY, **how)
+def perturb(x, made=AGES, key_of=None, **how):
+    return dpk.perturb(x, made, key=KEY if key_of is None else column_key(SECRET, key_of), **how)
 
 
 EXPECTED = perturb(VALUES)
@@ -111,12 +112,12 @@ def test_of_two_columns_of_one_name_neither_is_perturbed():
         ("category", "float64"),
     ],
 )
-def test_pandas_columns_keep_their_kind_of_type_and_what_is_attached_to_them(given, returned):
+def test_pandas_columns_keep_their_kind_of_type_their_name_and_their_index(given, returned):
     column = pd.Series([23.0, 35.0, 61.0], index=[4, 5, 6], name="age").astype(given)
     column.attrs["unit"] = "years"
     reports = perturb(column)
     assert str(reports.dtype) == returned
-    assert (reports.attrs, reports.name, list(reports.index)) == ({"unit": "years"}, "age", [4, 5, 6])
+    assert (reports.attrs, reports.name, list(reports.index)) == ({}, "age", [4, 5, 6])
     plain = perturb(
         np.array([23.0, 35.0, 61.0], np.float32 if "32" in returned or "float[" in returned else np.float64)
     )
@@ -206,6 +207,30 @@ def test_inputs_are_left_as_they_are():
     reports = perturb(x)
     np.testing.assert_array_equal(x, VALUES)
     assert not np.shares_memory(reports, x)
+
+
+@pytest.mark.parametrize("x", [23, 23.0])
+def test_python_numbers(x):
+    report = perturb(x)
+    assert type(report) is float
+    assert report == EXPECTED[0]
+    assert type(dpk.perturb(x, AGES, key=dpk.simulation_key(1), exact=False)) is float
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (True, "bool is not an array"),
+        (1 << 64, "an integer of 65 bits"),
+        ("23", "str is not an array"),
+        (pa.scalar(23.0), "pyarrow.Scalar; make it an array"),
+        (pa.schema([("age", pa.float64())]), "pyarrow Schema is not an array or a column"),
+        (pa.py_buffer(b"23"), "pyarrow Buffer is not an array or a column"),
+    ],
+)
+def test_what_is_no_number_and_no_column_is_refused_in_words(x, message):
+    with pytest.raises(TypeError, match=message):
+        perturb(x)
 
 
 def test_numpy_scalars_and_subclasses():
@@ -321,11 +346,65 @@ def test_tables_keep_their_columns_in_place(make, column):
 
 @every_table
 def test_every_column_has_a_key_of_its_own(make, column):
-    """The columns' noise is that of the key folded by their place in the dict."""
+    """The columns' noise is that of the key derived from their names, whatever the order and the other columns."""
     reports = perturb(make(), {"age": AGES, "pay": PAY})
-    for number, (name, made) in enumerate((("age", AGES), ("pay", PAY))):
-        alone = dpk.perturb(column(make(), name), made, key=column_key(SECRET, number))
+    for name, made in (("age", AGES), ("pay", PAY)):
+        alone = dpk.perturb(column(make(), name), made, key=column_key(SECRET, name))
         np.testing.assert_array_equal(column(reports, name), alone)
+        np.testing.assert_array_equal(column(perturb(make(), {name: made}), name), alone)
+        np.testing.assert_array_equal(column(perturb(make(), {"pay": PAY, "age": AGES}), name), alone)
+
+
+@pytest.mark.parametrize("how", [{"key": KEY}, {"key": dpk.simulation_key(5), "exact": False}])
+def test_a_subset_of_the_columns_shares_no_noise_with_another_column(how):
+    """By their places in the dict, "b" of the second release would have the noise of "a" in the first."""
+    x = np.full(200, 60.0)
+    table = pd.DataFrame({"a": x, "b": x})
+    first, second = dpk.perturb(table, {"a": AGES, "b": AGES}, **how), dpk.perturb(table, {"b": AGES}, **how)
+    np.testing.assert_array_equal(first["b"], second["b"])
+    assert (first["a"] != second["b"]).mean() > 0.6
+
+
+def test_names_that_are_no_strings():
+    """pandas has integers and tuples for names; what has no one encoding is refused, before anything is drawn."""
+    table = pd.DataFrame(np.repeat(VALUES[:, None], 3, axis=1), columns=[0, "0", ("a", 0)])
+    reports = perturb(table, {0: AGES, "0": AGES, ("a", 0): AGES})
+    assert len({tuple(reports.iloc[:, at]) for at in range(3)}) == 3
+    np.testing.assert_array_equal(perturb(pd.DataFrame({0: VALUES}), {np.int64(0): AGES})[0], reports[0])
+    nested = pd.DataFrame({("a", "x"): VALUES, ("a", "y"): VALUES})
+    assert nested.columns.nlevels == 2
+    made = perturb(nested, {("a", "y"): AGES})
+    np.testing.assert_array_equal(made["a", "y"], perturb(VALUES, key_of=("a", "y")))
+    with pytest.raises(TypeError, match=r"column name 1\.5: is a float"):
+        perturb(pd.DataFrame({1.5: VALUES}), {1.5: AGES})
+
+
+def test_attributes_of_pandas_do_not_travel_with_the_reports():
+    table = frame()
+    table.attrs = {"raw": VALUES.tolist()}
+    assert table["age"].attrs == table.attrs
+    for made in (perturb(table, {"age": AGES}), perturb(table["age"])):
+        assert made.attrs == {}
+    assert table.attrs == {"raw": VALUES.tolist()}
+
+
+def test_metadata_of_a_perturbed_column_does_not_travel_with_the_reports(tmp_path):
+    """Nor do attributes that pandas has written into a Parquet file; what belongs to other columns stays."""
+    table = frame()
+    table.attrs = {"raw": "attribute"}
+    table.to_parquet(tmp_path / "in.parquet")
+    read = pq.read_table(tmp_path / "in.parquet")
+    assert b"attribute" in read.schema.metadata[b"PANDAS_ATTRS"]
+    for name in ("age", "city"):
+        at = read.column_names.index(name)
+        read = read.set_column(at, read.field(at).with_metadata({"note": name}), read.column(at))
+    made = perturb(read, {"age": AGES})
+    assert b"PANDAS_ATTRS" not in made.schema.metadata
+    assert b"pandas" in made.schema.metadata
+    assert not made.field("age").metadata
+    assert made.field("city").metadata == {b"note": b"city"}
+    bare = pa.table({"age": VALUES})
+    assert perturb(bare, {"age": AGES}).schema == bare.schema
 
 
 def test_equal_columns_get_unrelated_noise():
@@ -349,7 +428,7 @@ def test_pandas_index_survives():
     [
         [23.0, 35.0],
         (23.0,),
-        23.0,
+        True,
         "23",
         None,
         {"age": VALUES},

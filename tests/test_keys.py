@@ -1,6 +1,8 @@
 """Keys: fresh from the operating system, refused where they are guessable, never repeated by a fork."""
 
+import hashlib
 import os
+import struct
 import subprocess
 import sys
 
@@ -8,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
 import dpkernels as dpk
-from dpkernels.random.keys import release_key_bytes
+from dpkernels.random.keys import column_key, column_secret, column_words, release_key_bytes
 
 FORKING = """
 import os
@@ -103,3 +107,67 @@ def test_forked_processes_share_no_randomness():
 def test_a_seed_that_jax_would_cut_is_refused(seed):
     with pytest.raises(ValueError, match="seed"):
         dpk.simulation_key(seed)
+
+
+@pytest.mark.parametrize("thing", [None, "a" * 32, [0] * 32, 32])
+def test_a_key_of_what_is_not_bytes_is_refused_without_being_shown(thing):
+    with pytest.raises(TypeError, match="32 bytes") as refused:
+        dpk.key_from_bytes(thing)
+    assert "aaaa" not in str(refused.value)
+
+
+# Keys of columns, derived from their names.
+
+SECRET = bytes(range(9, 41))
+
+
+def written_apart(secret, encoded):
+    """Return the key that docs/exact.md describes, by functions of other libraries alone: eight blocks of ChaCha20."""
+    for word in struct.unpack("<8I", hashlib.sha256(b"dpkernels column name\0" + encoded).digest()):
+        nonce = struct.pack("<QII", word, 2, 0)  # The block's number is the word; stream 2 is that of fold_in.
+        secret = Cipher(ChaCha20(secret, nonce), mode=None).encryptor().update(bytes(32))
+    return secret
+
+
+@pytest.mark.parametrize(
+    ("name", "encoded"),
+    [
+        ("age", b"sage"),
+        ("", b"s"),
+        ("Größe", b"sGr\xc3\xb6\xc3\x9fe"),
+        ("\ud800", b"s\xed\xa0\x80"),  # half of a pair, which pandas allows in a name
+        (7, b"i7"),
+        (-(10**30), b"i-1" + b"0" * 30),
+        (np.int8(7), b"i7"),
+        (("a", 1), b"t2:sa2:i1"),
+        (("a", ("b", -2)), b"t2:sa10:t2:sb3:i-2"),
+        ((), b"t"),
+    ],
+)
+def test_a_column_key_is_the_documented_function_of_key_and_name(name, encoded):
+    secret = column_secret(SECRET, name)
+    assert secret == written_apart(SECRET, encoded)
+    assert secret == release_key_bytes(column_key(dpk.key_from_bytes(SECRET), name))
+
+
+def test_names_that_differ_have_keys_that_differ():
+    """Names that a careless encoding would confuse."""
+    names = ["1", 1, -1, "i1", "s1", ("1",), (1,), ("1", ""), ("", "1"), ("1:s", ""), (("1",),), ("a", "b"), ("ab",)]
+    names += ["ab", ("a", ("b",)), (("a", "b"),), ("2:sa",), "é", "e\N{COMBINING ACUTE ACCENT}", "t2:sa", "", ()]
+    assert len({column_words(name) for name in names}) == len(names)
+    assert len({column_secret(SECRET, name) for name in names}) == len(names)
+
+
+@pytest.mark.parametrize("name", [1.0, True, None, b"age", ("a", 1.0), ("a", None), np.bool_(True), np.float64(2)])
+def test_names_without_one_encoding_are_refused(name):
+    with pytest.raises(TypeError, match="string, an integer or a tuple"):
+        column_words(name)
+
+
+def test_simulations_derive_their_keys_likewise():
+    one, other = (column_key(dpk.simulation_key(3), name) for name in ("a", "b"))
+    folded = dpk.simulation_key(3)
+    for word in column_words("a"):
+        folded = jax.random.fold_in(folded, np.uint32(word))
+    assert jnp.array_equal(jax.random.key_data(one), jax.random.key_data(folded))
+    assert not jnp.array_equal(jax.random.key_data(one), jax.random.key_data(other))

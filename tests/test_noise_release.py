@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from key_helpers import column_key, numbered_key
 from noise_tables import claim, exact, form_of, positions, slow_position, slow_sampler, small_table
 from scipy import stats
 
@@ -18,7 +19,6 @@ from dpkernels.random import host
 from dpkernels.release import engines as release
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
 from dpkernels.release.inputs import Bounds
-from dpkernels.release.perturb import column_key
 
 SECRET = bytes(range(9, 41))
 KEY = dpk.key_from_bytes(SECRET)
@@ -136,8 +136,8 @@ def test_columns_of_tables():
     np.testing.assert_array_equal(reports.to_numpy(), perturb(x, made))
     table = perturb(pd.DataFrame({"a": x, "b": x, "c": x}), {"a": made, "c": claim("gaussian-1")})
     assert (table["b"] == x).all()
-    np.testing.assert_array_equal(table["a"], dpk.perturb(x, made, key=column_key(SECRET, 0)))
-    np.testing.assert_array_equal(table["c"], dpk.perturb(x, claim("gaussian-1"), key=column_key(SECRET, 1)))
+    np.testing.assert_array_equal(table["a"], dpk.perturb(x, made, key=column_key(SECRET, "a")))
+    np.testing.assert_array_equal(table["c"], dpk.perturb(x, claim("gaussian-1"), key=column_key(SECRET, "c")))
 
 
 def test_fresh_releases_differ():
@@ -244,7 +244,7 @@ N = 4_000_000
 
 
 def hits(form, x, event, number):
-    return int(event(dpk.perturb(np.full(N, x), form, key=column_key(SECRET, number))).sum())
+    return int(event(dpk.perturb(np.full(N, x), form, key=numbered_key(SECRET, number))).sum())
 
 
 def proved(first, second):

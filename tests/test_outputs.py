@@ -534,6 +534,7 @@ def test_what_is_only_printed_fails_if_it_cannot_be(run: Run) -> None:
     assert in_shell(">&-", "mechanisms") == Result(0, "", "")
 
 
+@pytest.mark.usefixtures("requests_to_stop_are_heeded")
 @pytest.mark.parametrize("request_to_stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_request_to_stop_after_the_commit_comes_too_late(
     run: Run, monkeypatch: pytest.MonkeyPatch, request_to_stop: signal.Signals
@@ -551,34 +552,46 @@ def test_a_request_to_stop_after_the_commit_comes_too_late(
     assert run("certify", "--verify", "out.csv.json").code == 0
 
 
+@pytest.mark.usefixtures("requests_to_stop_are_heeded")
 def test_a_request_to_stop_as_the_process_ends_comes_too_late(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     at_exit = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
-    heeding = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    done = as_process(*GIVEN, script=heeding + at_exit + COMMAND[2])
+    done = as_process(*GIVEN, script=at_exit + COMMAND[2])
     assert (done.returncode, done.stderr) == (0, "")
 
 
 IN_A_CALLBACK = """
 import gc, os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)
 from dpkernels.cli import main
 gc.set_threshold(50)
 def ask(phase, info):
     if os.path.exists("asked") or not any(name.endswith(".part") for name in os.listdir()): return
     open("asked", "w").close()
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), REQUEST)
 gc.callbacks.append(ask)
 sys.exit(main())
 """
 
 
+@pytest.mark.usefixtures("requests_to_stop_are_heeded")
 def test_an_interrupt_in_a_callback_of_the_garbage_collector_prints_no_traceback(run: Run) -> None:
     Path("in.csv").write_text("age\n" + "50\n" * 2_000_000)
-    done = as_process(*GIVEN, script=IN_A_CALLBACK)
+    done = as_process(*GIVEN, script=IN_A_CALLBACK.replace("REQUEST", "signal.SIGINT"))
     assert Path("asked").exists()
     assert (done.returncode, done.stderr) == (1, "dpkernels: error: interrupted\n")
     assert_nothing_but("in.csv", "asked")
+
+
+@pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_request_that_the_caller_ignores_stops_nothing(run: Run, ignored: signal.Signals) -> None:
+    """As of a process that a shell started in the background, or nohup; the release is whole."""
+    Path("in.csv").write_text("age\n" + "50\n" * 200_000)
+    before = f"import signal; signal.signal({int(ignored)}, signal.SIG_IGN)\n"
+    done = as_process(*GIVEN, script=before + IN_A_CALLBACK.replace("REQUEST", str(int(ignored))))
+    assert Path("asked").exists()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert run("certify", "--verify", "out.csv.json").code == 0
+    assert_nothing_but(*OURS, "asked")
 
 
 def test_other_unraisable_errors_are_still_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -598,6 +611,7 @@ def test_other_unraisable_errors_are_still_printed(capsys: pytest.CaptureFixture
     assert [one.exc_type for one in seen] == [ValueError]
 
 
+@pytest.mark.usefixtures("requests_to_stop_are_heeded")
 @pytest.mark.parametrize("moment", ["claimed", "sweep", "staged", "settle"])
 def test_an_interrupt_as_the_output_is_made_leaves_nothing(
     run: Run, monkeypatch: pytest.MonkeyPatch, moment: str

@@ -27,7 +27,7 @@ from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, nam
 import dpkernels as dpk
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR
 from dpkernels.cli.dataset.part import Secret, perturb_part
-from dpkernels.random import host
+from dpkernels.random.keys import column_secret
 from dpkernels.release import ray_data
 from dpkernels.release.ray_data import BlockSecrets, numbered, perturbed_block
 
@@ -265,7 +265,7 @@ def session() -> Path:
 def forms_of(secret: bytes) -> list[bytes]:
     """How a key may look in a file."""
     words = [str(word).encode() for word in np.frombuffer(secret, "<u4")]
-    every = [host.fold_in(secret, 0), secret]
+    every = [column_secret(secret, "age"), secret]
     texts = [
         f(one)
         for one in every

@@ -66,11 +66,11 @@ def _column(at: int, **changes: Any) -> Callable[[dict[str, Any]], Any]:
 
 FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "rows": (lambda form: form.update(rows=51), "rows: the file says 51, out.csv has 50"),
-    "rows as a truth": (lambda form: form.update(rows=True), "rows: True is not"),
+    "rows as a truth": (lambda form: form.update(rows=True), "rows: True must be a whole number"),
     "a column's name": (_column(0, column="wage"), "column wage: out.csv has 0 columns of this name"),
     "a copied column's name": (_column(0, column="share"), "column share: row 0 (line 2) is no report of its table"),
     "one name for two": (_column(0, column="pay"), "is there twice"),
-    "no name": (_column(0, column=None), "column (array)"),
+    "no name": (_column(0, column=None), "an array, which has no name, is the only column"),
     "the mechanism's name": (_column(0, mechanism="duchi"), "mechanism: 'duchi' has the parameters"),
     "another of the same parameters": (_column(0, mechanism="optimal"), "mechanism: 'optimal' has"),
     "no mechanism": (_column(0, mechanism="magic"), "mechanism: 'magic' cannot be made"),

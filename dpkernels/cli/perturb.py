@@ -23,11 +23,10 @@ from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput
-from dpkernels.cli.release.treatment import Treatment, perturbed
+from dpkernels.cli.release.treatment import Treatment, perturbed, row_order_secret
 from dpkernels.cli.release.values import check_values, label, some_rows
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
-from dpkernels.random import host
 from dpkernels.staging import naming
 
 _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
@@ -243,7 +242,7 @@ def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
         with independent_of_reports():
             some_rows(source, read, rows)
         if held:
-            key = host.fold_in(secret, len(plan.treatment.columns))
-            for piece in source.reordered(held, permutation(key, rows // source.values_per_row)):
+            order = permutation(row_order_secret(secret), rows // source.values_per_row)
+            for piece in source.reordered(held, order):
                 sink.write(piece)
     return rows

@@ -13,6 +13,7 @@ from functools import cached_property
 import numpy as np
 from scipy import signal
 
+from dpkernels.decimals import shortest
 from dpkernels.estimation.tables import Squares, inputs_of, integrals_of, reports_of, row_means, squares_of, unbiased
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.table import RowTable
@@ -20,6 +21,8 @@ from dpkernels.exact.windows.table import WindowTable
 
 # Reports of additive noise are counted one by one on at most so many lattice points.
 _MOST_POINTS = 1 << 22
+# Inputs are fewer grains from 0 than this: integers of 64 bits hold their positions.
+_FARTHEST = 2.0**62
 # Noise of fewer cells in a sensitivity is on a lattice of its own; other tables have 512, or some less.
 _FINE = 64
 # Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
@@ -179,19 +182,22 @@ class NoiseChannel(Channel):
         decimals: as of ``TableChannel``.
 
     Raises:
-        ValueError: the interval is too wide for the noise.
+        ValueError: the interval is too wide for the noise, or too far from 0.
     """
 
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
         self.table, self.lower, self.upper = certificate.table, lower, upper
         table, on_lattice = certificate.table, certificate.shift < _FINE
         self._grain, self._grains = (float(table.cell), 1) if on_lattice else (2.0**table.grain, table.grains)
+        asked = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
+        if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
+            raise ValueError(f"{asked} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
         begin, end = (int(np.floor(x / self._grain + 0.5)) for x in (lower, upper))
         self._first = begin // self._grains + table.first
         points = -(-end // self._grains) + table.last - self._first + 1
         if points > _MOST_POINTS:
             raise ValueError(
-                f"bounds: [{lower:.9g}, {upper:.9g}] has {points} possible reports, more than {_MOST_POINTS}; "
+                f"{asked} has {points:.3g} possible reports, more than {_MOST_POINTS}; "
                 "the noise hardly matters on so wide an interval"
             )
         self._points = points

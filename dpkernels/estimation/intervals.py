@@ -40,7 +40,7 @@ class Moment:
     def interval(self, confidence: float = 0.95) -> Interval:
         """(low, high): the normal interval, of each number by itself; right for large n."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        half = NormalDist().inv_cdf((1 + confidence) / 2) * self.error + self.missed
+        half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.missed  # (1 + confidence)/2 may be 1
         return self._cut(self.value - half, self.value + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:

@@ -40,8 +40,7 @@ def variance_of(counts: Counts) -> Moment:
     largest = ((channel.upper - channel.lower) / 2) ** 2
 
     def bernstein(confidence: float) -> Interval:
-        each = (1 + confidence) / 2  # A union bound over the two averages.
-        (a, b), (low, high) = first.bernstein(each), second.bernstein(each)
+        (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
         a, b = a - channel.missed, b + channel.missed
         nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
         return low - max(a * a, b * b), high - nearest
@@ -79,9 +78,12 @@ class _Average:
         self.weights = weights
         self.channel = counts.channel
 
-    def bernstein(self, confidence: float) -> Interval:
-        """P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)), V and M the largest variance and deviation of any input."""
-        odds = math.log(2 / (1 - confidence))
+    def bernstein(self, confidence: float, averages: int = 1) -> Interval:
+        """P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)), V and M the largest variance and deviation of any input.
+
+        Of several averages the intervals hold together, by a union bound.
+        """
+        odds = math.log(2 * averages / (1 - confidence))
         V, M = self.channel.worst(self.weights)
         third = M * odds / 3
         half = (third + math.sqrt(third**2 + 2 * self.n * V * odds)) / self.n

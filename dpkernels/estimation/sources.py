@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import lru_cache, singledispatch
 from pathlib import Path
@@ -58,8 +59,8 @@ def channel_of(
         checks.whole("decimals", decimals, 0, _MOST_DECIMALS)
     if bounds is not None:
         bounds = (checks.number("bounds", bounds[0]), checks.number("bounds", bounds[1]))
-        if not bounds[0] < bounds[1]:
-            raise ValueError(f"bounds: {bounds} must be two numbers, the smaller first")
+        if not -math.inf < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"bounds: {bounds} must be two finite numbers, the smaller first")
     return _channel_once(_Same(certificate), bounds, decimals)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +46,10 @@ class ExactForm(abc.ABC):
     @abc.abstractmethod
     def negligible(self) -> float:
         """Inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: what is cached is made again from them, and compiled programs cannot be pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
 
     @property
     def variance_cost(self) -> float:

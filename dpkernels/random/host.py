@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from functools import cache
+from collections.abc import Iterable
+from functools import cache, reduce
 from typing import Any
 
 import numpy as np
@@ -72,3 +73,8 @@ def fold_in(key: bytes, data: int) -> bytes:
     child = np.empty(8, "<u4")
     fill(child, key, FOLD_STREAM, data)
     return child.tobytes()
+
+
+def fold_in_words(key: bytes, words: Iterable[int]) -> bytes:
+    """Return the key after folding in one 32-bit word after the other."""
+    return reduce(fold_in, words, key)

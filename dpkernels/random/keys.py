@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Hashable
+from functools import reduce
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels import checks
-from dpkernels.random import chacha
+from dpkernels.random import chacha, host
 
 
 def os_key() -> Array:
@@ -28,11 +31,14 @@ def key_from_bytes(secret: bytes) -> Array:
     Whoever has the bytes can remove the noise: keep them as secret as the data, and destroy them with it.
 
     Raises:
+        TypeError: not bytes.
         ValueError: not 32 bytes.
     """
-    if len(secret) != 32:
-        raise ValueError(f"secret: has {len(secret)} bytes; a ChaCha20 key has 32")
-    return chacha.wrap(np.frombuffer(secret, "<u4"))
+    if not isinstance(secret, bytes | bytearray | memoryview):  # The value is a secret: the error does not show it.
+        raise TypeError(f"secret: is a {type(secret).__name__}; a key is made of 32 bytes, such as os.urandom(32)")
+    if len(held := bytes(secret)) != 32:
+        raise ValueError(f"secret: has {len(held)} bytes; a ChaCha20 key has 32")
+    return chacha.wrap(np.frombuffer(held, "<u4"))
 
 
 def simulation_key(seed: int) -> Array:
@@ -87,3 +93,55 @@ def family(key: Array) -> str:
     """The name of the key's generator, such as "threefry2x32" or "chacha20"."""
     impl = jax.random.key_impl(key)
     return impl if isinstance(impl, str) else getattr(impl, "name", str(impl))
+
+
+_COLUMN_LABEL = b"dpkernels column name\0"
+
+
+def column_words(name: Hashable) -> tuple[int, ...]:
+    """Return the eight 32-bit words that are folded into a table's key to make the key of a column.
+
+    They are the SHA-256 hash of a label and the encoded name, so two columns have the same words only if they have the
+    same name. ``docs/exact.md`` gives the argument.
+
+    Args:
+        name: a string, an integer, or a tuple of these (the columns of pandas may have all three).
+
+    Raises:
+        TypeError: a name of another type. Names that are equal must have one encoding, and 1.0 and True equal 1.
+    """
+    digest = hashlib.sha256(_COLUMN_LABEL + _encoded(name)).digest()
+    return tuple(int(word) for word in np.frombuffer(digest, "<u4"))
+
+
+def _encoded(name: Hashable) -> bytes:
+    """Return an injective encoding: a letter for the type, and in tuples the length of every part."""
+    if isinstance(name, str):
+        return b"s" + name.encode("utf-8", errors="surrogatepass")
+    if isinstance(name, int | np.integer) and not isinstance(name, bool):
+        return b"i%d" % int(name)
+    if isinstance(name, tuple):
+        parts = [_encoded(part) for part in name]
+        return b"t" + b"".join(b"%d:%s" % (len(part), part) for part in parts)
+    raise TypeError(
+        f"column name {name!r}: is a {type(name).__name__}; noise is drawn with a key that is derived from the name, "
+        "which must be a string, an integer or a tuple of these: rename the column"
+    )
+
+
+def column_secret(secret: bytes, name: Hashable) -> bytes:
+    """Return the 32-byte key of a table's column, derived from the table's key and the column's name.
+
+    Raises:
+        TypeError: as for ``column_words``.
+    """
+    return host.fold_in_words(secret, column_words(name))
+
+
+def column_key(key: Array, name: Hashable) -> Array:
+    """Return the same as ``column_secret`` for a typed key of any generator.
+
+    Raises:
+        TypeError: as for ``column_words``.
+    """
+    return reduce(jax.random.fold_in, map(np.uint32, column_words(name)), key)

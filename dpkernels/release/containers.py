@@ -57,6 +57,7 @@ _INSTEAD = {
     "pandas.Index": "use x.to_series()",
     "polars.Expr": "an expression holds no values; select it and take the column",
     "polars.LazyFrame": "call .collect() first",
+    "pyarrow.Scalar": "make it an array by pyarrow.array([x.as_py()])",
     "pyarrow.RecordBatch": "make it a pyarrow.Table by pyarrow.Table.from_batches([x])",
 }
 
@@ -98,6 +99,11 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
             return _polars(x)
         case "pyarrow":
             return _pyarrow(x)
+        case _ if isinstance(x, int | float) and not isinstance(x, bool):
+            array = np.asarray(x)
+            if array.dtype.kind == "O":
+                raise TypeError(f"x: is an integer of {x.bit_length()} bits; at most 64 bits can be perturbed")
+            return array, lambda reports: reports.item()
         case _:
             raise TypeError(
                 f"x: {type(x).__name__} is not an array or a column; "
@@ -114,7 +120,7 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
     """The table with some columns replaced, in their places."""
     match kind(table):
         case "pandas":
-            table = table.copy(deep=False)
+            table = _without_attributes(table.copy(deep=False))
             for name, column in columns.items():
                 table[name] = column
             return table
@@ -123,8 +129,21 @@ def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
         case _:
             for name, column in columns.items():
                 at = table.column_names.index(name)
-                table = table.set_column(at, table.field(at).with_type(column.type), column)
-            return table
+                field = table.field(at).with_type(column.type).with_metadata(None)  # it may hold raw values
+                table = table.set_column(at, field, column)
+            return _without_pandas_attributes(table)
+
+
+def _without_attributes(made: Any) -> Any:
+    """Return a pandas object without ``attrs``, which may hold raw values and would be released with the reports."""
+    made.attrs = {}
+    return made
+
+
+def _without_pandas_attributes(table: Any) -> Any:
+    """Return a pyarrow table without the ``attrs`` that pandas writes into the metadata of a Parquet file."""
+    kept = {name: text for name, text in (table.schema.metadata or {}).items() if name != b"PANDAS_ATTRS"}
+    return table.replace_schema_metadata(kept or None)
 
 
 def _check_dtype(dtype: Any) -> None:
@@ -152,7 +171,7 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
     def rewrap(reports: np.ndarray) -> Any:
         made = series._constructor(reports, index=series.index, name=series.name)
-        return made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series)
+        return _without_attributes(made.astype(_pandas_type(values.dtype, reports.dtype)).__finalize__(series))
 
     return values.to_numpy(dtype=dtype, na_value=np.nan), rewrap
 
@@ -181,6 +200,8 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
         raise TypeError("x: a pyarrow Table needs a mechanism a column, as a dict")
     import pyarrow as pa
 
+    if not isinstance(column, pa.Array | pa.ChunkedArray):
+        raise TypeError(f"x: a pyarrow {type(column).__name__} is not an array or a column")
     values = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
     if not (pa.types.is_integer(values.type) or pa.types.is_floating(values.type)):
         raise TypeError(f"x: holds {column.type}; only integers and floats can be perturbed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache, singledispatch
 from typing import Any
@@ -23,8 +23,14 @@ from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.numerics import RealArray
 from dpkernels.progress import bar
-from dpkernels.random import host
-from dpkernels.random.keys import check_key, key_from_bytes, release_key_bytes, simulation_key
+from dpkernels.random.keys import (
+    check_key,
+    column_key,
+    column_secret,
+    key_from_bytes,
+    release_key_bytes,
+    simulation_key,
+)
 from dpkernels.release import containers
 from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
@@ -61,12 +67,14 @@ def perturb(
     The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
 
     Args:
-        x: a NumPy or JAX array of any shape, a pandas, polars or pyarrow column; or a table of one of these, or a
-            ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
-        mechanism: a mechanism or its exact form; for a table a dict from column name to one, whose order decides
-            which column gets which noise of a key.
+        x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one
+            of these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
+            The ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
+        mechanism: a mechanism or its exact form; for a table a dict from column name to one. Names are strings,
+            integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
-            key for other data.
+            key for other data, nor for another mechanism. The key of a table's column is derived from the column's
+            name, so the noise of a column does not depend on the other columns or on their order.
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
@@ -259,11 +267,11 @@ def _perturb_table(
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
-    for number, (name, mechanism) in enumerate(mechanisms.items()):
-        own = column_key(secret, number) if isinstance(secret, bytes) else jax.random.fold_in(secret, number)
+    keys = {name: _column_key(secret, name) for name in mechanisms}
+    for name, mechanism in mechanisms.items():
         try:
             columns[name] = perturb(
-                table[name], mechanism, key=own, exact=exact, clip=clip, progress=progress, start=start
+                table[name], mechanism, key=keys[name], exact=exact, clip=clip, progress=progress, start=start
             )
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
@@ -271,6 +279,6 @@ def _perturb_table(
     return containers.replace_columns(table, columns)
 
 
-def column_key(secret: bytes, number: int) -> Array:
-    """The key of a table's column: two columns never share noise."""
-    return key_from_bytes(host.fold_in(secret, number))
+def _column_key(secret: bytes | Array, name: Hashable) -> Array:
+    """Return the key of a table's column: two columns never share noise."""
+    return key_from_bytes(column_secret(secret, name)) if isinstance(secret, bytes) else column_key(secret, name)

@@ -23,7 +23,7 @@ import numpy as np
 from dpkernels.exact.certify import certify
 from dpkernels.exact.form import ExactForm
 from dpkernels.mechanisms.additive_vector import AdditiveVector
-from dpkernels.random import host
+from dpkernels.random.keys import column_secret
 from dpkernels.release import containers
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds
@@ -45,7 +45,7 @@ class _Columns:
     """What is done to every block.
 
     Attributes:
-        forms: of the perturbed columns, by name; their order decides which gets which noise.
+        forms: of the perturbed columns, by name.
         clip: clip values outside the interval.
     """
 
@@ -147,10 +147,10 @@ def perturbed_block(
         return block, None
     jax.config.update("jax_platforms", "cpu")
     reports = {}
-    for number, (name, form) in enumerate(columns.forms):
+    for name, form in columns.forms:
         try:
             values, rewrap = containers.unwrap(block.column(name))
-            engine = exact_engine(form, host.fold_in(secrets.noise, number))
+            engine = exact_engine(form, column_secret(secrets.noise, name))
             bounds = Bounds.of(form, columns.clip)
             reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
         except (KeyError, TypeError, ValueError) as error:

@@ -13,9 +13,10 @@ from dpkernels.cli.dataset.part import Secret, answers
 from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.dataset.plan import Part, planned
 from dpkernels.cli.dataset.release import Engine
-from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, check_columns, tallied
+from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release.sidecar import versions
+from dpkernels.cli.release.sidecar_fields import check_fields
 from dpkernels.progress import bar
 from dpkernels.untrusted import parse_json
 
@@ -39,7 +40,6 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     place = Place.of(folder)
     form = _sidecar(place)
     try:
-        check_columns(form)
         written = Layout.from_dict(form["layout"])
         parts = _parts(place, form, written)
         long = form["rows"] >= _LONG
@@ -110,8 +110,12 @@ def _sidecar(place: Place) -> dict[str, Any]:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
     except ValueError as error:
         raise ValueError(f"{place.within(SIDECAR)}: is not the sidecar of a release; {error}") from error
-    if not isinstance(form, dict) or not isinstance(form.get("output"), dict) or "parts" not in form["output"]:
-        raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files")
+    try:
+        check_fields(form)
+        if "parts" not in form.get("output", {}):
+            raise ValueError("output.parts: is missing")
+    except ValueError as error:
+        raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files; {error}") from error
     return form
 
 

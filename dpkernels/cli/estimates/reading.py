@@ -22,6 +22,7 @@ from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import title
+from dpkernels.cli.release.sidecar_fields import check_fields
 from dpkernels.cli.release.values import label
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts, ReportError, codes
@@ -38,8 +39,8 @@ class Tallied:
     """Reports of one file or part.
 
     Attributes:
-        groups: of every cell of the column of groups, how often each report of the channel is there; of None where
-            there is no such column.
+        groups: of every cell of the column of groups, as ``_group_names`` writes it, how often each report of the
+            channel is there; of None where there is no such column, and of the cells that are null.
         missing: rows without a report.
     """
 
@@ -97,7 +98,7 @@ class Read:
 
     Attributes:
         wanted: which.
-        groups: counts by group, in the order of these.
+        groups: counts by group, in the order of these; a group may have no report.
         missing: rows without a report.
     """
 
@@ -111,7 +112,7 @@ class Read:
 
         Raises:
             click.UsageError: too many groups.
-            ValueError: no report, or a group without one.
+            ValueError: no report.
         """
         groups, missing = dict[str | None, Counts](), 0
         for part in parts:
@@ -119,13 +120,9 @@ class Read:
             _check_few(groups.keys() | part.groups.keys(), wanted)
             for cell, numbers in part.groups.items():
                 groups.setdefault(cell, Counts(wanted.channel)).numbers += numbers
-        for cell, counts in groups.items():
-            if not counts.total and wanted.by is not None:
-                raise ValueError(f"--by: group {cell!r} of {wanted.by!r} has no report")
-        kept = sorted((cell for cell, counts in groups.items() if counts.total), key=_ordered)
-        if not kept:
+        if not any(counts.total for counts in groups.values()):
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(wanted, {cell: groups[cell] for cell in kept}, missing)
+        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=_ordered)}, missing)
 
 
 def read(
@@ -159,28 +156,22 @@ def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
     target = place.with_name(place.name.removesuffix(".json"))
     try:
         own = own_sidecar(target, read_text(place))
-        form = {} if own is None else parse_json(own)
+        if own is None:
+            raise ValueError(f"a run to {target} was killed; its sidecar is there, its output is not")
+        form = parse_json(own)
+        check_fields(form)
         written = Layout.from_dict(form["layout"]) if "layout" in form else None
-        check_columns(form)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if "parts" in form.get("output", {}):
+            raise ValueError("it is that of a release of many files; REPORTS is then their folder")
+    except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: is not the sidecar of a release") from error
+    except ValueError as error:
+        raise ValueError(f"{place}: is not the sidecar of a release of one file; {error}") from error
     if given is None and "output" in form and form["output"]["sha256"] != digest(path):
         raise ValueError(
             f"{path}: is not the file that {place} was written with; give --sidecar if it holds reports of that release"
         )
     return form, open_source(path, _layout(path, written, is_own=given is None))
-
-
-def check_columns(form: Mapping[str, Any]) -> None:
-    """Refuse a sidecar without columns, or whose columns are nothing.
-
-    Raises:
-        KeyError, TypeError: it is one.
-    """
-    for one in form["columns"]:
-        hash(one["column"]), one["mechanism"], one["certificate"]["kind"]
-    if not form["columns"]:
-        raise TypeError("columns: there are none")
 
 
 def _layout(path: Path, written: Layout | None, *, is_own: bool) -> Layout:
@@ -205,6 +196,8 @@ def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: s
     if column not in each:
         known = "was copied as it is" if column in found else "is not there"
         raise click.UsageError(f"--column: {column!r} {known}; the perturbed columns are {names}")
+    if column is None and found:
+        raise ValueError(f"{where}: has columns, but the sidecar is that of an array, which has none")
     if column is not None and list(found).count(column) != 1:
         raise ValueError(f"{where}: has {list(found).count(column)} columns {column!r}")
     return each[column]
@@ -256,13 +249,15 @@ def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
         raise click.UsageError(f"--by: {wanted.by!r} has too many groups to be counted by report; is it an identifier?")
 
 
-def _ordered(cell: str | None) -> tuple[bool, float, str]:
-    """Numbers by size, then other texts: the same order, whichever part comes first."""
+def _ordered(cell: str | None) -> tuple[int, float, str]:
+    """Numbers by size, then other texts, then null: the same order, whichever part comes first."""
+    if cell is None:
+        return 2, 0.0, ""
     try:
-        number = float(cell or "")
+        number = float(cell)
     except ValueError:
         number = math.nan
-    return (True, 0.0, cell or "") if math.isnan(number) else (False, number, cell or "")
+    return (1, 0.0, cell) if math.isnan(number) else (0, number, cell)
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
@@ -287,10 +282,38 @@ def _groups(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, lis
     """The group of every row of a piece, and the groups' cells."""
     if by is None:
         return np.zeros(0, np.int64), [None]
-    cells = pc.dictionary_encode(source.labels(piece, by), null_encoding="encode")
-    cells = cells.combine_chunks() if isinstance(cells, pa.ChunkedArray) else cells
-    return cells.indices.to_numpy(zero_copy_only=False).astype(np.int64), list(map(_text, cells.dictionary.to_pylist()))
+    cells = source.labels(piece, by)
+    if pa.types.is_dictionary(cells.type):  # whose dictionary may hold a value twice
+        cells = cells.cast(cells.type.value_type)
+    encoded = pc.dictionary_encode(cells, null_encoding="encode")
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), _group_names(encoded.dictionary)
 
 
-def _text(cell: Any) -> str:
-    return cell.decode(errors="replace") if isinstance(cell, bytes) else "" if cell is None else str(cell)
+def _group_names(cells: Any) -> list[str | None]:
+    """The names of groups: different cells have different names, and null has None.
+
+    Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits,
+    which Python's own types do not hold.
+    """
+    kind = cells.type
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        cells = cells.cast(pa.large_binary())
+    elif pa.types.is_timestamp(kind) and kind.tz is not None:
+        cells = cells.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
+    elif pa.types.is_duration(kind):
+        return [None if count is None else f"{count} {kind.unit}" for count in cells.cast(pa.int64()).to_pylist()]
+    elif pa.types.is_date64(kind):
+        cells = cells.cast(pa.timestamp("ms")).cast(pa.string())
+    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        cells = cells.cast(pa.string())
+    names = [_text(cell) for cell in cells.to_pylist()]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--by: different cells of {kind} read alike; make them texts")
+    return names
+
+
+def _text(cell: Any) -> str | None:
+    if isinstance(cell, bytes):
+        return cell.decode(errors="surrogateescape")
+    return None if cell is None else str(cell)

@@ -55,9 +55,9 @@ class Told:
     """What one group's reports say.
 
     Attributes:
-        group: its cell in the column of groups; None for all rows.
+        group: its cell in the column of groups; None for all rows, and for the cells that are null.
         reports: how many there are.
-        numbers: estimates by name, each a value with its interval, or why a usual one is not told.
+        numbers: estimates by name, each a value with its interval, or why there is none.
         bins: of a histogram: lower end, upper end, share with its interval, number with its interval.
     """
 
@@ -136,7 +136,7 @@ class Estimates:
             first = [*self._group(one), str(one.reports)]
             for name, told in one.numbers.items():
                 if isinstance(told, str):
-                    cells = ["-", told.partition(",")[0].partition(":")[0]]
+                    cells = ["-", told.partition(",")[0].partition(": ")[0]]
                 else:
                     cells = [f"{told[0]:.5g}", f"{told[1]:.5g} to {told[2]:.5g}"]
                 rows.append([*first, name.replace("_", " "), *cells])
@@ -156,7 +156,11 @@ class Estimates:
         return [*([] if self.by is None else [shown(self.by)]), *rest]
 
     def _group(self, one: Told) -> list[str]:
-        return [] if self.by is None else [shown(str(one.group))]
+        return [] if self.by is None else [_named(one.group)]
+
+
+def _named(group: str | None) -> str:
+    return "(null)" if group is None else shown(group)
 
 
 def estimates(found: Read, asked: Asked) -> Estimates:
@@ -167,39 +171,56 @@ def estimates(found: Read, asked: Asked) -> Estimates:
         asked: what is estimated of each group.
 
     Raises:
-        ValueError: too few reports for what was asked.
+        ValueError: too few reports for what was asked, in every group.
     """
     wanted = found.wanted
-    made = {group: estimate(one) for group, one in found.groups.items()}
-    told = [_told(group, wanted.by, one, asked) for group, one in made.items()]
     ends = wanted.channel.lower, wanted.channel.upper
+    made = {group: estimate(counts) if counts.total else None for group, counts in found.groups.items()}
+    each = [(group, *_told(group, one, asked)) for group, one in made.items()]
+    if all(error is not None for *_, error in each):
+        group, _, error = each[0]
+        where = "" if wanted.by is None else f"--by: no group can answer; {wanted.by} {_named(group)}: "
+        raise ValueError(where + _as_option(str(error))) from error
+    told = [one for _, one, _ in each]
     whole = made[None] if wanted.by is None else None
     kept = wanted.column, wanted.by, wanted.mechanism, wanted.epsilon, found.missing, ends
     return Estimates(*kept, asked.confidence, told, whole)
 
 
-def _told(group: str | None, by: str | None, made: Estimate, asked: Asked) -> Told:
-    """The numbers that were asked for, each with its interval; usual ones only where the reports tell them.
+def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told, ValueError | None]:
+    """Every number that one group's reports tell, and why they do not tell the others; None for a group without any.
 
-    Raises:
-        ValueError: the reports are too few, or do not tell it; names the group.
+    Returns:
+        The numbers, and the first error of those that were asked for; the standard deviation and the default quantiles
+        are printed where the reports tell them.
     """
-    try:
-        numbers: dict[str, Any] = {"mean": _with_interval(made.mean, asked)}
-        usual: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
-        if asked.quantiles is None:
-            usual |= _quantiles(made, _QUANTILES)
-        for name, ask in usual.items():
-            try:
-                numbers[name] = _with_interval(ask(), asked)
-            except ValueError as error:
-                numbers[name] = str(error).partition(": ")[2]
-        for name, ask in _quantiles(made, asked.quantiles or ()).items():
+    if made is None:
+        return Told(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
+    default: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
+    default |= _quantiles(made, _QUANTILES) if asked.quantiles is None else {}
+    numbers, bins, errors = dict[str, tuple[float, float, float] | str](), list[tuple[float, ...]](), []
+    for name, ask in {"mean": lambda: made.mean, **default, **_quantiles(made, asked.quantiles or ())}.items():
+        try:
             numbers[name] = _with_interval(ask(), asked)
-        return Told(group, made.count, numbers, _histogram(made, asked))
+        except ValueError as error:
+            numbers[name] = _reason(error)
+            errors += [error] if name not in default else []
+    try:
+        bins = _histogram(made, asked)
     except ValueError as error:
-        where = "" if by is None else f"{by} {group!r}: "
-        raise ValueError(f"{where}{error}") from error
+        numbers["histogram"] = _reason(error)
+        errors.append(error)
+    return Told(group, made.count, numbers, bins), errors[0] if errors else None
+
+
+def _reason(error: ValueError) -> str:
+    """The error without the argument of the library that it begins with."""
+    return str(error).partition(": ")[2]
+
+
+def _as_option(message: str) -> str:
+    """An error of the library in the words of the command."""
+    return f"--quantiles: {message.removeprefix('p: ')}" if message.startswith("p: ") else message
 
 
 def _quantiles(made: Estimate, shares: tuple[float, ...]) -> dict[str, Callable[[], Any]]:

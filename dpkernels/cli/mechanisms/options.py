@@ -26,13 +26,24 @@ OUTPUT = _OutputFile(dir_okay=False, path_type=Path)
 
 
 class Numbers(click.ParamType):
-    """Numbers with commas between, such as 1,0.5."""
+    """Numbers with commas between, such as 1,0.5.
+
+    Args:
+        may_be_none: whether an empty string is allowed, for no numbers.
+    """
 
     name = "numbers"
 
+    def __init__(self, may_be_none: bool = False) -> None:
+        self.may_be_none = may_be_none
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        if self.may_be_none and not value:
+            return ()
         try:
-            return value if isinstance(value, tuple) else tuple(float(part) for part in value.split(",") if value)
+            return tuple(float(part) for part in value.split(","))
         except ValueError:
             self.fail(f"{value!r} is not numbers with commas between")
 
@@ -62,7 +73,7 @@ OPTIONS: Options = {
     "gamma": (float, "G", "Share of the high steps of staircase, in [0, 1]; by default of least error."),
     "step": (float, "H", "Distance of the values of discrete noise, 1 by default; a short binary fraction."),
     "rates": (Numbers(), "R,R,..", "Slopes of the log-density of merged-laplace, from 0 outwards."),
-    "breaks": (Numbers(), "C,..", "Where the slopes change; one fewer than rates."),
+    "breaks": (Numbers(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
 }
 
 

@@ -20,11 +20,15 @@ from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Column, Release, exact_total
 from dpkernels.cli.release.values import numbers_and
 from dpkernels.random import host
+from dpkernels.random.keys import column_secret
 from dpkernels.release.engines import Engine, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
 
 # Perturbed pieces, and how many rows (of an array: values) each had before and has now.
 Perturbed = Generator[tuple[Any, int, int], None, None]
+
+# What is folded into a release's key, once, where there is no column's name.
+_ARRAY, _ROW_ORDER = 0, 1
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class Treatment:
 
     def engines(self, secret: bytes) -> list[Engine]:
         """One a column, each with a key of its own: two columns never share noise."""
-        return [exact_engine(column.form, host.fold_in(secret, at)) for at, column in enumerate(self.columns)]
+        return [exact_engine(column.form, _column_secret(secret, column.name)) for column in self.columns]
 
     def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
         """The (epsilon, delta) of a row, exactly."""
@@ -72,6 +76,16 @@ class Treatment:
         """What of a file is not perturbed."""
         chosen = set(self.names)
         return [*(name for name in source.names if name not in chosen), *source.also_copied]
+
+
+def row_order_secret(secret: bytes) -> bytes:
+    """Return the key of the order of the rows, which is no column's: those are folded from hashes."""
+    return host.fold_in(secret, _ROW_ORDER)
+
+
+def _column_secret(secret: bytes, name: str | None) -> bytes:
+    """Return the key of a column, derived from its name; an array has none."""
+    return host.fold_in(secret, _ARRAY) if name is None else column_secret(secret, name)
 
 
 def perturbed(

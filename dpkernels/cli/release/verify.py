@@ -22,6 +22,7 @@ from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.release.output import own_sidecar
 from dpkernels.cli.release.sidecar import FORMAT, exact_total, parameters, title, total, versions
+from dpkernels.cli.release.sidecar_fields import check_fields
 from dpkernels.cli.release.verify_output import VerifiedColumn, check_same, outputs, verified_output
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
@@ -51,6 +52,7 @@ def verify(path: Path) -> list[str]:
         if own is None:
             raise CertificateError(f"{path}: a run to {target} was killed; its sidecar is there, its output is not")
         form = parse_json(own)
+        check_fields(form)
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: is not the sidecar of a release") from error
     except CertificateError:
