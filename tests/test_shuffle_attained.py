@@ -1,7 +1,7 @@
 """Shuffled reports of which the blanket's bound is attained: both ends of the bracket are held to the truth.
 
-Of randomised response on three or more categories let all others hold a third one. At epsilon 0 only the numbers A and B
-of reports of the two inputs' own categories matter, whether or not one knows which reports are of the blanket:
+Of randomised response on three or more categories let all others hold a third one. At epsilon 0 only the numbers A
+and B of reports of the two inputs' own categories matter, whether or not one knows which reports are of the blanket:
 the likelihood ratio is above 1 where A > B. So delta(0) of these n people is the blanket's bound, exactly:
 
     delta(0) = (p - s) sum over a, b of max(0, f(a - 1, b) - f(a, b - 1)),    s = 1/(e^eps0 + k - 1),    p = s e^eps0,
@@ -87,7 +87,7 @@ def test_the_cases_are_of_three_kinds():
 
 
 def enumerated(level: float, n: int, epsilon: float) -> float:
-    """The blanket's bound for two categories: E[(L_1 + ... + L_M)_+]/(gamma n), M ~ Bin(n, gamma), by sums over both."""
+    """The blanket's bound for two categories, E[(L_1 + ... + L_M)_+]/(gamma n), by sums over both counts."""
     E0, E = math.exp(level), math.exp(epsilon)
     share, counts = 1 / (E0 + 1), np.arange(n + 1)  # gamma/2
     chance = binom.pmf(counts, n, share)
