@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 from fractions import Fraction
 
@@ -13,6 +14,7 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import kernels
+from dpkernels.exact.bounded_certificate import certified_ratio
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import Certificate, read_certificate
 from dpkernels.exact.windows.certificate import certify_table
@@ -51,6 +53,26 @@ def test_the_realised_budget_is_within_the_budget(name, epsilon):
             realised = mpmath.log(mpmath.mpf(part.ratio.numerator) / part.ratio.denominator)
             assert realised <= mpmath.mpf(repr(epsilon))
             assert part.realised_epsilon == pytest.approx(float(realised), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["duchi", "piecewise", "sine-quartic"])
+def test_a_budget_one_float_below_the_realised_one_is_refused(name):
+    """The comparison with e^epsilon has no tolerance, on either side."""
+    certificate = exact(name, 1.0).certificate
+    realised = certificate.realised_epsilon
+    assert certify_table(certificate.table, realised).ratio == certificate.ratio
+    with pytest.raises(CertificateError, match="epsilon: a ratio is"):
+        certify_table(certificate.table, math.nextafter(realised, 0.0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_largest_ratio_is_found_among_those_that_floats_do_not_tell_apart(seed):
+    """Of 200 quotients of 64-bit integers within 2^-58 of each other, most are one float or the next."""
+    rng = np.random.default_rng(seed)
+    low = rng.integers(1 << 60, 1 << 61, 200, np.uint64)
+    high = np.array([weight * 17 // 10 for weight in low.tolist()], np.uint64) + rng.integers(0, 4, 200, np.uint64)
+    expected = max(Fraction(a, b) for a, b in zip(high.tolist(), low.tolist(), strict=True))
+    assert certified_ratio(high, low, 1.0) == expected
 
 
 @pytest.mark.quick("*-1.0")

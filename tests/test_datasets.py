@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import hashlib
 import io
@@ -29,7 +30,7 @@ from dpkernels.cli.dataset import estimate as estimates
 from dpkernels.cli.dataset import plan as plans
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
 from dpkernels.cli.dataset.local import LocalEngine
-from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, perturb_part
+from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, check_part, perturb_part
 from dpkernels.cli.dataset.places import Place, find
 from dpkernels.cli.estimates import reading
 from dpkernels.cli.files.handling import Handling
@@ -301,6 +302,20 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
     monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", touched)
     with described.folder.run():
         assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
+        assert list(described.folder.sizes()) == [NOTE]
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int) -> None:
+    """Its first row, and so its noise, would be that of rows of another part."""
+    write(tmp_path / "in", files=1)
+    (part,), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+    other = dataclasses.replace(part, rows=part.rows + more)
+    with described.folder.run():
+        for work in (perturb_part, check_part):
+            answer = attempt(work, described, Secret(SECRET), other)
+            assert isinstance(answer, Refused)
+            assert f"has 1000 rows in a part that was planned with {1000 + more}" in answer.message
         assert list(described.folder.sizes()) == [NOTE]
 
 

@@ -19,6 +19,7 @@ from dpkernels.estimation.moments import mean_of
 from dpkernels.estimation.smoothing import smoothed
 from dpkernels.estimation.sources import channel_of
 from dpkernels.estimation.splines import LADDER, basis, chosen, spline_fit
+from dpkernels.exact.windows.certificate import certify_table
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
 ALARM = 1e-6
@@ -339,6 +340,43 @@ def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
             assert start - 1e-5 <= truth <= end + 1e-5
     # About what rounding adds to the spread, a constant, is known: of wide noise next to nothing is missed.
     assert name != "laplace" or (e.mean.missed < 0.01 and e.variance.missed < 0.03)
+
+
+def bernstein_half(table, weights, n, confidence):
+    """The t at which 2 exp(-n t^2/(2 V + 2 M t/3)) is 1 - confidence, V and M by all rows, and half-way between."""
+    rows = np.stack([table.row(s) for s in range(table.shifts + 1)]) / float(table.total)
+    rows = np.concatenate([rows, (rows[1:] + rows[:-1]) / 2])
+    means = rows @ weights
+    V, M = (rows @ weights**2 - means**2).max(), np.abs(weights - means[:, None]).max()
+    return optimize.brentq(
+        lambda t: np.log(2 / (1 - confidence)) - n * t**2 / (2 * V + 2 * M * t / 3), 0.0, 100 * M, xtol=1e-14
+    )
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.9, 0.99])
+@pytest.mark.parametrize("name", ["duchi", "sine-constant"])
+def test_bernsteins_intervals_solve_their_equation(name, confidence):
+    """Of a mean; of a variance those of both averages that it is made of, each with half the risk (a union bound)."""
+    table = small_table(name, 1.0)
+    made = channel_of(certify_table(table, 1.0))
+    counts, n = Counts(made), 40_000
+    of_all = np.mean([table.row(s) for s in range(table.shifts + 1)], axis=0) / float(table.total)
+    counts.numbers += np.random.default_rng(1).multinomial(n, of_all)
+    e, y = dpk.estimate(counts), made.values - made.middle
+    low, high = e.mean.bernstein(confidence)
+    half = bernstein_half(table, y, n, confidence)
+    assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
+    assert (high + low) / 2 == pytest.approx(e.mean.value, abs=1e-6 * half)
+    if name == "duchi":
+        return
+    (g, missed), p = made.squares, counts.numbers / n
+    assert missed == 0
+    half, of_squares = (bernstein_half(table, part, n, (1 + confidence) / 2) for part in (y, g))
+    far, near = abs(p @ y) + half, max(abs(p @ y) - half, 0.0)
+    low, high = e.variance.bernstein(confidence)
+    assert low == pytest.approx(max(p @ g - of_squares - far**2, 0.0), rel=2e-3)
+    assert high == pytest.approx(min(p @ g + of_squares - near**2, ((made.upper - made.lower) / 2) ** 2), rel=2e-3)
+    assert low < e.variance.value < high < ((made.upper - made.lower) / 2) ** 2
 
 
 @pytest.mark.parametrize("name", ["piecewise", "square_wave"])

@@ -8,6 +8,7 @@ import math
 import pickle
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
@@ -170,6 +171,46 @@ def test_threads_do_not_overspend() -> None:
         thread.join()
     assert len(granted) == len(budget.charges) == 333
     assert budget.left.epsilon == Fraction("0.001")
+
+
+def test_no_thread_charges_between_the_check_and_the_sum_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every thread pauses after its check: were charging not one step, all would be granted."""
+    budget, granted, refused, check = Filter(1), [], [], filters.check
+
+    def slowly(*given: Any) -> None:
+        check(*given)
+        time.sleep(0.05)
+
+    def spend() -> None:
+        try:
+            granted.append(budget.charge(0.6))
+        except BudgetExceeded:
+            refused.append(0.6)
+
+    monkeypatch.setattr(filters, "check", slowly)
+    threads = [threading.Thread(target=spend) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(granted), len(refused)) == (1, 3)
+    assert budget.left.epsilon == Fraction("0.4")
+
+
+@pytest.mark.parametrize("made", [Filter(1), Odometer()])
+def test_what_interrupts_a_charge_does_not_undo_it(monkeypatch: pytest.MonkeyPatch, made: Any) -> None:
+    """Whoever is interrupted may have run the query: the sum counts it, and the lock is free again."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(filters, "Charge", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            made.charge(0.75)
+    assert made.spent.epsilon == Fraction("0.75")
+    made.charge(0.25)
+    assert made.spent.epsilon == 1
 
 
 @pytest.mark.parametrize("made", [Filter(1), ConcentratedFilter(1), Odometer()])

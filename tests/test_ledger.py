@@ -98,6 +98,9 @@ def test_another_budget_is_an_error_and_the_same_is_not(tmp_path: Path) -> None:
     assert len(Ledger.create(tmp_path / "a", 1.0, Fraction(1, 10**6)).statement().entries) == 5
     with pytest.raises(LedgerError, match="a: has a budget of epsilon 1, delta 1e-06, not of epsilon 2, delta 0; "):
         Ledger.create(tmp_path / "a", 2)
+    for less in ((0.5, 1e-6), (1.0, 1e-7), (1.0,)):
+        with pytest.raises(LedgerError, match="a: has a budget of epsilon 1, delta 1e-06, not of"):
+            Ledger.create(tmp_path / "a", *less)
     with pytest.raises(FileNotFoundError):
         Ledger(tmp_path / "b")
     assert not (tmp_path / "b").exists()
