@@ -1,1 +1,1 @@
-"""Optimal composition of pure and bounded-range mechanisms, adaptive orders, concentrated bounds: in closed form."""
+"""Composition in closed form: of (eps, delta) budgets, of pure and bounded-range mechanisms, adaptive orders, and zCDP."""
