@@ -154,7 +154,7 @@ def test_replaced_within_a_part_attains_the_delta():
 
 
 def test_a_guarantee_for_replaced_records_is_not_enough():
-    """Two parts that print their sizes: nothing changes where a record is replaced within a part, all where it moves."""
+    """Two parts that print their sizes: a replaced record changes nothing within a part, and all where it moves."""
     prints = {size: [Fraction(int(size == n)) for n in range(3)] for size in range(3)}
     assert stick(product(prints[2], prints[0]), product(prints[1], prints[1]), Fraction(10**9)) == 1
 
@@ -241,7 +241,7 @@ def test_advanced_composition_is_below_the_classical_bound():
 
 @pytest.mark.parametrize("count", [2, 100, 10_000])
 def test_the_printed_advanced_composition_loses_the_deltas(count):
-    """A mechanism that prints its input with probability delta, else nothing: exactly 1 - (1 - delta)^T at every eps."""
+    """A mechanism prints its input with probability delta, else nothing: exactly 1 - (1 - delta)^T at every eps."""
     leak = Fraction(1, 10**6)
     printed = float(recycling.published_advanced_composition(0.0, count, float(leak)))
     assert printed == 0

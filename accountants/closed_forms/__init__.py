@@ -1,1 +1,1 @@
-"""Composition in closed form: of (eps, delta) budgets, of pure and bounded-range mechanisms, adaptive orders, and zCDP."""
+"""Composition in closed form: (eps, delta) budgets, pure and bounded-range mechanisms, adaptive orders, and zCDP."""
