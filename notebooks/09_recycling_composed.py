@@ -149,12 +149,14 @@ parallel
 
 # %% [markdown]
 # *Table. delta of two parts together, at eps = 1 and at 2 eps. A record that is replaced in its part moves the answer
-# by 2 here, as where a value of -1 in a sum is replaced by one of 1.* **Holds** where a record is added or removed: one
-# part changes. **Does not hold** where a record is replaced: at the same eps the delta of this noise is 3,000 to 5,000
-# times what is claimed. Then the parts are (2 eps, delta (1 + e^eps))-DP together. Within a part that is group privacy,
-# and attained: a replaced record is one removed and one added. Between parts it is 2 delta - delta^2 at 2 eps. The
-# guarantee of each part must be for added and removed records: a mechanism that prints the size of its part is private
-# for replaced ones, and two such mechanisms show a record that moves.
+# by 2 here, as where a value of -1 in a sum is replaced by one of 1. NaN: not computed.*
+#
+# **Holds** where a record is added or removed: one part changes. **Does not hold** where a record is replaced: at the
+# same eps the delta of this noise is 3,000 to 5,000 times what is claimed. Then the parts are (2 eps,
+# delta (1 + e^eps))-DP together. Within a part that is group privacy, and attained: a replaced record is one removed
+# and one added. Between parts it is 2 delta - delta^2 at 2 eps. The guarantee of each part must be for added and
+# removed records: a mechanism that prints the size of its part is private for replaced ones, and two such mechanisms
+# show a record that moves.
 #
 # ## Sequential composition: Remarks 3 and 4
 #
