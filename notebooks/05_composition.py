@@ -107,7 +107,7 @@ for count in (10, 100):
     rhos = gaussian_rho(sigmas)
     together = guarantee(dpk.gaussian(sigma=np.sqrt(1 / (2 * rhos.sum()))), 1.0)
     for epsilon in (0.5, 1.0, 1.5):
-        lemma, order = setwise_concentrated_delta(rhos, epsilon), best_delta(rhos.sum(), epsilon)
+        lemma, order = float(setwise_concentrated_delta(rhos, epsilon)), float(best_delta(rhos.sum(), epsilon))
         rows.append([count, rhos.sum(), epsilon, lemma, order, together.delta(epsilon), lemma / order])
 columns = ["counts", "rho", "eps", "delta, Lemma 3.4", "delta, best order", "delta, exact", "Lemma 3.4 / best order"]
 lemma = pd.DataFrame(rows, columns=columns).set_index(["counts", "eps"])

@@ -106,7 +106,7 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
     """
     checks.within("slack", slack, 0.0, 1.0, open_ends=True)
     eps, delta = _budgets(epsilons, deltas)
-    means, squares = pure_terms(eps)
+    means, squares = map(np.asarray, pure_terms(eps))
     concentrated = tail_bound(math.fsum(means), math.fsum(squares), slack)
     return min(_upwards(concentrated), _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
 

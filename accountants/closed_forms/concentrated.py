@@ -200,7 +200,7 @@ def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
 
         delta = exp(-(eps - rho)^2/(4 rho)) min{sqrt(pi rho), 1/y, 2/(y + sqrt(y^2 + 4/(pi rho)))}
 
-    ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.6 at deltas of 1e-5 to 1e-9: take that one to
+    ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.7 at deltas of 0.03 to 1e-9: take that one to
     set a budget. Each rho_i may be spent once. The result is rounded upwards.
 
     Args:
@@ -211,7 +211,7 @@ def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
         ValueError: a rho negative or not finite; epsilon below the sum of all.
     """
     each = [float(checks.number("rhos", rho)) for rho in rhos]
-    _budget(each, "rhos")
+    _budget(np.array(each), "rhos")
     total = math.fsum(each)
     checks.within("epsilon", epsilon, total, np.finfo(float).max)
     if total == 0:
