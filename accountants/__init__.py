@@ -8,6 +8,7 @@ a number.
 """
 
 from accountants import calibrate, recycling, tune
+from accountants.closed_forms.approximate import parallel_composition
 from accountants.composition.comparison import compare
 from accountants.composition.guarantee import Guarantee, guarantee
 from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
@@ -37,6 +38,7 @@ __all__ = [
     "guarantee",
     "known_domain_top_k",
     "on_sample",
+    "parallel_composition",
     "randomised_response",
     "recycling",
     "shuffled",

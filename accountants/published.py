@@ -161,3 +161,58 @@ def published_composition(
     j = np.arange(count + 1)
     share = binom.pmf(j, count, weight)
     return float((share * kernel_profile(epsilon + j * np.log1p(-q)))[share > 0].sum())
+
+
+def published_advanced_composition(epsilon: Real, count: Real, delta: Real) -> Real:
+    """Return Jiang 2024's eps of T (eps, delta)-DP mechanisms together, claimed at the same delta; **not sound**.
+
+    Remark 4: (T eps (e^eps - 1) + sqrt(T) eps sqrt(2 ln(1/delta)), delta)-DP. The delta of the mechanisms is lost:
+    T mechanisms that each print their input with probability delta, and nothing else, have 1 - (1 - delta)^T at every
+    eps. ``closed_forms.approximate.advanced_composition`` is sound, at T delta and a slack.
+
+    Args:
+        epsilon: eps >= 0 of each mechanism.
+        count: T, positive.
+        delta: of each mechanism, and what is claimed for all; in (0, 1).
+
+    Raises:
+        ValueError: epsilon negative; count not positive; delta not in (0, 1).
+    """
+    checks.within("epsilon", epsilon, 0.0, np.inf)
+    checks.positive("count", count)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    xp = namespace(epsilon, count, delta)
+    return count * epsilon * xp.expm1(epsilon) + epsilon * xp.sqrt(2 * count * xp.log(1 / xp.asarray(delta)))
+
+
+def published_acceptance_rate(sigma: Real, theta: Real, q: Real, sampling_noise: Real = 0.0) -> Real:
+    """Return Jiang 2024's eq. (10), with sampling noise eq. (13); it is at least 1, so **not a probability**.
+
+        O = 1 - q + q/B,   B = Phi(theta/s) - Phi(-theta/s),   s^2 = sigma^2 + sampling_noise^2
+
+    What it is, without sampling noise, for a redraw probability q and the true acceptance a = B/(1 - (1 - B) q):
+
+    | expression | value |
+    |---|---|
+    | 1/O with 1 - q in the place of q | a |
+    | O B = (1 - q) B + q | at least a; equal only at q = 0 and q = 1 |
+
+    O B is accepted where the noise decides once whether to be redrawn until it is within theta. With sampling noise
+    neither is the truth: recycling acts on the kernel's noise alone. ``recycling.acceptance`` is exact.
+
+    Args:
+        sigma: of the Gaussian kernel, positive.
+        theta: tolerated error, positive.
+        q: probability of a redraw, in [0, 1].
+        sampling_noise: standard deviation of the error of sampling, at least 0.
+
+    Raises:
+        ValueError: sigma or theta not positive; q not in [0, 1]; sampling_noise negative.
+    """
+    checks.positive("sigma", sigma)
+    checks.positive("theta", theta)
+    checks.within("q", q, 0.0, 1.0)
+    checks.within("sampling_noise", sampling_noise, 0.0, np.inf)
+    xp = namespace(sigma, theta, q, sampling_noise)
+    inside = Gaussian(xp.hypot(sigma, sampling_noise)).mass(-theta, theta)
+    return 1 - q + q / inside

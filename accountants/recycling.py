@@ -40,6 +40,8 @@ from accountants import calibrate
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.published import (
     PublishedChoice,
+    published_acceptance_rate,
+    published_advanced_composition,
     published_baseline_rate,
     published_budget,
     published_composition,
@@ -58,6 +60,8 @@ __all__ = [
     "PublishedChoice",
     "acceptance",
     "profile",
+    "published_acceptance_rate",
+    "published_advanced_composition",
     "published_baseline_rate",
     "published_budget",
     "published_composition",

@@ -6,6 +6,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import mpmath
 import numpy as np
 import pytest
 from noise_registry import LAWS, REFERENCE, over, scale
@@ -13,6 +14,7 @@ from scipy.stats import norm
 
 from accountants import calibrate, recycling
 from accountants.pairs.hockey_stick import additive_profile
+from benchmarks import literature_recycling as literature
 from benchmarks import recycling as tables
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -129,6 +131,52 @@ def test_published_profile_without_redraws_is_the_kernels():
     for kernel in (Gaussian(1.3), Laplace(0.8)):
         found = recycling.published_profile(kernel, 1.0, 0.0, 1.0, eps)
         np.testing.assert_allclose(found, additive_profile(kernel, 1.0, eps), rtol=1e-13)
+
+
+@pytest.mark.parametrize("q", [0.0, 1e-6, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize(("sigma", "theta", "s"), [(1.0, 0.2, 0.0), (2.0, 3.0, 0.0), (5.0, 1.0, 4.0), (1.0, 8.0, 0.1)])
+def test_the_printed_acceptance_rate_is_no_probability(sigma, theta, s, q):
+    """Equations 10 and 13 as printed, by 40 digits; what they are is said of the function."""
+    with mpmath.workdps(40):
+        inside = mpmath.erf(theta / mpmath.sqrt(2 * (mpmath.mpf(sigma) ** 2 + mpmath.mpf(s) ** 2)))
+        printed = 1 - mpmath.mpf(q) + mpmath.mpf(q) / inside
+        found = recycling.published_acceptance_rate(sigma, theta, q, s)
+        assert float(found) == pytest.approx(float(printed), rel=1e-14)
+        assert found >= 1
+        true = inside / (1 - (1 - inside) * mpmath.mpf(q))
+        released = float(recycling.published_acceptance_rate(sigma, theta, 1 - q, s))
+        assert 1 / released == pytest.approx(float(true), rel=1e-14)
+        assert printed * inside >= true * (1 - mpmath.mpf(10) ** -35)
+        if 0 < q < 1 and inside < 0.9:
+            assert printed * inside > true * (1 + mpmath.mpf(10) ** -8)
+
+
+def test_both_readings_of_a_redraw_by_enumeration():
+    """Noise on five points: deciding at every draw is the true rate, deciding once what eq. (10) times B says."""
+    chance, within, q = np.array([0.1, 0.2, 0.3, 0.25, 0.15]), np.array([0, 0, 1, 1, 0], bool), 0.6
+    inside = float(chance[within].sum())
+    anew, once, drawing = 0.0, 0.0, 1.0
+    once += inside
+    for _ in range(400):  # What is still drawn after so many falls below a float.
+        anew += drawing * inside
+        drawing *= (1 - inside) * q
+    once += (1 - inside) * q  # Redrawn until it is within.
+    assert anew == pytest.approx(inside / (1 - (1 - inside) * q), rel=1e-14)
+    printed = 1 - q + q / inside
+    assert once == pytest.approx(printed * inside, rel=1e-14)
+    assert once - anew > 0.05
+
+
+def test_equation_thirteen_claims_what_it_cannot():
+    """At n = 300 and p = 0.584 its reciprocal, which the sources' search maximises, is 0.791; the truth is 0.125."""
+    n, p, share = 300, 0.584, 0.1
+    at = literature.count_on_sample(n, p)
+    s = float(recycling.sampling_noise_count(share, n, p))
+    claimed = 1 / recycling.published_acceptance_rate(at.sigma, 3.0, at.q, s)
+    assert float(claimed) == pytest.approx(0.791, abs=5e-4)
+    true = recycling.acceptance(recycling.recycled(Gaussian(at.sigma), 3.0, at.q), 3.0, s)
+    assert float(true) == pytest.approx(0.125, abs=5e-4)
+    assert math.erf(3.0 / s / math.sqrt(2)) < claimed  # More than without any noise.
 
 
 def test_weight_is_the_mass_that_leaves_the_inside():

@@ -1,1 +1,1 @@
-"""Optimal composition of pure and bounded-range mechanisms, adaptive orders, concentrated bounds: in closed form."""
+"""Composition in closed form: (eps, delta) budgets, pure and bounded-range mechanisms, adaptive orders, and zCDP."""

@@ -44,9 +44,10 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
 
         delta = max over l of  sum over w <= l of  P(W = w) (1 - e^(t_l - (l + 1 - w) eps0))
 
-    m = 0 is ``pure_delta``, n = 0 Dong, Durfee & Rogers 2019. m t + n eps0 - W eps0 is the loss of all, so that
-    every t gives a delta that some mechanisms have; t_l is where it is stationary. Derivatives are those at the best
-    t held fixed (envelope rule). Adaptive choices can do worse: ``adaptive.adaptive_delta``.
+    m = 0 is ``pure_delta`` (their Theorem 1), n = 0 Dong, Durfee & Rogers 2019 (their Theorem 2). m t + n eps0 - W eps0
+    is the loss of all, so that every t gives a delta that some mechanisms have; t_l is where it is stationary.
+    Derivatives are those at the best t held fixed (envelope rule). Adaptive choices can do worse:
+    ``adaptive.adaptive_delta``.
 
     Args:
         epsilon0: positive, any shape.

@@ -8,6 +8,7 @@ and broadcast; floating point moves the results by parts in 10^12, in either dir
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -189,6 +190,39 @@ def setwise_epsilon(
     terms += [bounded_range_terms(_budget(eps, "bounded_range")) for eps in bounded_range]
     terms += [(_budget(mu, "mu"), _budget(tau, "tau") ** 2) for mu, tau in concentrated]
     return tail_bound(sum(mean for mean, _ in terms), sum(square for _, square in terms), delta)
+
+
+def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
+    """Return a sound delta at eps of zCDP mechanisms whose rho_i are fixed beforehand, used adaptively in any order.
+
+    Cesar & Rogers 2021, Lemma 3.4 (the conversion is Bun & Steinke 2016, Lemma 3.6). With rho = sum rho_i, eps >= rho
+    and y = (eps + rho)/(2 rho):
+
+        delta = exp(-(eps - rho)^2/(4 rho)) min{sqrt(pi rho), 1/y, 2/(y + sqrt(y^2 + 4/(pi rho)))}
+
+    ``best_delta`` of the same rho is smaller, by a factor of 2.4 to 2.7 at deltas of 0.03 to 1e-9: take that one to
+    set a budget. Each rho_i may be spent once. The result is rounded upwards.
+
+    Args:
+        rhos: rho_i >= 0 of every mechanism; several numbers.
+        epsilon: eps, at least their sum; any shape.
+
+    Raises:
+        ValueError: a rho negative or not finite; epsilon below the sum of all.
+    """
+    each = [float(checks.number("rhos", rho)) for rho in rhos]
+    _budget(np.array(each), "rhos")
+    total = math.fsum(each)
+    checks.within("epsilon", epsilon, total, np.finfo(float).max)
+    if total == 0:
+        return np.zeros(np.shape(epsilon))[()]
+    # A larger rho has a larger delta: this one is not below the sum.
+    rho = np.nextafter(total, np.inf)
+    over = np.maximum(np.asarray(epsilon, float) - rho, 0.0)
+    y = 1 + over / (2 * rho)
+    tail = np.exp(-(over**2 / (4 * rho)) * (1 - 2.0**-48))
+    # The third term is below the other two, and below 1, as y is at least 1.
+    return np.minimum(tail * 2 / (y + np.sqrt(y**2 + 4 / (np.pi * rho))) * (1 + 2.0**-48), 1.0)[()]
 
 
 def gaussian_concentration(sigma: Real, sensitivity: Real = 1.0) -> tuple[Real, Real]:

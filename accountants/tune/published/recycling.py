@@ -43,7 +43,8 @@ def sampled_search(family: SampledRecycled, objective: Objective) -> Enumerated:
 
     The choice at a rate has the budget that ``accountants.subsampling.on_sample`` allows on the sample. What is wrong
     with Algorithm 2 is wrong here. The acceptance that is compared is the true one of noise and error of sampling
-    together, by quadrature, where the source's is its eq. 13, which can claim several times as much.
+    together, by quadrature. The source's is the reciprocal of its eq. (13), ``recycling.published_acceptance_rate``,
+    which can claim several times as much.
 
     Raises:
         ValueError: an objective other than an acceptance at the family's theta.

@@ -1,0 +1,160 @@
+"""Composition of mechanisms of which only (eps, delta) is known: on parts of the data, and on the same data.
+
+All functions are sound, and round the budgets that they return upwards. They take NumPy arrays or numbers. A mechanism
+of this package has a privacy profile, which says more than one (eps, delta): compose it with ``accountants.guarantee``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from accountants.closed_forms.concentrated import pure_terms, tail_bound
+from accountants.closed_forms.pure import checked_delta, pure_delta
+from dpkernels import checks
+from dpkernels.numerics import Real
+
+_FINITE = np.finfo(float).max
+_UP = 1 + 2.0**-48  # More than a few roundings of a float take away.
+
+
+def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add_remove") -> tuple[float, float]:
+    """Return a sound (eps, delta) of independent mechanisms, each on its own part of the data (Jiang 2024, Remark 2).
+
+    A record's part must depend on that record alone. Mechanism i must be (eps_i, delta_i)-DP for one record more or
+    less in its part. A guarantee for replaced records is not enough: it allows a mechanism to print the size of its
+    part, and records that move between parts change these sizes.
+
+    | neighbours | eps | delta |
+    |---|---|---|
+    | one record added or removed | max eps_i | max delta_i |
+    | one record replaced, perhaps by one of another part | 2 max eps_i | max delta_i (1 + e^eps_i) |
+
+    Where a record is replaced within part i, that part's guarantee is used twice: delta_i (1 + e^eps_i) at 2 eps_i
+    (group privacy). Where it moves from part i to part j, one record of each changes: the smaller
+    1 - (1 - delta_i)(1 - delta_j) at eps_i + eps_j. Remark 2 claims the first row without naming the neighbours.
+
+    Args:
+        epsilons: eps_i >= 0, one or several.
+        deltas: delta_i in [0, 1]; one for each, or one for all.
+        adjacency: "add_remove" or "replace".
+
+    Returns:
+        eps and delta, of all parts together.
+
+    Raises:
+        ValueError: no part; epsilons negative or infinite; deltas not in [0, 1]; an unknown adjacency.
+
+    Example:
+        >>> parallel_composition([0.5, 1.0], [1e-6, 1e-7])
+        (1.0, 1e-06)
+    """
+    checks.one_of("adjacency", adjacency, ("add_remove", "replace"))
+    eps, delta = _budgets(epsilons, deltas)
+    if adjacency == "add_remove":
+        return float(eps.max()), float(delta.max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        twice = np.where(delta > 0, delta * (1 + np.exp(eps)), 0.0)
+    return 2 * float(eps.max()), min(_upwards(twice.max()), 1.0)
+
+
+def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
+    """Return a sound (eps, delta) of mechanisms on the same data: the sums (Jiang 2024, Remark 3).
+
+    Later mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand.
+
+    Args:
+        epsilons: eps_i >= 0, one or several.
+        deltas: delta_i in [0, 1]; one for each, or one for all.
+
+    Returns:
+        eps and delta, of all mechanisms together.
+
+    Raises:
+        ValueError: no mechanism; epsilons negative or infinite; deltas not in [0, 1].
+
+    Example:
+        >>> basic_composition([0.5, 1.0], 1e-6)
+        (1.5, 2e-06)
+    """
+    eps, delta = _budgets(epsilons, deltas)
+    return _sum_upwards(eps), min(_sum_upwards(delta), 1.0)
+
+
+def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[float, float]:
+    """Return a sound (eps, delta) of mechanisms on the same data, with the slack delta' beside the sum of all delta_i.
+
+        eps = min(sum eps_i,  sum eps_i tanh(eps_i/2) + sqrt(2 ln(1/delta') sum eps_i^2))
+        delta = sum delta_i + delta'
+
+    (Dwork, Rothblum & Vadhan 2010, with the mean of Kairouz, Oh & Viswanath 2015 in place of eps (e^eps - 1).) Later
+    mechanisms may be chosen by the outputs of earlier ones, as long as their budgets are fixed beforehand. Jiang 2024,
+    Remark 4, leaves sum delta_i out: ``recycling.published_advanced_composition``.
+
+    Args:
+        epsilons: eps_i >= 0, one or several.
+        deltas: delta_i in [0, 1]; one for each, or one for all.
+        slack: delta', in (0, 1).
+
+    Returns:
+        eps and delta, of all mechanisms together.
+
+    Raises:
+        ValueError: no mechanism; epsilons negative or infinite; deltas not in [0, 1]; slack not in (0, 1).
+    """
+    checks.within("slack", slack, 0.0, 1.0, open_ends=True)
+    eps, delta = _budgets(epsilons, deltas)
+    means, squares = map(np.asarray, pure_terms(eps))
+    concentrated = tail_bound(math.fsum(means), math.fsum(squares), slack)
+    return min(_upwards(concentrated), _sum_upwards(eps)), min(_sum_upwards([*delta, slack]), 1.0)
+
+
+def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> Any:
+    """Return the optimal delta at eps of k (eps0, delta0)-DP mechanisms, adaptive or not; sound, and attained.
+
+        delta = 1 - (1 - delta0)^k (1 - delta_k),   delta_k that of k eps0-DP mechanisms, ``pure.pure_delta``
+
+    (Kairouz, Oh & Viswanath 2015, Theorem 3.3.) The worst mechanism prints its input with probability delta0 and is
+    randomised response at eps0 else. With eps0 = 0 it prints its input or nothing: delta is 1 - (1 - delta0)^k at
+    every eps.
+
+    Args:
+        epsilon0: eps0 >= 0, any shape.
+        delta0: in [0, 1), any shape.
+        k: whole numbers, 0 to 10^6, any shape.
+        epsilon: eps >= 0, any shape.
+
+    Raises:
+        TypeError: k is not whole.
+        ValueError: epsilon0 negative or infinite; delta0 not in [0, 1); k not in 0..10^6; epsilon negative or NaN.
+    """
+    checks.within("epsilon0", epsilon0, 0.0, _FINITE)
+    checks.within("epsilon", epsilon, 0.0, np.inf)
+    eps0 = np.asarray(epsilon0, float)
+    some = np.where(eps0 > 0, eps0, 1.0)
+    pure = np.where(eps0 > 0, pure_delta(some, k, np.asarray(epsilon, float)), 0.0)
+    leak = -np.expm1(k * np.log1p(-np.asarray(checked_delta(delta0), float)))
+    return np.minimum((leak + (1 - leak) * pure) * _UP, 1.0)[()]
+
+
+def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The budgets as two vectors of one length."""
+    checks.within("epsilons", epsilons, 0.0, _FINITE)
+    checks.within("deltas", deltas, 0.0, 1.0)
+    eps, delta = np.broadcast_arrays(np.asarray(epsilons, float), np.asarray(deltas, float))
+    if not eps.size:
+        raise ValueError("epsilons: are none; at least one mechanism is needed")
+    return eps.ravel(), delta.ravel()
+
+
+def _upwards(value: Any) -> float:
+    """Move a number up by more than its rounding."""
+    return float(value) * _UP
+
+
+def _sum_upwards(values: Any) -> float:
+    """Return the least float that is not below the sum."""
+    total = math.fsum(values)
+    return float(np.nextafter(total, np.inf)) if math.fsum([*values, -total]) > 0 else total
