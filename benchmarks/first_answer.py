@@ -1,0 +1,259 @@
+"""Seconds of the first answer in a new process, beside dp_accounting where it has one, as a markdown table.
+
+    python -m benchmarks.first_answer                          # every row three times, five minutes on an idle machine
+    python -m benchmarks.first_answer --quick                  # the rows that take seconds, once
+    python -m benchmarks.first_answer --only "1,000 Laplace"   # the rows whose name contains this text
+    python -m benchmarks.first_answer --json FILE              # writes the measurements to a file too
+
+Every measurement is a process of its own with empty caches: no folder of compiled JAX programs, and a new folder for
+whatever else a library may keep. Python's own compiled files are there before the first run. Seconds are processor time
+(user and system, child processes included), which other work on the machine lengthens less than the clock; each row
+shows the run with the least, and the clock of the same run. Timing starts after the imports that a row names. It
+includes everything else that the answer needs: building the mechanism, starting JAX, compiling, and later imports.
+
+The peer is dp_accounting with its own defaults (pip install dp-accounting): privacy loss distributions on a grid of
+1e-4, rounded up, so that its eps are upper bounds; for the calibration its closed form of Gaussian noise.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks.shown import machine, markdown, parser_of
+
+ROOT = Path(__file__).parents[1]
+PEER = "dp_accounting"
+ROUNDS = 3
+
+
+@dataclass(frozen=True)
+class Program:
+    """The Python program that a new process runs.
+
+    Attributes:
+        imports: statements that run before the clock starts.
+        work: statements that are timed; they assign ``answer``.
+    """
+
+    imports: str
+    work: str
+
+    @property
+    def text(self) -> str:
+        """The program's source, which prints seconds and the answer as JSON."""
+        return _TIMED.format(imports=self.imports, work=self.work)
+
+
+_TIMED = """\
+import json, resource, time
+{imports}
+def spent():
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+start, before = time.perf_counter(), spent()
+{work}
+print(json.dumps({{"processor": spent() - before, "clock": time.perf_counter() - start, "answer": answer}}))
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One answer, by this library and by its peer.
+
+    Attributes:
+        name: the name in the table.
+        ours: the program that computes it with this library.
+        goal: the most processor seconds that it should take.
+        peer: the program that computes it with dp_accounting, or None if that has no such function.
+        slow: whether ``--quick`` leaves the row out.
+    """
+
+    name: str
+    ours: Program
+    goal: float
+    peer: Program | None = None
+    slow: bool = False
+
+
+def _ours(answer: str, imports: str = "import accountants, dpkernels as dpk") -> Program:
+    return Program(imports, f"answer = {answer}")
+
+
+def _pld(noise: str) -> Program:
+    """Return the program for eps of 1,000 releases by dp_accounting's privacy loss distributions."""
+    composed = f"distribution.from_{noise}.self_compose(1000)"
+    imports = "from dp_accounting.pld import privacy_loss_distribution as distribution"
+    return Program(imports, f"answer = {composed}.get_epsilon_for_delta(1e-6)")
+
+
+def _imported(name: str) -> Program:
+    return Program("", f"import {name}\nanswer = None")
+
+
+def _tuned(family: str, objective: str) -> Program:
+    return _ours(f"tune.best(tune.{family}, tune.{objective}).value", "from accountants import tune")
+
+
+_UNIT, _SIGNED = "lower=0.0, upper=1.0", "lower=-1.0, upper=1.0"
+
+ROWS = (
+    Row(
+        "eps of 1,000 Laplace releases",
+        _ours("accountants.guarantee(dpk.laplace(epsilon=0.1)).repeat(1000).epsilon(1e-6)"),
+        0.1,
+        _pld("laplace_mechanism(10.0)"),
+    ),
+    Row(
+        "eps of 1,000 Gaussian releases",
+        _ours("accountants.guarantee(dpk.gaussian(sigma=30.0), 1.0).repeat(1000).epsilon(1e-6)"),
+        0.05,
+        _pld("gaussian_mechanism(30.0)"),
+    ),
+    Row(
+        "eps of 1,000 subsampled Gaussian releases",
+        _ours("accountants.guarantee(dpk.gaussian(sigma=1.0), 1.0).subsample(0.01).repeat(1000).epsilon(1e-6)"),
+        0.2,
+        _pld("gaussian_mechanism(1.0, sampling_prob=0.01)"),
+    ),
+    Row(
+        "eps of 20 piecewise reports",
+        _ours(f"accountants.guarantee(dpk.piecewise(epsilon=0.5, {_UNIT})).repeat(20).epsilon(1e-6)"),
+        0.1,
+    ),
+    Row(
+        "bracket of 1,000 Laplace releases",
+        _ours("accountants.guarantee(dpk.laplace(epsilon=0.1)).repeat(1000).bracket(delta=1e-6)"),
+        0.5,
+    ),
+    Row(
+        "bracket of 20 reports of a window of one's own",
+        Program(
+            "import accountants, dpkernels as dpk\nfrom math import cos, pi",
+            "window = dpk.window_from(lambda z: 1 - cos(2 * pi * z))\n"
+            f"made = dpk.composite(window, epsilon=0.3, {_UNIT})\n"
+            "answer = accountants.guarantee(made).repeat(20).bracket(delta=1e-6)",
+        ),
+        2.0,
+        slow=True,
+    ),
+    Row(
+        "calibrate.gaussian and its check",
+        Program(
+            "import accountants",
+            "made = accountants.calibrate.gaussian(epsilon=1.0, delta=1e-6)\n"
+            "answer = made.noise.sigma, accountants.epsilon(made, 1e-6)",
+        ),
+        0.2,
+        Program(
+            "import dp_accounting",
+            "sigma = dp_accounting.get_sigma_gaussian(1.0, 1e-6)\n"
+            "answer = sigma, dp_accounting.get_epsilon_gaussian(sigma, 1e-6)",
+        ),
+    ),
+    Row(
+        "tune.best of a recycled Gaussian",
+        _tuned('budget_recycled("gaussian", epsilon=1.0, delta=1e-5)', "acceptance(theta=1.0)"),
+        2.0,
+        slow=True,
+    ),
+    Row(
+        "tune.best of 10 composed piecewise reports",
+        _tuned(
+            f"composed(tune.piecewise(epsilon=1.0, {_SIGNED}), count=10, epsilon=1.0, delta=1e-5)", "worst_variance"
+        ),
+        5.0,
+        slow=True,
+    ),
+    Row("import accountants", _imported("accountants"), 1.0, _imported("dp_accounting.pld")),
+)
+
+
+def surroundings(folder: str) -> dict[str, str]:
+    """Return this process's environment without the folders in which compiled programs are kept."""
+    dropped = ("JAX_COMPILATION_CACHE", "JAX_PERSISTENT_CACHE", "PYTHONDONTWRITEBYTECODE")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [kept.get("PYTHONPATH")])])
+    return kept | {"PYTHONPATH": path, "XDG_CACHE_HOME": folder, "DPKERNELS_CACHE": ""}
+
+
+def measured(program: Program, rounds: int) -> dict[str, Any]:
+    """Run a program in new processes, and return the seconds and the answer of the run with the least processor time.
+
+    Raises:
+        RuntimeError: a run failed.
+    """
+    runs = []
+    for _ in range(rounds):
+        with TemporaryDirectory() as folder:
+            call = [sys.executable, "-c", program.text]
+            done = subprocess.run(call, cwd=folder, env=surroundings(folder), capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"{program.work}: {done.stderr.strip()}")
+        runs.append(json.loads(done.stdout.splitlines()[-1]))
+    return min(runs, key=lambda run: run["processor"])
+
+
+def peer_of(row: Row, rounds: int) -> dict[str, Any] | None:
+    """Measure the peer; return None if it has no such function or is not installed."""
+    return measured(row.peer, rounds) if row.peer and find_spec(PEER) else None
+
+
+def cells(row: Row, ours: dict[str, Any], peer: dict[str, Any] | None) -> list[str]:
+    """Return a line of the table."""
+    absent = "not installed" if row.peer else "-"
+    theirs = [f"{peer['processor']:.3g}", shown(peer["answer"])] if peer else [absent, absent]
+    times = [f"{ours['processor']:.3g}", f"{ours['clock']:.3g}"]
+    return [row.name, *times, theirs[0], f"{row.goal:g}", shown(ours["answer"]), theirs[1]]
+
+
+def shown(answer: Any) -> str:
+    """Return the numbers of an answer as a cell; an import has none."""
+    if answer is None:
+        return "-"
+    return ", ".join(f"{value:.7g}" for value in (answer if isinstance(answer, list) else [answer]))
+
+
+HEADING = ["first answer", "processor, s", "clock, s", f"{PEER}, s", "goal, s", "answer", f"{PEER}'s"]
+
+
+def lines(rows: list[Row], rounds: int, found: list[dict[str, Any]]) -> Iterator[list[str]]:
+    """Measure every row and yield its line of the table; the measurements are appended to ``found``."""
+    for row in rows:
+        ours, peer = measured(row.ours, rounds), peer_of(row, rounds)
+        found.append({**asdict(row), "measured": ours, "peer_measured": peer})
+        yield cells(row, ours, peer)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = parser_of(__doc__, "one run of the rows that take seconds")
+    parser.add_argument("--only", default="", help="rows whose name has this text")
+    parser.add_argument("--json", type=Path, help="a file for the measurements, beside the table")
+    options = parser.parse_args()
+    for package in ("dpkernels", "accountants"):
+        compileall.compile_dir(ROOT / package, quiet=2)
+    rounds = 1 if options.quick else ROUNDS
+    rows = [row for row in ROWS if options.only in row.name and not (options.quick and row.slow)]
+    on, command = machine("dp-accounting"), shlex.join(["python", "-m", "benchmarks.first_answer", *sys.argv[1:]])
+    print(f"{on}\n{command}, the least of {rounds}\n\n{markdown(HEADING, [])}", flush=True)
+    found: list[dict[str, Any]] = []
+    for line in lines(rows, rounds, found):
+        print(f"| {' | '.join(line)} |", flush=True)
+    if options.json:
+        made = {"machine": on, "command": command, "rounds": rounds, "rows": found}
+        options.json.write_text(json.dumps(made, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
