@@ -260,9 +260,9 @@ def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the distribution with all outcomes and pieces of several."""
     xp = namespace(*jax.tree.leaves(tuple(parts)))
     columns = zip(*((part.p, part.q, part.loss, part.width) for part in parts), strict=True)
-    outcomes = (xp.concatenate([xp.ravel(column) for column in one]) for one in columns)
+    p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in one]) for one in columns)
     pieces = sum((part.pieces for part in parts), ())
-    return PrivacyLossDistribution(*outcomes, pieces, sum(part.unseen for part in parts))
+    return PrivacyLossDistribution(p, q, loss, width, pieces, sum(part.unseen for part in parts))
 
 
 def sampled_loss(loss: Any, rate: Any) -> Any:

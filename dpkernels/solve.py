@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import brentq
 
 from dpkernels.numerics import Real, RealArray, namespace
 
@@ -170,21 +169,6 @@ def newton(
     """
     parameters, start = promote(parameters, jnp.asarray(initial_guess))
     return _implicit_root(_Newton(tolerance, longest), falling, parameters, (start, ends))
-
-
-def nearest_sign_change(rising: Callable[[float], Any], low: float, high: float, xtol: float = 1e-3) -> float:
-    """Return about where a rising function of plain numbers changes sign; the end of [low, high] next to it if none.
-
-    NaN counts as above 0.
-    """
-
-    def value(x: float) -> float:
-        found = float(rising(np.float64(x)))
-        return 1.0 if math.isnan(found) else min(max(found, -1e300), 1e300)
-
-    if value(low) >= 0:
-        return low
-    return high if value(high) <= 0 else float(brentq(value, low, high, xtol=xtol, rtol=1e-6))
 
 
 def first_root(

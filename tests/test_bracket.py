@@ -8,6 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from accountants.composition.characteristic import ConvergenceError
 from helpers import ALL, SKEW, UNIT, slow
 from noise_registry import LAWS, scale
 from scipy.special import ndtr
@@ -16,11 +17,10 @@ import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition import bracket
-from accountants.composition.characteristic import ConvergenceError
 from accountants.composition.guarantee import Guarantee, Term
-from accountants.composition.loss_bounds import Masses, above, below
-from accountants.composition.loss_cells import Cells, cells_on_grid
-from accountants.composition.loss_distribution import Sum, compose
+from accountants.composition.bounds import Masses, above, below
+from accountants.composition.cells import Cells, cells_on_grid
+from accountants.composition.bounds import Sum, compose
 from accountants.pairs.shifted import Shifted
 from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian

@@ -309,7 +309,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
 def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int) -> None:
     """Its first row, and so its noise, would be that of rows of another part."""
     write(tmp_path / "in", files=1)
-    (part,), described = plans.planned(files(str(tmp_path / "in")), PARQUET), job(tmp_path / "out", 1)
+    (part,), described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(tmp_path / "out", 1)
     other = dataclasses.replace(part, rows=part.rows + more)
     with described.folder.run():
         for work in (perturb_part, check_part):

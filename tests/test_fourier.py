@@ -8,6 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accountants.composition.characteristic import ConvergenceError
+from accountants.composition.deposits import POINTS, deposited, highest
+from accountants.pairs.losses import Losses
 from helpers import UNIT, slow
 from scipy.special import gammaln
 
@@ -15,10 +18,7 @@ import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
 from accountants.composition import characteristic, fourier, trinomial, values
-from accountants.composition.characteristic import ConvergenceError
-from accountants.composition.deposits import POINTS, deposited, highest
 from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.losses import Losses
 from accountants.pairs.worst import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

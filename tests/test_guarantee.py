@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from accountants.composition.values import values_of
 from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED, slope_by_differences, slow
 from noise_registry import LAWS
 
 import dpkernels as dpk
 from accountants import Guarantee, compare, guarantee
 from accountants import guarantee as call
-from accountants.composition.values import values_of
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

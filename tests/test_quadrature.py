@@ -7,15 +7,15 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
+from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, flat, refined
 from helpers import UNIT
 
 import dpkernels as dpk
-from accountants.composition.loss_bounds import Masses, _profile, above, below
-from accountants.composition.loss_cells import cells_on_grid
-from accountants.composition.loss_distribution import Sum, compose
+from accountants.composition.bounds import Masses, _profile, above, below
+from accountants.composition.cells import cells_on_grid
+from accountants.composition.bounds import Sum, compose
 from accountants.composition.replacement import replaced_spectrum
 from accountants.pairs.placed import falls
-from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, flat, refined
 from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 
-from accountants.composition.bracket import Bracket
+from accountants.composition.bounds import Bracket
 from accountants.composition.cumulant import ConvergenceError
 from accountants.composition.guarantee import Guarantee
 from dpkernels.numerics import Real, namespace, ndtri

@@ -11,7 +11,7 @@ from dpkernels.numerics import namespace
 from dpkernels.solve import while_loop
 
 _STEPS = 60
-# How near the target log delta is before the last of Newton's steps, as a power of a rounding: 1e-9, or 1e-4 in 32 bits.
+# How near the target log delta is before the last of Newton's steps, as a power of a rounding: 1e-9, 1e-4 in 32 bits.
 _NEAR = 0.575
 
 

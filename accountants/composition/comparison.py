@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountants.composition.bracket import Bracket
+from accountants.composition.bounds import Bracket
 from accountants.composition.guarantee import Guarantee
 from dpkernels import checks
 

@@ -20,11 +20,12 @@ import numpy as np
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect, nearest_sign_change
+from dpkernels.solve import bisect, root
 
 _BISECTIONS = 60  # For a tilt, on log c.
 # A tilt is searched for between 1e-4 and 1e5.
 _LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e5)
+_ABOVE_0 = 20.0  # Added to the log of a tilt, so that a relative tolerance is one of all tilts.
 
 
 class ConvergenceError(ValueError):
@@ -70,7 +71,7 @@ class RepeatedLoss:
         mean = (tilted * loss).sum() / mass
         return top[0] + xp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
 
-    def log_moment(self, c: Real) -> Real:
+    def log_moment(self, c: Any) -> Any:
         """Return log E_p exp(c l) of one release over its finite losses; c has any shape."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2
@@ -83,7 +84,7 @@ class RepeatedLoss:
 RepeatedLosses = tuple[RepeatedLoss, ...]
 
 
-def _exp_relative_to_largest(size: RealArray) -> tuple[Any, Any]:
+def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
     xp = namespace(size)
     top = without_derivative(size.max(-1, keepdims=True))
@@ -137,7 +138,9 @@ def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
     """
     xp = namespace(like)
     if xp is np:
-        return np.exp(np.float64(nearest_sign_change(lambda log_c: rising(np.exp(log_c)), _LEAST_LOG, _GREATEST_LOG)))
+        ends = _LEAST_LOG + _ABOVE_0, _GREATEST_LOG + _ABOVE_0
+        found = root(lambda x, _: rising(np.exp(np.float64(x) - _ABOVE_0)), (), *ends, rtol=1e-4)
+        return np.exp(np.float64(found) - _ABOVE_0)
     ends = xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG)
     low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
     return xp.exp((low + high) / 2)

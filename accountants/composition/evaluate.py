@@ -252,12 +252,14 @@ def _by_enumeration(
         return otherwise()
 
     def three(parts: RepeatedLosses) -> Any:
-        return enumeration.three_point_loss(parts[0].losses, parts[0].count - np.arange(1 + sloped), c)
+        nodes: Any = parts[0].losses
+        return enumeration.three_point_loss(nodes, parts[0].count - np.arange(1 + sloped), c)
 
+    to_parts: Any = None
     if sloped:
         releases, to_parts, alone = jax.vjp(three, parts, has_aux=True)
     else:
-        (releases, alone), to_parts = three(parts), None
+        releases, alone = three(parts)
 
     def enumerated() -> _Value:
         return _value_of(releases, asked, parts if sloped else None, lambda by: to_parts(by)[0])

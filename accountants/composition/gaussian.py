@@ -19,7 +19,7 @@ import numpy as np
 
 from accountants.composition.base import ComposedProfile
 from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
-from dpkernels.numerics import Real, gauss_legendre, like, namespace, ndtri, special_functions
+from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 
 # Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are followed.
@@ -89,13 +89,13 @@ def is_gaussian(parts: RepeatedLosses) -> bool:
     return all(part.losses is None for part in parts)
 
 
-def _mills(z: Real) -> Any:
+def _mills(z: Any) -> Any:
     """Return M(z) for z >= -1."""
     t, weights = _quadrature(z)
     return (weights * namespace(z).exp(-t * (z[..., None] + t / 2))).sum(-1)
 
 
-def _mills_difference(z: Real, mu: Real) -> Any:
+def _mills_difference(z: Any, mu: Any) -> Any:
     """Return M(z) - M(z + mu) for z >= -1 and a mu that is small next to 1 or z."""
     xp = namespace(z, mu)
     t, weights = _quadrature(z)

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.composition import serial
-from accountants.composition.bracket import Bracket
+from accountants.composition.bounds import Bracket
 from accountants.composition.cumulant import ConvergenceError, RepeatedLosses
 from accountants.composition.evaluate import evaluate, evaluate_one_or_more, largest_infinity_mass
 from accountants.composition.replacement import check_replaceable

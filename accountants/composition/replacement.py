@@ -188,10 +188,10 @@ def _between(ends: Any, laws: _Laws, few: int) -> SmoothPieces:
     return SmoothPieces(
         left,
         right,
-        lambda x, i: laws.log_p(x),
-        lambda x, i: laws.log_q(x),
-        lambda x, i: laws.loss(x),
-        lambda start, end, i: laws.steepness(start, end),
+        lambda x, _: laws.log_p(x),
+        lambda x, _: laws.log_q(x),
+        lambda x, _: laws.loss(x),
+        lambda start, end, _: laws.steepness(start, end),
         None,
         few,
     )

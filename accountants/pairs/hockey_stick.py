@@ -86,7 +86,7 @@ def curve(pairs: tuple[Pair, ...]) -> Curve:
     """
     sticks = [pair.hockey_stick() for pair in pairs]
 
-    def at(epsilon: Real) -> Any:
+    def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, *jax.tree.leaves(pairs))
         known = xp.minimum(epsilon, cap(epsilon.dtype))
         values = [stick(known if pair.rounds_up else lowered(known)) for pair, stick in zip(pairs, sticks, strict=True)]

@@ -118,6 +118,8 @@ def _rate(side: Side, e: Real) -> RealArray:
 
 def _runs(side: Side, cells: int, most: int) -> _Runs:
     xp = namespace(side.left)
+    left: Any
+    right: Any
     if xp is np:
         left, right, in_p, in_q = _cut_at_turns(side, cells)
     else:
@@ -136,7 +138,7 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     some = np.flatnonzero(side.right - side.left > _LEAST)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
-    shares = np.linspace(0.0, 1.0, cells + 1)
+    shares: Any = np.linspace(0.0, 1.0, cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
     starts, rows = np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])
@@ -147,7 +149,7 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     return starts, ends, in_p[rows], in_q[rows]
 
 
-def _inside(left: RealArray, right: RealArray) -> tuple[RealArray, RealArray]:
+def _inside(left: Any, right: Any) -> tuple[Any, Any]:
     """Both ends of an interval, from its inside: at a knot the loss may bend."""
     inset = _INSET * (right - left) + 4 * np.finfo(left.dtype).eps * (abs(left) + abs(right))
     return left + inset, right - inset

@@ -232,8 +232,8 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     sign = xp.where(xp.abs(one - other) > _SAME * xp.maximum(one, other), xp.sign(one - other), 0.0)
     # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
     sign = xp.concatenate([sign[xp.argmax(sign != 0)][None], sign])
-    latest = xp.where(sign != 0, np.arange(len(sign)), 0)
-    latest = np.maximum.accumulate(latest) if xp is np else jax.lax.cummax(latest)
+    changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
+    latest = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
     own = sign[latest][1:] >= 0
     if xp is np:
         at = np.flatnonzero(own[1:] != own[:-1])[:_CROSSINGS]

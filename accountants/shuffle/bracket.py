@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.loss_bounds import Masses
-from accountants.composition.loss_distribution import Sum, compose
+from accountants.composition.bounds import Masses
+from accountants.composition.bounds import Sum, compose
 from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.

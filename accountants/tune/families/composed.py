@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from accountants.composition.bracket import Bracket
+from accountants.composition.bounds import Bracket
 from accountants.composition.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.certified import ROUNDING, realised, refuse_above

@@ -1,7 +1,7 @@
 """A privacy loss distribution gathered on a grid: masses of half cells, which are all that rigorous bounds need.
 
-NumPy in float64. The pieces are split where the loss is monotone, so that they can be cut where it is on the grid. Every
-outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where the
+NumPy in float64. The pieces are split where the loss is monotone, so that they can be cut where it is on the grid.
+Every outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where the
 loss is on the grid, exact to rounding (docs/proofs/brackets.md).
 """
 
@@ -102,7 +102,7 @@ class MonotonePieces:
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
         """The losses at the lower and at the upper ends."""
         every = np.arange(len(self))
-        return tuple(self.loss(self.inside(end, every), every) for end in (self.left, self.right))
+        return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
 
     def inverse(self, level: np.ndarray, piece: np.ndarray) -> np.ndarray:
         """Points of pieces with given losses; the nearer end where a piece has no such loss."""
@@ -152,8 +152,8 @@ class MonotonePieces:
 
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
         """Masses of panels under p and under q."""
-        x, piece = panels.nodes, panels.piece[:, None]
-        return tuple((panels.weights * density(x, piece)).sum(1) for density in (self.p, self.q))
+        x, piece, weights = panels.nodes, panels.piece[:, None], panels.weights
+        return (weights * self.p(x, piece)).sum(1), (weights * self.q(x, piece)).sum(1)
 
     def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
         """The pieces without the panels at either end that have less than this mass of p together, and what they have.
