@@ -8,7 +8,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-from accountants.composition.characteristic import ConvergenceError
 from helpers import ALL, SKEW, UNIT, slow
 from noise_registry import LAWS, scale
 from scipy.special import ndtr
@@ -16,11 +15,11 @@ from scipy.special import ndtr
 import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
-from accountants.composition import bracket
+from accountants.composition import bounds as bracket
+from accountants.composition.bounds import ComposedBounds, Masses, above, below, compose
+from accountants.composition.cells import Cells, cells_on_grid, split_monotone
+from accountants.composition.cumulant import ConvergenceError
 from accountants.composition.guarantee import Guarantee, Term
-from accountants.composition.bounds import Masses, above, below
-from accountants.composition.cells import Cells, cells_on_grid
-from accountants.composition.bounds import Sum, compose
 from accountants.pairs.shifted import Shifted
 from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
@@ -140,7 +139,7 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
 
 
 def cells(step, mechanism, D=None):
-    return cells_on_grid(worst_pairs(mechanism, D)[0].spectrum(), step)
+    return cells_on_grid(split_monotone(worst_pairs(mechanism, D)[0].privacy_loss()), step)
 
 
 PAIRS = {
@@ -283,7 +282,7 @@ def test_gaussian_tails_beyond_their_reach_are_counted():
 
 def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():
     """All mass at a loss of 10, so delta(0) = 1 - e^-10; of a tilt of 300 the weight there is 0 in floats."""
-    total = Sum(np.array([10.0]), np.ones(1), 300.0, 3000.0, 0.0, 0.0, 0.0)
+    total = ComposedBounds(np.array([10.0]), np.ones(1), 300.0, 3000.0, 0.0, 0.0, 0.0)
     assert total.delta(0.0, -1) <= -math.expm1(-10.0) <= total.delta(0.0, 1)
 
 

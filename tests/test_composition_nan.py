@@ -9,7 +9,7 @@ import pytest
 
 import dpkernels as dpk
 from accountants import guarantee, tune
-from accountants.composition import values
+from accountants.composition import evaluate
 
 MAKE = {
     "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),
@@ -61,7 +61,9 @@ def test_nan_stays_in_the_derivative(name, rate):
 
 
 def test_nan_of_either_direction_is_the_largest(monkeypatch):
-    monkeypatch.setattr(values, "_read", lambda what, sloped, parts, at, best: values._Reading(parts, None, None))
+    monkeypatch.setattr(
+        evaluate, "_evaluate_direction", lambda what, sloped, parts, at, best: evaluate._Value(parts, None, None)
+    )
     for found in ([np.nan, 0.5], [0.5, np.nan], [0.25, 0.5]):
-        _, largest = values._largest("delta", False, jnp.asarray(found), jnp.float32(1.0))
+        _, largest = evaluate._largest("delta", False, jnp.asarray(found), jnp.float32(1.0))
         np.testing.assert_array_equal(largest.found, np.float32(max(found) if np.isfinite(found).all() else np.nan))

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from accountants.composition.values import values_of
 from helpers import ALL, BUMP, DOME, SKEW, UNIT, WINDOWED, slope_by_differences, slow
 from noise_registry import LAWS
 
 import dpkernels as dpk
 from accountants import Guarantee, compare, guarantee
 from accountants import guarantee as call
+from accountants.composition.evaluate import _evaluate_traced as evaluate_traced
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -77,11 +77,11 @@ def test_other_parameters_do_not_compile_again():
         made.epsilon(1e-6 * (1 + step))
 
     calls(0.0)
-    before = values_of._cache_size()
+    before = evaluate_traced._cache_size()
     calls(0.25)
-    assert values_of._cache_size() == before
+    assert evaluate_traced._cache_size() == before
     guarantee(Additive(Gaussian(2.0)), 1.0).repeat(10).delta(np.ones((5, 2)))
-    assert values_of._cache_size() == before + 1
+    assert evaluate_traced._cache_size() == before + 1
 
 
 def test_kinds_and_shapes():

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from scipy import fft
 
-from accountants.composition.bounds import Masses
-from accountants.composition.bounds import _tilted, _transformed
+from accountants.composition.bounds import Masses, _tilted, _transformed
 from accountants.pairs.rows import dominating_pair
 from accountants.pairs.tables import pure_points
 from accountants.shuffle import bracket

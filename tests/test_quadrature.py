@@ -7,16 +7,27 @@ import math
 import mpmath as mp
 import numpy as np
 import pytest
-from accountants.pairs.runs import EXACT, ROUGH, Run, Spectrum, flat, refined
 from helpers import UNIT
 
 import dpkernels as dpk
-from accountants.composition.bounds import Masses, _profile, above, below
-from accountants.composition.cells import cells_on_grid
-from accountants.composition.bounds import Sum, compose
-from accountants.composition.replacement import replaced_spectrum
+from accountants.composition.bounds import ComposedBounds, Masses, _profile, above, below, compose
+from accountants.composition.cells import (
+    _EXACT as EXACT,
+)
+from accountants.composition.cells import (
+    _ROUGH as ROUGH,
+)
+from accountants.composition.cells import (
+    MonotoneLoss,
+    MonotonePieces,
+    Panels,
+    cells_on_grid,
+    split_monotone,
+)
+from accountants.composition.replacement import replaced_privacy_loss
 from accountants.pairs.placed import falls
 from accountants.pairs.worst import worst_pairs
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -24,7 +35,6 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.windows import Uniform, Window
-from dpkernels.numerics import gauss_legendre
 
 UNIT_ROUNDING = 2.0**-53
 # (4!)^4/(9 (8!)^3), of the remainder of 4 nodes.
@@ -81,7 +91,7 @@ def gaussian_mass(left, right, sigma):
 @pytest.mark.parametrize(("sigma", "step"), [(20.0, 0.2), (2.0, 0.5), (1.0, 0.1)])
 def test_masses_of_cells_far_out(sigma, step):
     """With 256 even panels they are 6e-9 too small at 9 sigma and 2e-7 at 16, of a margin of 1e-12."""
-    cut = cells_on_grid(worst_pairs(Additive(Gaussian(sigma)), 1.0)[0].spectrum(), step)
+    cut = cells_on_grid(split_monotone(worst_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
     worst = 0.0
     for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
         # l = (1/2 - x)/sigma^2
@@ -99,52 +109,71 @@ LAWS = {
     "laplace": Laplace(0.05),
     "merged": MergedLaplace((9.0, 0.5, 2.0), (0.3, 0.9)),
 }
-NODES, WEIGHTS = gauss_legendre(4)
 
 
-def check_panels(run):
-    """The code's sum over some of its panels against nodes enough for 30 digits."""
-    ends = refined(np.linspace(run.left, run.right, 257), run.steep, EXACT)
+def check_panels(pieces):
+    """The code's sums over some of its panels against nodes enough for 30 digits."""
+    panels = pieces.refined(pieces.panels(), EXACT)
     fine = np.polynomial.legendre.leggauss(24)
-    for j in np.unique(np.linspace(0, len(ends) - 2, 50).astype(int)):
-        width = ends[j + 1] - ends[j]
-        for density in (run.p, run.q):
-            four = width * float(WEIGHTS @ density(ends[j] + width * NODES))
-            exact = width / 2 * float(fine[1] @ density(ends[j] + width * (fine[0] + 1) / 2))
-            assert four == pytest.approx(exact, rel=1e-12, abs=1e-300)
+    some = np.unique(np.linspace(0, len(panels.start) - 1, 50).astype(int))
+    for density, masses in zip((pieces.p, pieces.q), pieces.masses(panels), strict=True):
+        for j in some:
+            width = panels.end[j] - panels.start[j]
+            x = panels.start[j] + width * (fine[0] + 1) / 2
+            exact = width / 2 * float(fine[1] @ density(x, np.full(x.shape, panels.piece[j])))
+            assert masses[j] == pytest.approx(exact, rel=1e-12, abs=1e-300)
 
 
 @pytest.mark.quick("gaussian", "laplace")
 @pytest.mark.parametrize("name", LAWS)
 def test_panels_of_every_law_alone_sampled_and_replaced(name):
     pair = worst_pairs(Additive(LAWS[name]), 1.0)[0]
-    spectra = [pair.spectrum(), pair.spectrum().sampled(0.3).mirrored()]
-    spectra += [replaced_spectrum(pair, 0.3)] if name != "recycled" else []
-    runs = [run for spectrum in spectra for run in spectrum.runs]
-    assert runs
-    for run in runs:
-        check_panels(run)
-        assert np.all(run.steep(np.array([run.left]), np.array([run.right])) > 0)
+    losses = [pair.privacy_loss(), pair.privacy_loss().subsampled(0.3).mirrored()]
+    losses += [replaced_privacy_loss(pair, 0.3)] if name != "recycled" else []
+    pieces = [pieces for one in losses for pieces in split_monotone(one).pieces]
+    assert pieces
+    for one in pieces:
+        check_panels(one)
+        assert np.all(one.source.steepness(one.left, one.right, one.number) > 0)
 
 
 def test_panels_of_a_sine_window():
-    for run in worst_pairs(dpk.composite("sine", epsilon=2.0, **UNIT))[0].spectrum().runs:
-        check_panels(run)
+    losses = worst_pairs(dpk.composite("sine", epsilon=2.0, **UNIT))[0].privacy_loss()
+    for pieces in split_monotone(losses).pieces:
+        check_panels(pieces)
 
 
 def test_panels_are_cut_evenly_and_not_without_end():
-    ends = refined(np.array([0.0, 1.0, 1.5, 4.0]), lambda left, _: np.where(left < 1.2, 0.5, 0.0), EXACT)
-    assert ends.tolist() == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 4.0]
+    def cut(ends, steepness):
+        source = smooth(lambda x: 0 * x, steepness=steepness)
+        pieces = MonotonePieces(source, np.zeros(1, int), np.array(ends[:1]), np.array(ends[-1:]))
+        whole = Panels(np.array(ends[:-1]), np.array(ends[1:]), np.zeros(len(ends) - 1, int))
+        panels = pieces.refined(whole, EXACT)
+        assert panels.end[:-1].tolist() == panels.start[1:].tolist()
+        return [*panels.start.tolist(), float(panels.end[-1])]
+
+    ends = cut([0.0, 1.0, 1.5, 4.0], lambda left, right, piece: np.where(left < 1.2, 0.5, 0.0))
+    assert ends == [0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 4.0]
     with pytest.raises(ValueError, match="too many for a grid"):
-        refined(np.array([0.0, 1.0]), lambda left, _: 1e9 + 0 * left, EXACT)
+        cut([0.0, 1.0], lambda left, right, piece: 1e9 + 0 * left)
+    with pytest.raises(ValueError, match="no bound on how fast its density changes"):
+        cut([0.0, 1.0], None)
 
 
-def test_a_turn_of_the_loss_that_was_not_seen_is_refused():
-    density, wavy = (lambda x: 1.0 + 0 * x), (lambda x: x + 0.3 * np.sin(20 * x))
-    run = Run(0.0, 1.0, density, density, wavy, lambda level: level, flat)
-    none = np.zeros(0)
+def smooth(loss, steepness=lambda left, right, piece: 0 * left):
+    """One piece on [0, 1] of density 1."""
+    return SmoothPieces(
+        np.zeros(1), np.ones(1), lambda x, _: 0 * x, lambda x, _: -loss(x), lambda x, _: loss(x), steepness
+    )
+
+
+def test_a_turn_of_the_loss_that_was_not_seen_is_refused(monkeypatch):
+    wavy = PrivacyLossDistribution.of_pieces(smooth(lambda x: x + 0.3 * np.sin(20 * x)))
+    assert len(split_monotone(wavy).pieces[0]) > 3
+    monkeypatch.setattr("accountants.composition.cells._SAMPLES", 2)
+    monkeypatch.setattr("accountants.composition.cells._FEWEST_SAMPLES", 2)
     with pytest.raises(ValueError, match="turns"):
-        cells_on_grid(Spectrum(none, none, none, (run,)), 0.05)
+        cells_on_grid(split_monotone(wavy), 0.05)
 
 
 # Roundings
@@ -156,7 +185,7 @@ def test_a_loss_that_is_rounded_stays_between_its_bounds(step):
     for loss in (0.37, 9.0):
         for wrong in (-1, 1):
             stated = loss + wrong * 32 * UNIT_ROUNDING * (1 + loss)
-            cut = cells_on_grid(Spectrum(np.array([0.25]), np.zeros(1), np.array([stated]), ()), step)
+            cut = cells_on_grid(MonotoneLoss(np.array([0.25]), np.zeros(1), np.array([stated]), (), 0.0), step)
             low, high = (side(cut, step, 1) for side in (below, above))
             for gap in (0.3 * step, 3 * step, 0.1):
                 with mp.workdps(40):
@@ -204,7 +233,7 @@ def test_exponents_of_a_steep_tilt_are_allowed_for():
 def test_losses_of_a_sum_are_rounded_to_the_safe_side():
     """At an eps next to the only loss the gain is a rounding error of it."""
     loss = 1000.1
-    total = Sum(np.array([loss]), np.ones(1), 0.0, 0.0, 0.0, 0.0, 0.0)
+    total = ComposedBounds(np.array([loss]), np.ones(1), 0.0, 0.0, 0.0, 0.0, 0.0)
     near = math.nextafter(loss, 0.0)
     assert total.delta(near, -1) == 0.0
     assert total.delta(near, 1) >= 2 * (loss - near)

@@ -1,8 +1,8 @@
 """A privacy loss distribution gathered on a grid: masses of half cells, which are all that rigorous bounds need.
 
 NumPy in float64. The pieces are split where the loss is monotone, so that they can be cut where it is on the grid.
-Every outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where the
-loss is on the grid, exact to rounding (docs/proofs/brackets.md).
+Every outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where
+the loss is on the grid, exact to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ class _Runs(NamedTuple):
     in_q: Any
 
 
-def _rate(side: Side, e: Real) -> RealArray:
+def _rate(side: Side, e: Any) -> RealArray:
     """The derivative of the loss, p'/p - q'/q; 0 where rounding alone tells these apart, as where p and q are equal.
 
     Of both derivatives and of what they add to the loss over the piece.
@@ -120,6 +120,8 @@ def _runs(side: Side, cells: int, most: int) -> _Runs:
     xp = namespace(side.left)
     left: Any
     right: Any
+    in_p: Any
+    in_q: Any
     if xp is np:
         left, right, in_p, in_q = _cut_at_turns(side, cells)
     else:
@@ -135,7 +137,7 @@ def _runs(side: Side, cells: int, most: int) -> _Runs:
 
 def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     """Return (left, right, in_p, in_q) of the pieces of plain numbers, cut where the loss turns."""
-    some = np.flatnonzero(side.right - side.left > _LEAST)
+    some = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
     shares: Any = np.linspace(0.0, 1.0, cells + 1)

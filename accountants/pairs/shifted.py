@@ -233,7 +233,7 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
     sign = xp.concatenate([sign[xp.argmax(sign != 0)][None], sign])
     changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
-    latest = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
+    latest: Any = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
     own = sign[latest][1:] >= 0
     if xp is np:
         at = np.flatnonzero(own[1:] != own[:-1])[:_CROSSINGS]

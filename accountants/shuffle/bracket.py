@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition.bounds import Masses
-from accountants.composition.bounds import Sum, compose
+from accountants.composition.bounds import ComposedBounds, Masses, compose
 from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
@@ -194,7 +193,7 @@ def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarr
     return weighted[first] - grid * above[first], weighted[:-1] - place * above[:-1]
 
 
-def _positive_part(total: Sum, side: int) -> float:
+def _positive_part(total: ComposedBounds, side: int) -> float:
     """E[S_+] with all errors to one side."""
     c, zero = total.tilt, total.nudged(0.0, side)
     s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 
+import contour
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from accountants.composition.characteristic import ConvergenceError
-from accountants.composition.deposits import POINTS, deposited, highest
-from accountants.pairs.losses import Losses
 from helpers import UNIT, slow
 from scipy.special import gammaln
 
 import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
-from accountants.composition import characteristic, fourier, trinomial, values
+from accountants.composition import cumulant, enumeration, evaluate, fft
+from accountants.composition.cumulant import ConvergenceError
+from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.worst import Atoms
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -110,9 +111,9 @@ def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
     gain = np.where(above, mass, 0.0) - q
     last = gain.sum() - (counted(p, losses, n - 1, eps) if n > 1 else max(-math.expm1(eps), 0.0))
 
-    three = trinomial.Three(jnp.asarray(p), jnp.asarray(losses), jnp.array([n, n - 1.0]), jnp.float64(1.0))
-    value, slope, seen = three.read(jnp.float64(eps))
-    found, by_eps = three.slopes(seen)
+    three = enumeration.ThreePointLoss(jnp.asarray(p), jnp.asarray(losses), jnp.array([n, n - 1.0]), jnp.float64(1.0))
+    value, slope, seen = three.evaluate(jnp.float64(eps))
+    found, by_eps = three.gradient(seen)
     near = {"rtol": 3e-11, "atol": 1e-13}
     assert np.allclose(jnp.exp(value), gain.sum(), **near)
     assert np.allclose(found.mass, counts @ gain / p, **near)
@@ -124,8 +125,10 @@ def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
 def test_derivatives_of_three_losses_far_apart_in_32_bits():
     """A loss of 200 more has no finite ratio in floats."""
     counts = jnp.array([30.0, 29.0], jnp.float32)
-    three = trinomial.Three(jnp.array([0.5, 0.3, 0.2]), jnp.array([100.0, -100.0, 10.0]), counts, jnp.float32(0.05))
-    found, _ = three.slopes(three.read(jnp.float32(1200.0))[2])
+    three = enumeration.ThreePointLoss(
+        jnp.array([0.5, 0.3, 0.2]), jnp.array([100.0, -100.0, 10.0]), counts, jnp.float32(0.05)
+    )
+    found, _ = three.gradient(three.evaluate(jnp.float32(1200.0))[2])
     assert np.allclose(found.mass, [4.805, 2.260, 3.416], rtol=1e-3)
 
 
@@ -141,7 +144,7 @@ def test_noise_next_to_its_largest_losses(count):
 
 @jax.jit
 def three_of(made):
-    return [trinomial.three(parts[0].losses, np.array([22]), 1.0) for parts in made.directions()]
+    return [enumeration.three_point_loss(parts[0].losses, np.array([22]), 1.0) for parts in made.directions()]
 
 
 @pytest.mark.thorough
@@ -176,8 +179,8 @@ def test_whole_counts_leave_a_derivative_in_the_parameters(x64):
 def test_deposits_keep_polynomials_and_atoms(x64):
     """Sums over the grid of powers up to the fifth are those of the losses; an atom on the grid is one entry."""
     loss = np.array([0.31, 1.77, 4.02, 5.0])
-    nodes = Losses(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
-    masses, atoms = deposited(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32).masses(32)
+    nodes = PrivacyLossDistribution(np.array([0.1, 0.2, 0.3, 0.4]), np.zeros(4), loss, np.array([0.2, 0.2, 0.0, 0.0]))
+    masses, atoms = share_on_grid(as_float64(nodes), 0.0, 0.0, 1.0, 0.5, 32).masses(32)
     grid = 1.0 + 0.5 * np.where(np.arange(32) < 24, np.arange(32), np.arange(32) - 32)
     for power in range(len(POINTS)):
         assert (masses * grid**power).sum() == pytest.approx((nodes.p * loss**power).sum(), rel=1e-12)
@@ -190,9 +193,9 @@ def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
 
     @jax.jit
     def moments(made, c):
-        (part,) = made.directions(values.PANELS)[0]
-        twice = highest([part.losses, part.losses])
-        return [characteristic.Part(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
+        (part,) = made.directions(evaluate.PANELS)[0]
+        twice = pointwise_maximum([part.losses, part.losses])
+        return [cumulant.RepeatedLoss(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
 
     for c in (0.5, 2.0):
         one, other = moments(as_float64(made), jnp.float64(c))
@@ -214,7 +217,7 @@ CONTOURS = {
 
 @jax.jit
 def by_contour(made, delta):
-    return [characteristic.epsilon_at(parts, delta, characteristic.LARGE) for parts in made.directions()]
+    return [contour.epsilon_at(parts, delta, contour.LARGE) for parts in made.directions()]
 
 
 @pytest.mark.quick("together")
@@ -361,13 +364,13 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 
     @jax.jit
     def slopes(made, places, shift):
-        (parts,) = made.directions(values.PANELS)
-        made_of = fourier.composed(parts, jnp.float64(1.0))
+        (parts,) = made.directions(evaluate.PANELS)
+        made_of = fft.compose(parts, jnp.float64(1.0))
 
         def at(place):
             eps = made_of.start + made_of.step * place
             _, s = made_of._place(eps)
-            by_parts, by_epsilon = made_of.slopes(made_of.read(eps + shift)[2])
+            by_parts, by_epsilon = made_of.gradient(made_of.evaluate(eps + shift)[2])
             return s, by_parts[0].losses.loss.sum(), by_parts[0].count, by_epsilon
 
         return jax.lax.map(at, places)
