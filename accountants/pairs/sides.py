@@ -60,7 +60,7 @@ class Side(NamedTuple):
     def _window(self, e: Any, inside: Any) -> Any:
         z = e / self.pair.width
         xp = namespace(z)
-        return xp.where(inside, self.pair.height * self.pair.window.density(xp.clip(z, 0.0, 1.0)), 0.0)
+        return xp.where(inside, self.pair.height * self.pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
 
 
 def side_of(pair: Any, *, beyond: bool = False) -> Side:

@@ -121,7 +121,7 @@ class Quartic(Base):
 
     def density(self, v: Real) -> Real:
         xp = namespace(v, self.edge)
-        return xp.where((v >= -1) & (v <= 1), self.inward(1 - xp.abs(v)), 0.0)
+        return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
     def inward(self, d: Real) -> Any:
         """r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""

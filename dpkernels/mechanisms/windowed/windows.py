@@ -16,6 +16,10 @@ from dpkernels.pytrees import pytree
 class Window(Shape):
     """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
 
+    def inward(self, d: Real) -> Any:
+        """Height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
+        return self.density(d)
+
     @abc.abstractmethod
     def ceiling(self, d: Real) -> Real:
         """Supremum of the density at distances >= d from the middle."""
@@ -93,7 +97,12 @@ class Triangle(_Unimodal):
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
-        return xp.maximum(0.0, 2 * xp.minimum(z, 1 - z))
+        return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
+
+    def inward(self, d: Real) -> Any:
+        """2 d up to the middle, then 2 (1 - d)."""
+        xp = namespace(d)
+        return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 
     def cdf(self, z: Real) -> Real:
         xp = namespace(z)
