@@ -20,7 +20,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from scipy import fft
 
 from accountants.composition import cumulant
 from accountants.composition.cells import (
@@ -225,6 +224,8 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds
     Raises:
         ValueError: the grid would need more than 2^23 points; says so.
     """
+    from scipy import fft  # Imported on use: it takes 0.1 s.
+
     tilted = [_tilted(part, step, tilt) for part in parts]
     tails = _Tails.of(tilted)
     half = tails.half_width()
@@ -338,6 +339,8 @@ def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float
 
     A transform of length N is off by at most eta = 8 u log2 N of its norm, and powers by 8 u of each factor.
     """
+    from scipy import fft
+
     eta = 8 * _UNIT * np.log2(max(size, 2))
     whole, error = np.ones(size // 2 + 1, complex), 0.0
     for part in parts:

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from scipy.linalg import pascal
-from scipy.special import bernoulli
 
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
@@ -249,14 +248,18 @@ _SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
 # Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
 _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
-_CHOICES = pascal(_TERMS + 1, kind="lower").astype(float)
-# Row n has the coefficients of the Bernoulli polynomial B_n(t), by powers of t.
-_BERNOULLI = np.array(
-    [
-        [_CHOICES[n, j] * bernoulli(_TERMS)[n - j] if j <= n else 0.0 for j in range(_TERMS + 1)]
-        for n in range(_TERMS + 1)
-    ]
-)
+
+
+def _bernoulli_polynomials() -> np.ndarray:
+    """Return the coefficients of the Bernoulli polynomials B_n(t), n = 0 to ``_TERMS``, by powers of t, in rows."""
+    numbers = [Fraction(1)]
+    for n in range(1, _TERMS + 1):
+        numbers.append(-sum(math.comb(n + 1, k) * numbers[k] for k in range(n)) / (n + 1))
+    rows = [[math.comb(n, j) * numbers[n - j] if j <= n else 0 for j in range(_TERMS + 1)] for n in range(_TERMS + 1)]
+    return np.array(rows, float)
+
+
+_BERNOULLI = _bernoulli_polynomials()
 
 
 def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None) -> ComposedPLD:

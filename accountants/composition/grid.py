@@ -7,11 +7,11 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.linalg import pascal
 
 from accountants.closed_forms.lattice import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
@@ -26,7 +26,7 @@ COEFFICIENTS = np.array(
 ).T
 # Row n has the coefficients of the derivative, by powers of the place, from those of the polynomial.
 _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
-_CHOICES = pascal(len(POINTS), kind="upper").astype(float)
+_CHOICES = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
 _EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
 # Outcomes are crowded if a step of as many would have a larger share of all mass.
 _CROWDED = 0.003
