@@ -24,16 +24,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from accountants.pairs import replaced_sticks
+from accountants.pairs.base import Curve, Pair
 from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.losses import REACH, Losses, joined, log_ratio, panel_rule, range_of
 from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
 from accountants.pairs.runs import Function, Spectrum, bent, between_knots
 from accountants.pairs.runs import joined as all_of
+from accountants.pairs.sampled import upper, with_added_record
 from accountants.pairs.shifted import Shifted, unseen
 from accountants.pairs.tables import Atoms
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, floating, namespace
+from dpkernels.pytrees import pytree
 
 # Panels of a piece: of exponentials, and of a Gaussian, where the loss bends within sigma^2/D.
 _PANELS, _GAUSSIAN_PANELS = 8, 96
@@ -60,6 +64,85 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
                 f"reversed; this {type(pair).__name__} is neither, or under tracing not known to be"
             )
+
+
+@pytree
+@dataclass(frozen=True)
+class Replaced(Pair):
+    """The worst pair of one release on a Poisson sample with one record replaced; its own mirror.
+
+    Attributes:
+        pair: a worst pair of the release on all the data, that of one of two records.
+        rate: r, in (0, 1].
+    """
+
+    pair: Pair
+    rate: Any
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.pair.joint
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
+        if isinstance(self.pair, Shifted):
+            return self.pair.rounds_up and not len(self.pair.noise.edges)
+        return not _is_lattice(self.pair)
+
+    def hockey_stick(self) -> Curve:
+        return replaced_stick(self.pair, self.rate)
+
+    def largest_loss(self) -> Any:
+        raise TypeError("pair: Replaced has no known largest loss")
+
+    def losses(self, panels: int = 0) -> Losses:
+        return replaced_losses(self.pair, self.rate, panels)
+
+    def spectrum(self) -> Spectrum:
+        return replaced_spectrum(self.pair, float(self.rate))
+
+    def mirror(self) -> Replaced:
+        return self
+
+    def asymmetry(self) -> Any:
+        return 0.0
+
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()
+        check_replaceable((self.pair,))
+
+
+def _is_lattice(pair: Any) -> bool:
+    return isinstance(pair, Atoms) and pair.moved is not None
+
+
+@singledispatch
+def replaced_stick(pair: Any, rate: Any) -> Curve:
+    """The hockey stick of the worst pair, exactly, from a pair of inputs without samples.
+
+    Bounded mechanisms have that of an added record; a pair is its own mirror up to rounding, and so the larger of both.
+    """
+    sticks = [with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.has_two_ways else []))]
+    known = jnp.where(pair.asymmetry() <= _TRACED, 1.0, jnp.nan)
+    return lambda eps: known * jnp.stack([stick(eps) for stick in sticks]).max(0)
+
+
+@replaced_stick.register
+def _(pair: Shifted, rate: Any) -> Curve:
+    D = jnp.abs(pair.shift)
+    if pair.noise.law.degree:
+        return replaced_sticks.of_noise(pair.noise, D, rate)
+    nodes = _of_steps(pair, _Laws.of(pair, rate))
+    return lambda eps: jnp.maximum(nodes.p - jnp.exp(eps)[..., None] * nodes.q, 0.0).sum(-1)
+
+
+@replaced_stick.register
+def _(pair: Atoms, rate: Any) -> Curve:
+    if pair.moved is None:
+        return replaced_stick.dispatch(object)(pair, rate)
+    return _three(pair, rate).hockey_stick()
 
 
 @singledispatch

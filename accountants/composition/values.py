@@ -20,7 +20,7 @@ import numpy as np
 
 from accountants.composition import characteristic, fourier, trinomial
 from accountants.composition.characteristic import Parts, certain
-from accountants.composition.terms import both_ways
+from accountants.composition.terms import one_release
 from accountants.pairs.hockey_stick import profile
 from accountants.profile import epsilon_of
 from dpkernels.batching import some_at_a_time
@@ -274,11 +274,11 @@ def certain_of(made: Any) -> jax.Array:
 
 @partial(jax.jit, static_argnames=("what",))
 def values_of_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
-    """``values_of``; the exact profile of one report."""
+    """``values_of``; the exact profile of one release."""
     (term,) = made.terms
     exact = {"delta": profile, "epsilon": epsilon_of}[what]
 
     def single(made: Any) -> Real:
-        return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
+        return exact(one_release(made.terms[0]), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, single, lambda made: values_of(made, at, what).astype(at.dtype), made)

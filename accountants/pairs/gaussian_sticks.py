@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, gauss_legendre, like, namespace
+from dpkernels.numerics import gauss_legendre, like, namespace
 
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
