@@ -223,7 +223,7 @@ class PrivacyLossDistribution:
         if not self.pieces:
             return self
         outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
-        return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces)])
+        return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.left))])
 
     def padded(self) -> PrivacyLossDistribution:
         """The same with outcomes of no mass, one at least: as many as sums compile quickly for."""

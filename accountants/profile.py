@@ -11,7 +11,7 @@ import numpy as np
 from accountants.pairs import pure
 from accountants.pairs.base import Pair
 from accountants.pairs.hockey_stick import as_float64, curve, profile
-from accountants.pairs.noise_sticks import cap
+from accountants.pairs.rounding import cap
 from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive

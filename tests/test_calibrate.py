@@ -252,7 +252,7 @@ def test_rate_is_the_largest(kernel, theta, epsilon, delta, D):
 def test_weighted_delta_is_convex_in_the_weight(kernel, theta, epsilon, delta, D):
     laws = [Reweighted(kernel, -theta, theta, u) for u in np.linspace(0, 1, 60)]
     weighted = np.array([law.total * additive_profile(law, D, epsilon) for law in laws])
-    assert np.all(np.diff(weighted, 2) >= -1e-13 * weighted[1:-1])
+    assert np.all(np.diff(weighted, 2) >= -1e-15 - 1e-13 * weighted[1:-1])
 
 
 def test_delta_is_not_monotone_in_the_rate():
@@ -409,7 +409,7 @@ def test_a_root_from_the_wrong_side_is_noticed():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: calibrate.gaussian(epsilon=0.0, delta=1e-5), r"epsilon: 0.* is not in \[0.01, 20\]"),
+        (lambda: calibrate.gaussian(epsilon=0.0, delta=1e-5), r"epsilon: 0.* is not in \[1e-06, 20\]"),
         (lambda: calibrate.gaussian(epsilon=1.0, delta=0.0), r"delta: 0.* is not in \(0, 1\)"),
         (lambda: calibrate.laplace(epsilon=1.0, delta=1.0), r"delta: 1.* is not in \(0, 1\)"),
         (lambda: calibrate.gaussian(epsilon=1.0, delta=0.1, sensitivity=0.0), r"sensitivity: 0.* is not in \[1e-100, "),

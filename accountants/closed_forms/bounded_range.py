@@ -27,7 +27,7 @@ from accountants.closed_forms.lattice import (
     numbers,
     raised,
 )
-from accountants.closed_forms.pure import MOST, checked_delta, pure_losses
+from accountants.closed_forms.pure import MOST, checked_delta, pure_level, pure_losses, upper_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import while_loop
@@ -176,7 +176,7 @@ def _best_t(m: int, n: int, eps0: Any, eps: Real) -> Any:
 
 def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     if m == 0:
-        return lattice_delta(*pure_losses(eps0, n), eps)
+        return upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
     return lattice_delta(*_mix_losses(m, n, eps0, _best_t(m, n, *_frozen(eps0, eps))), eps)
 
 
@@ -185,7 +185,8 @@ def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
     t = _worst_t(m, n, *_frozen(eps0, delta)) if m else eps0 / 2
     eps = lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
     eps = raised(lambda eps, eps0: _mixed_delta(m, n, eps0, eps), eps0, eps, delta, eps0)
-    return xp.where(delta > 0, xp.minimum(eps, (m + n) * eps0), (m + n) * eps0)
+    level = pure_level(eps0, m + n)
+    return xp.where(delta > 0, xp.minimum(eps, level), level)
 
 
 def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:

@@ -25,7 +25,7 @@ from dpkernels.numerics import Real, RealArray, namespace
 MOST = 10**6
 MOST_VALUES = 1 << 20
 # Units in the last place that a mass may be off by, relatively, for each mechanism and each unit of its logarithm.
-_UNITS = 12
+_UNITS = 4
 
 
 def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
@@ -45,11 +45,14 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
-    return _pure_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
+    return upper_delta(eps, (eps0, np.asarray(k), pure_losses(eps0, k)))[()]
 
 
-def _pure_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
-    """The upper bound, from masses rounded upwards and losses (k - 2 s) eps0 whose products are exact."""
+def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
+    """The profile at eps of (eps0, k, ``pure_losses``), an upper bound.
+
+    Masses are rounded upwards, and products (k - 2 s) eps0 are exact.
+    """
     eps0, k, (top, step, mass) = parameters
     xp = namespace(eps0, eps)
     high, low = split(eps0)
@@ -79,14 +82,18 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
     eps0, delta = numbers(epsilon0, checked_delta(delta))
     top, step, mass = pure_losses(eps0, k)
     found = lattice_epsilon(top, step, mass, delta)
-    found = raised(_pure_delta, (eps0, np.asarray(k), (top, step, mass)), found, delta, step)
-    xp = namespace(found)
+    found = raised(upper_delta, (eps0, np.asarray(k), (top, step, mass)), found, delta, step)
+    return namespace(found).where(delta > 0, found, pure_level(eps0, np.asarray(k)))[()]
+
+
+def pure_level(eps0: Any, k: Any) -> Any:
+    """k eps0, the level of k mechanisms: the least float that is not below it."""
+    xp = namespace(eps0)
     high, low = split(eps0)
-    # The least float that is not below k eps0.
-    rounded_down = (np.asarray(k) * high - top) + np.asarray(k) * low > 0
+    top = k * eps0
     start = jax.lax.stop_gradient(top) if xp is jnp else top
-    level = top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
-    return xp.where(delta > 0, found, level)[()]
+    rounded_down = (k * high - start) + k * low > 0
+    return top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
 
 
 def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Real:
@@ -174,7 +181,7 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
     each, times = eps0[..., None], k[..., None]
     mass = xp.exp(ways - times * xp.log1p(xp.exp(-each)) - j * each)
     size = times + j * (jax.lax.stop_gradient(each) if xp is jnp else each)
-    return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (1 + size))
+    return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
 
 
 def checked_delta(delta: Real) -> Real:

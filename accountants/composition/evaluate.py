@@ -23,7 +23,7 @@ from accountants.composition import cumulant, enumeration, fft
 from accountants.composition.base import ComposedProfile
 from accountants.composition.cumulant import RepeatedLosses, infinity_mass
 from accountants.composition.gaussian import GaussianProfile, is_gaussian
-from accountants.composition.terms import both_ways
+from accountants.composition.terms import one_release
 from accountants.pairs.hockey_stick import as_float64, profile
 from accountants.profile import epsilon_of
 from dpkernels.batching import some_at_a_time
@@ -358,6 +358,6 @@ def evaluate_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
     exact = {"delta": profile, "epsilon": epsilon_of}[what]
 
     def single(made: Any) -> Real:
-        return exact(both_ways(made.terms[0].pairs), at).astype(at.dtype)
+        return exact(one_release(made.terms[0]), at).astype(at.dtype)
 
     return jax.lax.cond(term.count == 1, single, lambda made: evaluate(made, at, what).astype(at.dtype), made)

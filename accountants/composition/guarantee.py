@@ -30,10 +30,10 @@ from accountants.composition.replacement import check_replaceable
 from accountants.composition.terms import (
     ADJACENCIES,
     Term,
-    both_ways,
     check_terms,
     neighbouring,
     one_adjacency,
+    one_release,
     parts_of,
     with_mirror,
 )
@@ -151,7 +151,7 @@ class Guarantee:
     def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
         """The value, by one of the ways there are."""
         if self._single:
-            return plain(exact(both_ways(self.terms[0].pairs), at))
+            return plain(exact(one_release(self.terms[0]), at))
         if self._single is None:
             return evaluate_one_or_more(self, floating(jnp.asarray(at)), what)
         return self._composed(what, at)
@@ -168,9 +168,9 @@ class Guarantee:
 
     @property
     def _single(self) -> bool | None:
-        """Whether it is one report; None where the count is traced, and may be 1."""
+        """Whether it is one release, on a sample or not; None where the count is traced, and may be 1."""
         (term, *others) = self.terms
-        if others or term.rate is not None:
+        if others:
             return False
         count = checks.concrete(term.count)
         return None if count is None else bool(count == 1)

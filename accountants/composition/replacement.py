@@ -22,13 +22,17 @@ from typing import Any
 import jax
 import numpy as np
 
+from accountants.pairs import replaced_sticks
+from accountants.pairs.base import Curve, Pair
 from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
+from accountants.pairs.sampled import upper, with_added_record
 from accountants.pairs.shifted import REACH, Shifted, steepness_of_quadratic, unseen
 from accountants.pairs.tables import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, floating, namespace, without_derivative
+from dpkernels.pytrees import pytree
 
 # Panels of a piece: of exponentials, and of a Gaussian, where the loss bends within sigma^2/D.
 _PANELS, _GAUSSIAN_PANELS = 8, 96
@@ -55,6 +59,88 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
                 f"reversed; this {type(pair).__name__} is neither, or under tracing not known to be"
             )
+
+
+@pytree
+@dataclass(frozen=True)
+class Replaced(Pair):
+    """The worst pair of one release on a Poisson sample with one record replaced; its own mirror.
+
+    Attributes:
+        pair: a worst pair of the release on all the data, that of one of two records.
+        rate: r, in (0, 1].
+    """
+
+    pair: Pair
+    rate: Any
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.pair.joint
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
+        if isinstance(self.pair, Shifted):
+            return self.pair.rounds_up and not len(self.pair.noise.edges)
+        return not _is_lattice(self.pair)
+
+    def hockey_stick(self) -> Curve:
+        return replaced_stick(self.pair, self.rate)
+
+    def largest_loss(self) -> Any:
+        raise TypeError("pair: Replaced has no known largest loss")
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        return replaced_privacy_loss(self.pair, self.rate)
+
+    def mirror(self) -> Replaced:
+        return self
+
+    def asymmetry(self) -> Any:
+        return 0.0
+
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()
+        check_replaceable((self.pair,))
+
+
+def _is_lattice(pair: Any) -> bool:
+    return isinstance(pair, Atoms) and pair.moved is not None
+
+
+@singledispatch
+def replaced_stick(pair: Any, rate: Any) -> Curve:
+    """The hockey stick of the worst pair, exactly, from a pair of inputs without samples.
+
+    Bounded mechanisms have that of an added record; a pair is its own mirror up to rounding, and so the larger of both.
+    """
+    sticks = [with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.has_two_ways else []))]
+    odd = pair.asymmetry()
+    known = namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
+
+    def at(eps: Any) -> Any:
+        values = [stick(eps) for stick in sticks]
+        return known * namespace(*values).stack(values).max(0)
+
+    return at
+
+
+@replaced_stick.register
+def _(pair: Shifted, rate: Any) -> Curve:
+    D = namespace(pair.shift).abs(pair.shift)
+    if pair.noise.law.degree:
+        return replaced_sticks.of_noise(pair.noise, D, rate)
+    nodes = _of_steps(pair, _Laws.of(pair, rate))
+    return Atoms(nodes.p, nodes.q).hockey_stick()
+
+
+@replaced_stick.register
+def _(pair: Atoms, rate: Any) -> Curve:
+    if pair.moved is None:
+        return replaced_stick.dispatch(object)(pair, rate)
+    return _three(pair, rate).hockey_stick()
 
 
 @singledispatch

@@ -11,8 +11,9 @@ import numpy as np
 
 from accountants.composition.cumulant import RepeatedLoss
 from accountants.composition.grid import pointwise_maximum
-from accountants.composition.replacement import check_replaceable, replaced_privacy_loss
+from accountants.composition.replacement import Replaced, check_replaceable, replaced_privacy_loss
 from accountants.pairs.base import Pair
+from accountants.pairs.sampled import Sampled
 from accountants.pairs.shifted import Shifted, larger
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
@@ -112,6 +113,15 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
 def both_ways(pairs: tuple[Any, ...]) -> tuple[Pair, ...]:
     """The pairs, and the mirrors of those that may have another profile."""
     return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
+
+
+def one_release(term: Term) -> tuple[Pair, ...]:
+    """The pairs of one release of the term, sampled or not: its profile is their maximum, exactly."""
+    if term.rate is None:
+        return both_ways(term.pairs)
+    if term.adjacency == "replace":
+        return tuple(Replaced(pair, term.rate) for pair in term.pairs)
+    return tuple(Sampled(pair, term.rate, removed) for pair in term.pairs for removed in (False, True))
 
 
 def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:

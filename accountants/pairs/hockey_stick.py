@@ -9,13 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs.base import Curve, Pair
-from accountants.pairs.noise_sticks import cap
+from accountants.pairs.rounding import cap, lowered
 from accountants.pairs.worst import noise_pairs
 from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, RealArray, floating, namespace
-
-# Of the last place of 1 + eps: three times the most that a sweep of random laws finds (tests/test_sweeps.py).
-_UNITS = 8
 
 
 def profile(pairs: tuple[Pair, ...], epsilon: Real) -> Any:
@@ -80,7 +77,7 @@ def is_whole(item: Any) -> bool:
 
 
 def curve(pairs: tuple[Pair, ...]) -> Curve:
-    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``lowered``.
+    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``rounding``.
 
     A budget beyond the cap is read as the cap.
     """
@@ -93,12 +90,3 @@ def curve(pairs: tuple[Pair, ...]) -> Curve:
         return xp.clip(xp.stack(values).max(0), 0.0, 1.0)
 
     return at
-
-
-def lowered(epsilon: Any) -> Real:
-    """A budget below eps by what rounding may be worth: delta falls with eps, so that its delta is an upper bound.
-
-    p - e^eps q cancels next to the largest loss, where its error is of a few units of p and of eps p, and its slope is
-    -p: a budget lower by as many covers it.
-    """
-    return epsilon - _UNITS * np.finfo(epsilon.dtype).eps * (1 + abs(epsilon))

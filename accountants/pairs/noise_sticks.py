@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.pairs import gaussian_sticks
+from accountants.pairs.rounding import cap
 from dpkernels.numerics import Real, RealArray, exponential_moment, floating, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -62,7 +63,7 @@ def split(pair: Any) -> Pieces:
     noise, D, law = pair.noise, pair.shift, pair.noise.law
     xp = namespace(*jax.tree.leaves(pair))
     left, right, width = _ends(pair)
-    inner = _inside(left, right, D)
+    inner = inside(left, right, D)
     weight_p, weight_q = noise.weight(inner), noise.weight(inner - D)
     # For one Gaussian the loss is that of the law, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2.
     at = D / 2 + 0 * inner if law.degree == 2 else inner
@@ -118,7 +119,7 @@ def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray
     return xp.where(sliver, 0.0, right - left if apart is None else apart)
 
 
-def _inside(left: Real, right: Real, D: Real) -> RealArray:
+def inside(left: Real, right: Real, D: Real) -> RealArray:
     """A point inside each piece."""
     xp = namespace(left, right, D)
     near = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - 2 * xp.abs(D), 0.0))
@@ -130,11 +131,6 @@ def _log(weight: Real) -> Real:
     """log, and 0 where the weight is 0."""
     xp = namespace(weight)
     return xp.log(xp.where(weight > 0, weight, 1.0))
-
-
-def cap(dtype: Any) -> float:
-    """The largest budget told apart from larger ones: e^eps must stay finite."""
-    return 0.97 * float(np.log(np.finfo(dtype).max))
 
 
 def of_noise(pair: Any) -> Curve:
@@ -207,14 +203,14 @@ def _exponentials(pair: Any) -> Curve:
             eps = eps - rounding
             T = xp.clip((loss - eps) / xp.where(s > 0, s, 1.0), 0.0, width)
             T = xp.where(s > 0, T, xp.where(loss > eps, width, 0.0))
-            return weight_p * _growth(log_p, r, T) - weight_q * _growth(log_q + eps, r_q, T)
+            return weight_p * exponential_growth(log_p, r, T) - weight_q * exponential_growth(log_q + eps, r_q, T)
 
         return at
 
     return lambda eps: total(term, (p, q, loss, fall, pieces.width, rounding), eps)
 
 
-def _growth(log_start: Real, r: Real, T: Real) -> Real:
+def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
     """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0.
 
     Nothing at T = 0, where e^eps q may be beyond the floats.
@@ -240,7 +236,7 @@ def _gaussians(pair: Any) -> Curve:
 
     def term(piece: Pieces) -> Curve:
         sloped = ~xp.isinf(piece.loss)  # NaN stays.
-        left, right, width = (_in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
+        left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
         far, top = xp.where(pair.shift < 0, left, -right), xp.where(pair.shift < 0, right, -left)
         loss = xp.where(sloped, piece.loss, 0.0)
         size = sum(xp.where(xp.isfinite(end), xp.abs(end), 0.0) for end in (far, top))
@@ -272,7 +268,7 @@ def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
     return gaussian_sticks.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
 
 
-def _in_units(end: Real, sigma: Real) -> RealArray:
+def in_units(end: Real, sigma: Real) -> RealArray:
     """end/sigma, of an infinite end the end itself, with finite derivatives."""
     xp = namespace(end, sigma)
     finite = xp.isfinite(end)
