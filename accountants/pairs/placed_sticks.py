@@ -98,7 +98,7 @@ class _Runs(NamedTuple):
     in_q: Any
 
 
-def _rate(side: Side, e: Real) -> RealArray:
+def _rate(side: Side, e: RealArray) -> RealArray:
     """The derivative of the loss, p'/p - q'/q; 0 where rounding alone tells these apart, as where p and q are equal.
 
     Of both derivatives and of what they add to the loss over the piece.
