@@ -461,8 +461,9 @@ def _staircase(law, weights, D, eps):
     low, high = min([0, D, *edges, *(edge + D for edge in edges)]), max([0, D, *edges, *(edge + D for edge in edges)])
 
     def knots(a, b):
-        first, last = int(mp.floor(a / period)) - 1, int(mp.ceil(b / period)) + 1
-        steps = [side * (k + g) * period for k in range(max(-first, last) + 1) for g in (0, gamma) for side in (1, -1)]
+        """Steps of f and of f(. - D) in [a, b]."""
+        most = int(mp.ceil((max(abs(a), abs(b)) + abs(D)) / period)) + 1
+        steps = [side * (k + g) * period for k in range(most) for g in (0, gamma) for side in (1, -1)]
         points = {*steps, *edges, *(point + D for point in (*steps, *edges)), a, b}
         return itertools.pairwise(sorted(point for point in points if a <= point <= b))
 

@@ -254,7 +254,7 @@ def _bernoulli_polynomials() -> np.ndarray:
     """Return the coefficients of the Bernoulli polynomials B_n(t), n = 0 to ``_TERMS``, by powers of t, in rows."""
     numbers = [Fraction(1)]
     for n in range(1, _TERMS + 1):
-        numbers.append(-sum(math.comb(n + 1, k) * numbers[k] for k in range(n)) / (n + 1))
+        numbers.append(-sum((math.comb(n + 1, k) * numbers[k] for k in range(n)), Fraction(0)) / (n + 1))
     rows = [[math.comb(n, j) * numbers[n - j] if j <= n else 0 for j in range(_TERMS + 1)] for n in range(_TERMS + 1)]
     return np.array(rows, float)
 

@@ -235,6 +235,7 @@ def _crossings(pair: Shifted) -> tuple[Any, Any]:
     changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
     latest: Any = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)
     own = sign[latest][1:] >= 0
+    at: Any
     if xp is np:
         at = np.flatnonzero(own[1:] != own[:-1])[:_CROSSINGS]
         at = np.append(at, np.full(_CROSSINGS - len(at), _PLACES - 1))
