@@ -405,7 +405,7 @@ import sqlite3, traceback
 from fractions import Fraction
 from pathlib import Path
 from dpkernels.cli.ledger import Purse, paid
-from dpkernels.cli.release.failures import independent_of_reports
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.release.output import Output
 from dpkernels.cli.release.streams import StandardOutput
 assert not {"jax", "numpy"} & set(sys.modules)
