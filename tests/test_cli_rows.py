@@ -362,7 +362,7 @@ def test_what_of_a_parquet_file_is_not_kept(run: Run, monkeypatch: pytest.Monkey
     table = pa.table({"age": np.sort(ages(1000))})
     pq.write_table(table, "in.parquet", sorting_columns=[pq.SortingColumn(0)], write_page_index=True)
     result = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE)
-    for words in ("1 row groups, now ", "sorted by", "page index"):
+    for words in ("1 row group, now ", "sorted by", "page index"):
         assert words in result.out
         assert words in str(json.loads(Path("out.parquet.json").read_text())["not_kept"])
 

@@ -722,6 +722,7 @@ def test_a_release_of_many_files_is_verified(run: Run) -> None:
     assert run("perturb", "in", "out", *AGE).code == 0
     sidecar = Path("out", SIDECAR)
     assert "3 files" in run("certify", "--verify", sidecar).out
+    assert run("certify", "--verify", sidecar).code == 0
     part, text = Path("out/part-1.parquet"), sidecar.read_text()
     good = part.read_bytes()
     part.write_bytes(good[:-9] + b"x" + good[-8:])
@@ -737,8 +738,195 @@ def test_a_release_of_many_files_is_verified(run: Run) -> None:
     assert "is named twice" in run("certify", "--verify", sidecar).err
     sidecar.write_text(text)
     part.unlink()
-    assert "part-1.parquet is not there" in run("certify", "--verify", sidecar).out
     assert run("estimate", "out", "--column", "age").code == 1
+
+
+def _another_part(out: Path) -> None:
+    (out / "part-3.parquet").write_bytes((out / "part-0.parquet").read_bytes())
+
+
+FOLDERS: dict[str, tuple[list[Any], list[str]]] = {
+    "a part is missing": ([lambda out: (out / "part-1.parquet").unlink()], ["part-1.parquet: is not there"]),
+    "a part is altered": ([lambda out: _altered(out / "part-1.parquet")], ["output: sha256", "part-1.parquet"]),
+    "one is missing, one altered": (
+        [lambda out: (out / "part-0.parquet").unlink(), lambda out: _altered(out / "part-2.parquet")],
+        ["part-0.parquet: is not there", "output: sha256", "part-2.parquet"],
+    ),
+    "two are altered": (
+        [lambda out: _altered(out / "part-0.parquet"), lambda out: _altered(out / "part-2.parquet")],
+        ["part-0.parquet", "part-2.parquet"],
+    ),
+    "one more": ([_another_part], ["part-3.parquet: is in the folder of the release"]),
+    "a folder more": ([lambda out: (out / "more").mkdir()], ["more: is in the folder of the release"]),
+    "a note": ([lambda out: (out / NOTE).touch()], [f"{NOTE}: is in the folder of the release"]),
+    "a pipe": (
+        [lambda out: (out / "part-1.parquet").unlink(), lambda out: os.mkfifo(out / "part-1.parquet")],
+        ["part-1.parquet: is not a file"],
+    ),
+    "no part": ([lambda out: [one.unlink() for one in out.glob("part-*")]], [f"part-{at}.parquet" for at in range(3)]),
+}
+
+
+def _altered(path: Path) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[:-9] + b"x" + content[-8:])
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_every_part_of_a_release_is_verified(run: Run, case: str) -> None:
+    changes, words = FOLDERS[case]
+    write(Path("in"), files=3, rows=20)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    for change in changes:
+        change(Path("out"))
+    test_cli.assert_refused(run("certify", "--verify", Path("out", SIDECAR)), 1, *words)
+
+
+# what is read and what is not
+
+
+def test_names_that_are_not_read_are_named(run: Run) -> None:
+    write(Path("in"), files=2, rows=10)
+    for name in ("_SUCCESS", ".hidden.parquet", "_more.parquet"):
+        Path("in", name).write_text("x")
+    Path("in/.folder").mkdir()
+    done = run("perturb", "in", "out", *AGE)
+    assert done.code == 0
+    names_ = ".folder, .hidden.parquet, _SUCCESS, _more.parquet"
+    assert done.err == f"dpkernels: IN: of in these are not read (names that begin with . or _): {names_}\n"
+    Path("more").mkdir()
+    write(Path("more/in"), files=2, rows=10)
+    Path("more/0.parquet").write_bytes(Path("in/0000.parquet").read_bytes())
+    done = run("perturb", "more/*", "out2", *AGE)
+    assert done.err == "dpkernels: IN: of more/* these are not read (folders, which a pattern does not read): more/in\n"
+    done = run("perturb", "more/**", "out3", *AGE)
+    assert (done.code, done.err) == (0, "")
+    assert len(released(Path("out3"))) == 30
+
+
+UNREADABLE: dict[str, tuple[Any, str]] = {
+    "a dangling link": (lambda path: path.symlink_to("nowhere"), "is a link that leads nowhere"),
+    "a loop of links": (lambda path: path.symlink_to(path.name), "cannot be read (Too many levels of symbolic links)"),
+    "a pipe": (lambda path: os.mkfifo(path), "is a pipe"),
+    "a device": (lambda path: path.symlink_to("/dev/null"), "is a device"),
+}
+
+
+@pytest.mark.parametrize("case", UNREADABLE)
+@pytest.mark.parametrize("named", ["in", "in/*.parquet", "*/*.parquet", "**/*.parquet"])
+def test_what_is_no_file_is_refused_and_not_skipped(run: Run, case: str, named: str) -> None:
+    make, words = UNREADABLE[case]
+    write(Path("in"), files=2, rows=10)
+    make(Path("in/0001b.parquet"))
+    test_cli.assert_refused(run("perturb", named, "out", *AGE), 2, "0001b.parquet", words)
+    assert names() == ["in"]
+
+
+def test_folders_on_the_way_of_a_pattern(run: Run) -> None:
+    write(Path("a"), files=1, rows=10)
+    Path("b").symlink_to("nowhere")
+    for pattern in ("*/*.parquet", "**/*.parquet"):
+        test_cli.assert_refused(run("perturb", pattern, "out", *AGE), 2, "b is a link that leads nowhere")
+    Path("b").unlink()
+    Path("a/up").symlink_to("..")
+    test_cli.assert_refused(run("perturb", "**/*.parquet", "out", *AGE), 2, "leads into itself")
+    Path("a/up").unlink()
+    Path("b").symlink_to("a")  # is read like a folder
+    Path(".c").symlink_to("a")
+    assert run("perturb", "**/*.parquet", "out", *AGE).code == 2  # and the next run would read out
+    assert [one.path for one in find("**/*.parquet").files] == [
+        str(Path(name, "0000.parquet").absolute()) for name in "ab"
+    ]
+    assert [one.name for one in find("[ab]/*").files] == ["0000.parquet"] * 2
+    assert [one.name for one in find(".c/*").files] == ["0000.parquet"]
+    assert [one.name for one in find("a/?000.*").files] == ["0000.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "words"),
+    [
+        ("in", "in/out", "is in the folder of the input"),
+        ("in/", "./in/../in/out", "is in the folder of the input"),
+        ("file://{}/in", "in/out", "is in the folder of the input"),
+        ("link", "in/out", "is in the folder of the input"),
+        ("**/*.parquet", "out", "the next run would read them"),
+        ("**", "out", "the next run would read them"),
+        ("*/*", "out", "the next run would read them"),
+        ("in/*.parquet", "in/out", ""),
+        ("in/0*.parquet", "in/out", ""),
+        ("in", "-", "OUT: - is for one file"),
+        ("", "out", "an empty name"),
+        ("in", "", "an empty name"),
+    ],
+)
+def test_an_output_is_not_where_the_input_is(run: Run, tmp_path: Path, source: str, target: str, words: str) -> None:
+    write(Path("in"), files=2, rows=10)
+    Path("link").symlink_to("in")
+    done = run("perturb", source.format(tmp_path), target, *AGE)
+    assert done.code == (2 if words else 0), done.err
+    assert words in done.err
+    if words:
+        assert names() == ["in", "link"]
+        assert names("in") == ["0000.parquet", "0001.parquet"]
+
+
+@pytest.mark.parametrize("place", ["out/people.ledger", "in/people.ledger", "./in/../out/l", "link/l"])
+def test_a_ledger_is_not_in_a_folder_of_the_release(run: Run, place: str) -> None:
+    write(Path("in"), files=2, rows=10)
+    Path("out").mkdir()
+    Path("link").symlink_to("out")
+    done = run("perturb", "in", "out", *AGE, "--ledger", place, "--budget", "3")
+    test_cli.assert_refused(done, 2, "--ledger: ", "a folder of the release; keep it elsewhere")
+    assert names("out") == []
+    assert names("in") == ["0000.parquet", "0001.parquet"]
+
+
+def test_arrays_of_other_types_are_no_dataset(run: Run) -> None:
+    Path("in").mkdir()
+    np.save("in/0.npy", np.full(5, 60.0))
+    np.save("in/1.npy", np.full(5, 60.0, np.float32))
+    test_cli.assert_refused(run("perturb", "in", "out", *BOUNDS), 1, "1.npy: hold other types, float64 and float32")
+    np.save("in/1.npy", np.full(5, 60.0, ">f8"))
+    assert run("perturb", "in", "out", *BOUNDS).code == 0
+
+
+# what is said
+
+
+def test_a_summary_does_not_recommend_what_a_dataset_refuses(run: Run) -> None:
+    write(Path("in"), files=2, rows=10)
+    assert "--shuffle-rows" not in run("perturb", "in", "out", *AGE).out
+    assert "--shuffle-rows prevents this" in run("perturb", "in/0000.parquet", "out.parquet", *AGE).out
+
+
+def test_a_part_whose_values_are_all_missing(run: Run) -> None:
+    write(Path("in"), files=2, rows=10)
+    pq.write_table(pa.table({"id": np.arange(10), "age": np.full(10, np.nan)}), "in/0001.parquet")
+    done = run("perturb", "in", "out", *AGE, "--missing", "drop")
+    assert "not kept of the file: the row groups of a file whose rows were all dropped\n" in done.out
+    assert run("certify", "--verify", Path("out", SIDECAR)).code == 0
+    assert len(released(Path("out"))) == 10
+    pq.write_table(pa.table({"id": np.arange(10), "age": np.full(10, np.nan)}), "in/0000.parquet")
+    test_cli.assert_refused(
+        run("perturb", "in", "out2", *AGE, "--missing", "drop"), 1, "every row of the dataset has a"
+    )
+
+
+def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(Path("in"), files=1, rows=10)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpkernels.cli.files.columnar._ParquetSink.write", full)
+    done = run("perturb", "in", "out", *AGE)
+    test_cli.assert_refused(done, 1, "in/0000.parquet to part-0.parquet: No space left on device")
+
+
+def test_a_sidecar_that_is_not_utf_8_is_named(run: Run) -> None:
+    write(Path("in"), files=1, rows=10)
+    Path("in", SIDECAR).write_bytes(b"\xff")
+    test_cli.assert_refused(run("estimate", "in", "--column", "age"), 1, f"{SIDECAR}: is not the sidecar of a release")
 
 
 def test_threads_are_few_and_parts_are_not_held(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sqlite3
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,15 @@ from dpkernels.cli.release.output import Output
 from dpkernels.cli.release.streams import StandardOutput
 
 run = pytest.fixture(command, name="run")
+
+
+@pytest.fixture(autouse=True)
+def heeded_interrupts() -> Iterator[None]:
+    """Let interrupts count, also where the tests run in the background and ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
 
 BUDGET = [*LEDGER, "--budget", "5"]
 VOIDED = "(charge 1 of epsilon 1, delta 0 in people.ledger is voided: nothing was released)"
@@ -297,16 +307,22 @@ def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeyp
 
 
 @pytest.mark.parametrize("failing", ["out.csv.json", "out.csv"])
-def test_a_rename_that_fails_keeps_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch, failing: str) -> None:
-    """The permissions of the new files are those of the input by then."""
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_rename_that_fails_keeps_the_charge(
+    run: Run, monkeypatch: pytest.MonkeyPatch, failing: str, asked: bool
+) -> None:
+    """The permissions of the new files are those of the input by then, also for a run that is asked to stop."""
     Path("in.csv").write_text(GOOD_CSV)
     replace = Path.replace
 
     def fail(path: Path, target: Path) -> Any:
+        if asked:
+            interrupted()
         return full() if Path(target).name == failing else replace(path, target)
 
     monkeypatch.setattr(Path, "replace", fail)
-    assert_refused(run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET), 1, "No space left", STAYS)
+    words = "interrupted" if asked else "No space left"
+    assert_refused(run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET), 1, words, STAYS)
     assert standing() == [1]
     assert_nothing_but("in.csv", "people.ledger")
 
@@ -348,18 +364,18 @@ def test_a_charge_that_cannot_be_voided_stays(run: Run, monkeypatch: pytest.Monk
     assert standing() == [1]
 
 
-@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("begun", [None, full, interrupted])
 def test_standard_output_that_has_begun_keeps_the_charge(
-    run: Run, monkeypatch: pytest.MonkeyPatch, begun: bool
+    run: Run, monkeypatch: pytest.MonkeyPatch, begun: Callable[..., None] | None
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     if begun:
-        monkeypatch.setattr("dpkernels.cli.release.streams.shutil.copyfileobj", full)
+        monkeypatch.setattr("dpkernels.cli.release.streams.shutil.copyfileobj", begun)
     else:
         monkeypatch.setattr(StandardOutput, "digest", lambda _: (Path("out.json").write_text("of another") and "", 0))
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", *SMALL, *BUDGET)
     if begun:
-        assert_refused(done, 1, "standard output: No space left on device", STAYS)
+        assert_refused(done, 1, "standard output: No space left" if begun is full else "interrupted", STAYS)
     else:
         assert_refused(done, 1, "out.json exists by now", VOIDED)
     assert standing() == ([1] if begun else [])
@@ -405,7 +421,7 @@ import sqlite3, traceback
 from fractions import Fraction
 from pathlib import Path
 from dpkernels.cli.ledger import Purse, paid
-from dpkernels.cli.release.failures import independent_of_reports
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.release.output import Output
 from dpkernels.cli.release.streams import StandardOutput
 assert not {"jax", "numpy"} & set(sys.modules)

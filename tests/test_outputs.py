@@ -21,6 +21,7 @@ from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
 from dpkernels.cli.release import output, summary
 from dpkernels.cli.release.output import Output, own_sidecar, sidecar_path
+from dpkernels.cli.release.streams import StandardOutput
 from dpkernels.staging import TakenError, claimed, staged, sweep
 
 run = pytest.fixture(command, name="run")
@@ -323,6 +324,49 @@ def test_a_planted_link_is_not_swept_through(tmp_path: Path) -> None:
     assert (planted.is_symlink(), victim.read_text()) == (True, "mine")
 
 
+@pytest.mark.thorough
+def test_standard_output_that_is_killed_leaves_no_copy(run: Run, tmp_path: Path) -> None:
+    Path("in.csv").write_text("age\n" + "50\n" * 3_000_000)
+    Path("temporary").mkdir()
+    arguments = ["perturb", "-", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE]
+    arguments += ["--ledger", "people.ledger", "--budget", "3"]
+    options: dict[str, Any] = {
+        "env": {**os.environ, "TMPDIR": str(tmp_path / "temporary")},
+        "stdout": subprocess.DEVNULL,
+    }
+    with Path("in.csv").open() as source:
+        process = subprocess.Popen([*COMMAND, *arguments], stdin=source, **options)
+    deadline = time.monotonic() + 60
+    while not (Path("people.ledger").exists() and Ledger("people.ledger").statement().entries):
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+    time.sleep(0.1)  # so that it has begun to write
+    process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert list(Path("temporary").iterdir()) == []
+    assert len(Ledger("people.ledger").statement().entries) == 1
+    with Path("in.csv").open() as source:
+        again = subprocess.run([*COMMAND, *arguments], stdin=source, stderr=subprocess.PIPE, check=False, **options)
+    assert again.returncode == 0, again.stderr
+    assert_nothing_but("in.csv", "out.json", "people.ledger", "temporary")
+    assert list(Path("temporary").iterdir()) == []
+
+
+def test_the_private_copy_of_standard_output_has_no_name(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    Path("temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", "temporary")
+    seen, digest = list[int](), StandardOutput.digest
+
+    def noted(output: StandardOutput) -> Any:
+        seen.extend((output.path.stat().st_size, len(list(Path("temporary").iterdir()))))
+        return digest(output)
+
+    monkeypatch.setattr(StandardOutput, "digest", noted)
+    done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", "--column", "age", *AGE)
+    assert (done.code, seen) == (0, [len(done.out), 0])
+
+
 # Links and permissions
 
 
@@ -394,6 +438,7 @@ REFUSED: dict[str, tuple[str, str]] = {
     "a folder as sidecar": ("folder.csv", "folder.csv.json is a folder"),
     "a pipe": ("pipe.csv", "pipe.csv is not a file"),
     "a huge sidecar": ("huge.csv", "bytes and is no sidecar"),
+    "an empty name": ("", "an empty name"),
 }
 
 
@@ -425,6 +470,41 @@ except Exception as error: print(error.message)
         folder.chmod(0o755)
     done = as_process(script=script, cwd=tmp_path)
     assert done.stdout == "OUT: the folder closed cannot be written\n", done.stderr
+
+
+def test_a_pipe_is_not_read_as_a_file(run: Run) -> None:
+    """It would be read twice: the first block, with the header, would be lost."""
+    os.mkfifo("in.csv")
+    assert_refused(run(*GIVEN), 2, "IN: in.csv is a pipe; only files are read, and - for standard input")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[*GIVEN, "--ledger", "-", "--budget", "1"], ["explore", "--output", "-"], ["explore", "--output", ""]]
+)
+def test_no_file_is_called_dash(run: Run, arguments: list[str]) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    assert_refused(
+        run(*arguments), 2, "- is not a file; ./- is one of this name" if "-" in arguments else "an empty name"
+    )
+    assert_nothing_but("in.csv")
+    assert run("explore", "--output", "./-").code == 0
+    assert Path("-").stat().st_size > 10_000
+
+
+def test_a_page_that_does_not_fit_on_the_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dpkernels.staging.os.fsync", full)
+    assert_refused(run("explore", "--output", "page.html"), 1, "page.html: No space left on device")
+    assert_refused(run("explore", "--output", "no/page.html"), 2, "the folder no does not exist")
+    assert_nothing_but()
+
+
+def test_a_damaged_double_sidecar_is_named(run: Run) -> None:
+    Path("in.csv").write_text(GOOD_CSV)
+    Path("out.csv.json").write_bytes(b'{"replacing": \xff')
+    assert_refused(run(*GIVEN), 1, "out.csv.json: is damaged, and was being replaced")
 
 
 # --check and --check-first

@@ -25,6 +25,7 @@ import test_cli
 from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, names, released, write
 
 import dpkernels as dpk
+from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR
 from dpkernels.cli.dataset.part import Secret, perturb_part
 from dpkernels.random.keys import column_secret
@@ -332,6 +333,61 @@ def test_a_key_that_is_printed_or_stored_is_found(cluster: Any, tmp_path: Path) 
     held = ray.put(key * 10_000)
     assert any(key in text for text in stores())
     del held
+
+
+# a cluster of the command's own
+
+
+STANDS_IN = """
+import sys, time
+file = open(sys.argv[1])
+with open("/proc/self/comm", "w") as name: name.write("stands in")
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def standing_in(name: str, path: Path) -> subprocess.Popen[str]:
+    """A process of this name, with a file open."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    command = [name, "-I", "-S", "-c", STANDS_IN, str(path)]
+    process = subprocess.Popen(command, executable=sys.executable, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize("killed", [True, False])
+def test_what_ray_leaves_of_a_session_ends_with_a_driver_that_is_killed(tmp_path: Path, killed: bool) -> None:
+    agent = standing_in("ray::Agent", tmp_path / "session_1" / "logs" / "raylet.out")
+    others = [
+        standing_in("ray::Agent", tmp_path / "session_2" / "logs" / "raylet.out"),  # of another cluster
+        standing_in("tail", tmp_path / "session_1" / "logs" / "raylet.out"),  # of somebody who looks
+    ]
+    watch = subprocess.Popen([sys.executable, ray_watch.__file__, "session_1"], stdin=subprocess.PIPE)
+    try:
+        watch.communicate(b"" if killed else b".", timeout=30)
+        if killed:
+            assert agent.wait(10) == -signal.SIGKILL
+        assert agent.poll() == (-signal.SIGKILL if killed else None)
+        assert [one.poll() for one in others] == [None, None]
+    finally:
+        for one in (agent, *others):
+            one.kill()
+            one.communicate()
+
+
+@pytest.mark.slow
+def test_a_killed_driver_leaves_no_process_of_its_own_cluster(tmp_path: Path) -> None:
+    write(tmp_path / "in", files=40, rows=200_000)
+    process = subprocess.Popen([sys.executable, "-c", CODE, "perturb", "in", "out", *RAY], cwd=tmp_path)
+    gone_by(60, lambda: list(tmp_path.glob(".dpkernels-*.parts/part-*")))
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert any(one.cmdline()[0].startswith("ray::") for one in family if one.is_running() and one.cmdline())
+    process.kill()
+    process.wait()
+    gone_by(15, lambda: not [one for one in family if one.is_running() and one.status() != psutil.STATUS_ZOMBIE])
 
 
 # ray.data

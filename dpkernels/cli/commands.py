@@ -64,7 +64,8 @@ Examples:
 \b
 Exit codes:
   0  done; of perturb: OUT and OUT.json are complete, even if a summary could not be printed
-  1  failed or interrupted, with one line that says why; nothing was written, a charge to a ledger stays
+  1  failed or interrupted, with one line that says why; nothing was written. A charge to a ledger is voided
+     if nothing of the release can be known; else it stays, and the line says so
   2  a wrong option or argument; nothing was charged or written
 """
 
@@ -150,11 +151,18 @@ def perturb(
 
     What is released about the same people adds up. A --ledger is for one group of people, one row each: it adds a
     row's total over the perturbed columns of every release, whatever the file, and refuses before it reads the data.
-    Someone with k rows spends k times as much. A charge stays, even if the release then fails: --check-first finds
-    values that cannot be perturbed before it, and --check does nothing but find them.
+    Someone with k rows spends k times as much.
+
+    A run that fails over its input, or is interrupted, before its output is in place voids its charge; the ledger
+    keeps both entries. The charge stays if the run is killed, if its output could not be written, or if part of it
+    may have been read: on standard output, or in a store of objects. --check-first finds values that cannot be
+    perturbed before the charge, and --check does nothing but find them.
 
     With --force the old OUT and OUT.json stay until the new ones are complete; a run that is killed leaves the old
     release or the new one, and the next run to OUT removes what else it left.
+
+    In a folder, files whose names begin with . or _ are not read, and the command names them. Anything else that is
+    not a readable file is refused.
     """
     with importing():
         from dpkernels.cli.files.handling import Handling
@@ -212,7 +220,11 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 @json_option("Print JSON, the integer table included.")
 @click.option("--verify", type=INPUT, help="Verify every certificate of this OUT.json again instead.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
-    """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release."""
+    """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release.
+
+    --verify checks the output as well. Of a dataset it checks every part, and refuses a folder in which a part is
+    missing or altered, or that has a file which the release does not.
+    """
     wanted = single({"mechanism": mechanism, **options})
     if verify is not None:
         if wanted or as_json:

@@ -12,14 +12,14 @@ from typing import Any
 
 import click
 
-from dpkernels.cli.dataset.patterns import FILE, kind
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.files.formats import Source, open_source
 from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
+from dpkernels.cli.files.patterns import FILE, kind
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
 from dpkernels.cli.release import sidecar
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import Output, check_target, sidecar_path
 from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.release.streams import StandardOutput

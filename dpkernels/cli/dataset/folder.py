@@ -24,8 +24,8 @@ import click
 from pyarrow import fs
 
 from dpkernels.cli.dataset.places import Place
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import say_swept
 from dpkernels.staging import claimed, naming, place_folder, staged, staged_folder, sweep
 

@@ -15,9 +15,9 @@ import click
 
 from dpkernels.cli.dataset.folder import Folder
 from dpkernels.cli.dataset.plan import Part
+from dpkernels.cli.failures import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.release.failures import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.sidecar import WrittenPart, versions
 from dpkernels.cli.release.treatment import Treatment, perturbed
 from dpkernels.cli.release.values import check_values

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import click
 from pyarrow import fs
 
-from dpkernels.cli.dataset.patterns import FILE, FOLDER, expanded, kind, matches
+from dpkernels.cli.files.patterns import FILE, FOLDER, expanded, kind, matches
 from dpkernels.cli.text import shown
 
 # Keys in an URI would be in the release's description, which engines may spill to disks.

@@ -16,12 +16,12 @@ from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
 from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
 from dpkernels.cli.dataset.places import Found, Place, find, would_match
 from dpkernels.cli.dataset.plan import Part, layout_of, planned
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import DASH, Layout
 from dpkernels.cli.ledger import Purse, paid, would_leave
 from dpkernels.cli.perturb import columns_of
 from dpkernels.cli.release import sidecar
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
 from dpkernels.cli.release.treatment import Treatment
 from dpkernels.cli.text import listed, shown

@@ -26,8 +26,8 @@ from types import TracebackType
 
 import click
 
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
 from dpkernels.untrusted import parse_json
 

@@ -15,8 +15,8 @@ from types import TracebackType
 
 import click
 
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.output import digest, say_swept
 from dpkernels.staging import claimed, naming, staged, sweep, to_disk
 

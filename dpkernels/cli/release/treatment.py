@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.cli.failures import independent_of_reports
 from dpkernels.cli.files.formats import Numbers, Source, ahead
 from dpkernels.cli.files.handling import Handling, complete
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.interrupts import stop_if_asked
 from dpkernels.cli.ledger import Receipt
-from dpkernels.cli.release.failures import independent_of_reports
 from dpkernels.cli.release.sidecar import Column, Release, exact_total
 from dpkernels.cli.release.values import numbers_and
 from dpkernels.random import host
