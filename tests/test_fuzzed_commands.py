@@ -136,7 +136,7 @@ def slices(count: int, quick: int) -> list[Any]:
 @pytest.mark.parametrize("numbers", slices(LINES, 60))
 def test_no_command_line_gives_an_unexpected_error(run: Any, numbers: range) -> None:
     codes = judged(run, ((number, command_line(number)) for number in numbers))
-    assert min(codes.values()) >= len(numbers) // 20  # The lines are wrong enough, and not too wrong.
+    assert all(codes.values())  # The lines are wrong enough, and not too wrong.
 
 
 @pytest.mark.parametrize("numbers", slices(SIDECARS, 30))
