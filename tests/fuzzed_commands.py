@@ -161,13 +161,14 @@ def _good(name: str, source: Random) -> list[str]:
 
 def _good_perturb(source: Random) -> list[str]:
     ending = source.choice(["csv", "csv", "tsv", "npy", "parquet"])
+    name = source.choice(["in", "in", "in", "holes"])
     mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *RECIPES])
     column = [] if ending == "npy" else ["--column", "age"]
     more = source.choice(
         [[], ["--json"], ["--check"], ["--ledger", "people.ledger"], ["--missing", "keep"], ["--round", "2"]]
     )
     options = ["--mechanism", mechanism, *_mechanism_options(mechanism, source)]
-    return [f"in.{ending}", f"new.{ending}", *column, *options, *more]
+    return [f"{name}.{ending}", f"new.{ending}", *column, *options, *more]
 
 
 def _good_estimate(source: Random) -> list[str]:
@@ -189,8 +190,12 @@ def _mechanism_options(mechanism: str, source: Random) -> list[str]:
 def _with_a_fault(name: str, arguments: list[str], source: Random) -> list[str]:
     arguments = list(arguments)
     at = source.randrange(len(arguments)) if arguments else 0
-    match source.choice(["value", "value", "value", "option", "option", "drop", "twice", "other"]):
-        case "value" if arguments:
+    values = [number + 1 for number, flag in enumerate(arguments[:-1]) if flag.startswith("--")]
+    match source.choice([*["value"] * 8, "any", "option", "option", "option", "drop", "twice", "other"]):
+        case "value" if values:
+            at = source.choice(values)
+            arguments[at] = _value(name, arguments[at - 1], source)
+        case "any" if arguments:
             arguments[at] = _value(name, arguments[at - 1] if at else "", source)
         case "option":
             arguments += _option(name, source)

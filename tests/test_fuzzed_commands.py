@@ -41,6 +41,13 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
             Path(name).write_text(between.join(["plan", "age", "pay"]) + "\n" + "".join(rows))
         np.save("in.npy", pay)
         pq.write_table(pa.table({"plan": plan, "age": age, "pay": pay}), "in.parquet")
+        holes, wide = pay.copy(), pay * 1e300
+        holes[7], wide[9] = np.nan, np.inf
+        for ending, between in (("csv", ","), ("tsv", "\t")):
+            rows = (between.join(map(str, row)) + "\n" for row in zip(plan, holes, wide, strict=True))
+            Path(f"holes.{ending}").write_text(between.join(["plan", "age", "pay"]) + "\n" + "".join(rows))
+        np.save("holes.npy", holes)
+        pq.write_table(pa.table({"plan": plan, "age": holes, "pay": wide}), "holes.parquet")
         Path("in").mkdir()
         for number in range(2):
             shutil.copy("in.parquet", f"in/{number}.parquet")

@@ -102,7 +102,7 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
         case _ if isinstance(x, int | float) and not isinstance(x, bool):
             array = np.asarray(x)
             if array.dtype.kind == "O":
-                raise TypeError(f"x: is an integer of {x.bit_length()} bits; at most 64 bits can be perturbed")
+                raise TypeError(f"x: is an integer of {int(x).bit_length()} bits; at most 64 bits can be perturbed")
             return array, lambda reports: reports.item()
         case _:
             raise TypeError(
