@@ -645,3 +645,14 @@ def test_a_picture_is_drawn(tmp_path):
     for bad in (tmp_path / "ages.pdf", tmp_path / "none" / "ages.png"):
         with pytest.raises(ValueError, match="existing folder"):
             estimated().plot(bad)
+
+
+def test_few_reports_of_which_many_distributions_are_as_likely_have_intervals():
+    """The matrix of a Newton step is singular up to rounding; its Cholesky factor was not finite."""
+    made = dpk.piecewise(epsilon=4.0, lower=0.0, upper=100.0)
+    reports = [-5.2038261433, 9.9377947418, 73.5536324881]
+    written = Counts(made).channel.written
+    reports = written[np.abs(written[:, None] - reports).argmin(axis=0)]
+    low, high = dpk.estimate(reports, made).histogram(4).shares.interval(0.9)
+    assert np.isfinite([low, high]).all()
+    assert (low <= high).all()

@@ -16,7 +16,7 @@ from dpkernels.pytrees import pytree
 
 # Points beyond have probabilities below 2^-66, or are too many for a table.
 _TAIL_NATS = 66 * math.log(2)
-_MOST_POINTS = 1 << 20
+MOST_POINTS = 1 << 20
 
 
 class Lattice(Noise):
@@ -140,10 +140,13 @@ class DiscreteGaussian(Lattice):
 
 def _set_reach(law: Lattice, default: Any) -> None:
     checks.positive("step", law.step)
-    checks.whole("reach", law.reach, 0, _MOST_POINTS)
+    checks.whole("reach", law.reach, 0, MOST_POINTS)
     if not law.reach:
-        object.__setattr__(law, "reach", min(_MOST_POINTS, math.ceil(default()) + 1))
-    if not 1 <= law.reach < _MOST_POINTS // 2:
-        raise ValueError(
-            f"step: {shortest(law.step)} has more than {_MOST_POINTS} points in reach; take a coarser lattice"
-        )
+        object.__setattr__(law, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
+    if not 1 <= law.reach < MOST_POINTS // 2:
+        raise too_fine(law.step)
+
+
+def too_fine(step: Real) -> ValueError:
+    """Return the error of a lattice with more points than a table has."""
+    return ValueError(f"step: {shortest(step)} has more than {MOST_POINTS} points in reach; take a coarser lattice")

@@ -24,6 +24,9 @@ from dpkernels.exact.form import ON_CPU
 # Gaps, in log-likelihood a report: at which the method stops, and what is the most that is handed out.
 _AIM, LARGEST_GAP = 1e-9, 1e-6
 _MOST_STEPS = 100
+# Added to a matrix whose largest eigenvalue is about 1: of a few reports it is singular up to rounding, as there are
+# many solutions. The solutions stay what they are; only the steps to them change.
+_RIDGE = 1e-13
 # Share of the way to the nearest bound that a step goes at most.
 _TO_BOUND = 0.99
 
@@ -130,7 +133,7 @@ def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
         slope, q = gradient(theta)
         root = jnp.sqrt(theta)
         A = B * (jnp.sqrt(p) / q)[:, None] * root
-        factor = jax.scipy.linalg.cho_factor(A.T @ A + jnp.diag(z))
+        factor = jax.scipy.linalg.cho_factor(A.T @ A + jnp.diag(z + _RIDGE))
 
         def move(target: Array) -> tuple[Array, Array]:
             """The Newton step to theta z = target."""

@@ -9,7 +9,7 @@ from typing import Any
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
-from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
+from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -276,9 +276,16 @@ def discrete_gaussian(
 
 
 def _cells(sensitivity: float, step: float) -> int:
-    """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them."""
+    """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
+
+    Raises:
+        ValueError: step not positive, or so fine that the noise, which reaches farther than n, has too many points.
+    """
     checks.positive("step", step)
-    return math.ceil(Fraction(sensitivity) / Fraction(step))
+    cells = math.ceil(Fraction(sensitivity) / Fraction(step))
+    if cells > MOST_POINTS:
+        raise too_fine(step)
+    return cells
 
 
 def _check(epsilon: Real, sensitivity: Real) -> None:

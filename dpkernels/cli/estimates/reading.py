@@ -5,7 +5,6 @@ The file is read once, and memory does not grow with it. Counts of several files
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -14,9 +13,8 @@ from typing import Any
 
 import click
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
+from dpkernels.cli.estimates.groups import groups_of, ordered
 from dpkernels.cli.files.formats import Source, ahead, open_source
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.interrupts import stop_if_asked
@@ -39,7 +37,7 @@ class Tallied:
     """Reports of one file or part.
 
     Attributes:
-        groups: of every cell of the column of groups, as ``_group_names`` writes it, how often each report of the
+        groups: of every cell of the column of groups, as ``groups`` names it, how often each report of the
             channel is there; of None where there is no such column, and of the cells that are null.
         missing: rows without a report.
     """
@@ -122,7 +120,7 @@ class Read:
                 groups.setdefault(cell, Counts(wanted.channel)).numbers += numbers
         if not any(counts.total for counts in groups.values()):
             raise ValueError(f"{where}: holds no report; there is nothing to estimate from")
-        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=_ordered)}, missing)
+        return cls(wanted, {cell: groups[cell] for cell in sorted(groups, key=ordered)}, missing)
 
 
 def read(
@@ -232,7 +230,7 @@ def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
         for piece in pieces:
             found = _reports(source, piece, name, start, channel, wanted.keep)
             missing += int((found < 0).sum())
-            local, cells = _groups(source, piece, by)
+            local, cells = groups_of(source, piece, by)
             _check_few(groups.keys() | set(cells), wanted)
             here = found >= 0
             index = (local[here] if by is not None else 0) * width + found[here]
@@ -247,17 +245,6 @@ def tallied(source: Source, wanted: Wanted, row: int = 0) -> Tallied:
 def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
     if len(cells) * len(wanted.channel.written) > _MOST_COUNTS:
         raise click.UsageError(f"--by: {wanted.by!r} has too many groups to be counted by report; is it an identifier?")
-
-
-def _ordered(cell: str | None) -> tuple[int, float, str]:
-    """Numbers by size, then other texts, then null: the same order, whichever part comes first."""
-    if cell is None:
-        return 2, 0.0, ""
-    try:
-        number = float(cell)
-    except ValueError:
-        number = math.nan
-    return (1, 0.0, cell) if math.isnan(number) else (0, number, cell)
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
@@ -276,44 +263,3 @@ def _reports(source: Source, piece: Any, name: str | None, start: int, channel: 
         raise ValueError(f"{label(name)}{source.place(piece, start + row, start)} {error.reason}") from error
     except ValueError as error:
         raise ValueError(label(name) + str(error)) from error
-
-
-def _groups(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
-    """The group of every row of a piece, and the groups' cells."""
-    if by is None:
-        return np.zeros(0, np.int64), [None]
-    cells = source.labels(piece, by)
-    if pa.types.is_dictionary(cells.type):  # whose dictionary may hold a value twice
-        cells = cells.cast(cells.type.value_type)
-    encoded = pc.dictionary_encode(cells, null_encoding="encode")
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
-    return encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64), _group_names(encoded.dictionary)
-
-
-def _group_names(cells: Any) -> list[str | None]:
-    """The names of groups: different cells have different names, and null has None.
-
-    Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits,
-    which Python's own types do not hold.
-    """
-    kind = cells.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        cells = cells.cast(pa.large_binary())
-    elif pa.types.is_timestamp(kind) and kind.tz is not None:
-        cells = cells.cast(pa.timestamp(kind.unit, "UTC")).cast(pa.string())
-    elif pa.types.is_duration(kind):
-        return [None if count is None else f"{count} {kind.unit}" for count in cells.cast(pa.int64()).to_pylist()]
-    elif pa.types.is_date64(kind):
-        cells = cells.cast(pa.timestamp("ms")).cast(pa.string())
-    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
-        cells = cells.cast(pa.string())
-    names = [_text(cell) for cell in cells.to_pylist()]
-    if len(set(names)) < len(names):
-        raise ValueError(f"--by: different cells of {kind} read alike; make them texts")
-    return names
-
-
-def _text(cell: Any) -> str | None:
-    if isinstance(cell, bytes):
-        return cell.decode(errors="surrogateescape")
-    return None if cell is None else str(cell)

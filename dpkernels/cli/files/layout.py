@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from dpkernels.untrusted import brief
+
 FORMATS = {
     "csv": "delimited.DelimitedFile",
     "tsv": "delimited.DelimitedFile",
@@ -51,7 +53,7 @@ class Layout:
         """
         made = cls(form["kind"], form["delimiter"], form["multiline"], form["unpack"], form["unpack"])
         if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
-            raise ValueError(f"layout: {made.kind!r} with {made.delimiter!r} is not a known format")
+            raise ValueError(f"layout: {brief(made.kind)} with {brief(made.delimiter)} is not a known format")
         if made.to_dict() != form or not all(type(form[name]) is bool for name in ("multiline", "unpack")):
             raise ValueError("layout: is not that of an output")
         return made

@@ -1,0 +1,346 @@
+"""Random command lines and forged sidecars, each a function of one number: what users mistype and others forge."""
+
+from __future__ import annotations
+
+import copy
+import json
+from random import Random
+from typing import Any
+
+import click
+
+from dpkernels.cli.commands import dpkernels
+from dpkernels.cli.mechanisms.mechanism_table import RECIPES
+from dpkernels.cli.mechanisms.options import Numbers
+
+SEED = 20260
+# Values with which a mechanism can be made, by option.
+GOOD = {
+    "epsilon": "1",
+    "delta": "1e-6",
+    "sensitivity": "1",
+    "lower": "0",
+    "upper": "120",
+    "theta": "3",
+    "sigma": "4",
+    "rates": "0.3,0.5",
+    "breaks": "4",
+    "step": "1",
+    "gamma": "0.5",
+    "q": "0.5",
+    "eta": "3",
+    "scale": "2",
+    "bound": "30",
+    "noise_upper": "30",
+    "half_width": "0.3",
+    "objective": "variance",
+}
+REALS = ["1", "0.5", "2", "0", "-1", "0.01", "20", "20.1", "1e308", "-1e308", "1e-308", "5e-324", "inf", "-inf", "nan"]
+REALS += ["1e300", "100", "120", "1e-6", "1e16", "3", "x", "1_0", "", " 1", "1,2", "0.99999999999999999", "1e-17"]
+REALS += ["0.9999999999999999", "-0.0", "1e400", "٣", "0x10"]
+WHOLE = [
+    "1",
+    "2",
+    "10",
+    "0",
+    "-1",
+    "1e3",
+    "99999999999999999999",
+    "x",
+    "",
+    "1000000",
+    "15",
+    "16",
+    "1.5",
+    "1099511627776",
+]
+LISTS = ["1,2", "", ",", "1,,2", ".5", "0.1,0.9", "nan", "inf,1", ",".join(["0.5"] * 50), "1e308,1e-308", "0,0", "x,1"]
+NAMES = ["age", "pay", "plan", "id", "", "nope", "ä", "\udcff", "a\nb", "-x", "0", "None", "🙂" * 80]
+FILES = [
+    "in.csv",
+    "in.tsv",
+    "in.npy",
+    "in.parquet",
+    "empty.csv",
+    "latin.csv",
+    "bytes.npy",
+    "no.csv",
+    "",
+    "-",
+    ".",
+    "in",
+]
+FILES += [
+    "out.csv",
+    "out.npy",
+    "noise.npy",
+    "out.parquet",
+    "released",
+    "people.ledger",
+    "out.csv.json",
+    "/dev/null",
+    "\udcff.csv",
+]
+TARGETS = [
+    "new.csv",
+    "new.npy",
+    "new.parquet",
+    "new.tsv.gz",
+    "new",
+    "in.csv",
+    "no/new.csv",
+    "",
+    "-",
+    "new.txt",
+    "a" * 300,
+]
+SIDECARS = [
+    "out.csv.json",
+    "out.npy.json",
+    "noise.npy.json",
+    "out.parquet.json",
+    "new.json",
+    "in.csv",
+    "bytes.npy",
+    "no.json",
+]
+OTHERS = ["--column", "--nope", "--", "-", "--epsilon", "x", "--json", "--help", "\udcff"]
+MOSTLY = ["perturb"] * 9 + ["estimate"] * 5 + ["account"] * 4 + ["certify"] * 4 + ["ledger", "explore", "mechanisms"]
+MOSTLY += ["tune", "compare"]
+
+
+def command_line(number: int) -> list[str]:
+    """Return a command line that is good but for a few faults."""
+    source = Random(f"{SEED} line {number}")
+    name = source.choice(MOSTLY)
+    arguments = _good(name, source)
+    for _ in range(source.choice([0, 1, 1, 1, 2, 2, 3])):
+        arguments = _with_a_fault(name, arguments, source)
+    if name == "explore" and not {"--print", "--output"} & set(arguments):
+        arguments += ["--print"]  # else a browser opens
+    return [name, *arguments]
+
+
+def _good(name: str, source: Random) -> list[str]:
+    if name == "perturb":
+        return _good_perturb(source)
+    if name == "estimate":
+        return _good_estimate(source)
+    if name in ("account", "certify"):
+        mechanism = source.choice(list(RECIPES))
+        options = _mechanism_options(mechanism, source)
+        if name == "account":
+            return [
+                mechanism,
+                *options,
+                *source.choice([[], ["--at-delta", "1e-5"], ["--reports", "3"], ["--shuffle", "99"]]),
+            ]
+        return source.choice([["--mechanism", mechanism, *options], ["--verify", source.choice(SIDECARS)]])
+    if name == "ledger":
+        return ["people.ledger"]
+    if name == "tune":  # the objective is wrong: a search takes too long for a fuzzer
+        return [
+            "--objective",
+            source.choice(["quantile", "acceptance", "x", ""]),
+            "--epsilon",
+            "1",
+            "--sensitivity",
+            "1",
+        ]
+    if name == "compare":
+        return [
+            "--epsilon",
+            source.choice(["1", "x", "0"]),
+            "--lower",
+            "0",
+            "--upper",
+            source.choice(["1", "0", "nan"]),
+        ]
+    return []
+
+
+def _good_perturb(source: Random) -> list[str]:
+    ending = source.choice(["csv", "csv", "tsv", "npy", "parquet"])
+    name = source.choice(["in", "in", "in", "holes"])
+    mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *RECIPES])
+    column = [] if ending == "npy" else ["--column", "age"]
+    more = source.choice(
+        [[], ["--json"], ["--check"], ["--ledger", "people.ledger"], ["--missing", "keep"], ["--round", "2"]]
+    )
+    options = ["--mechanism", mechanism, *_mechanism_options(mechanism, source)]
+    return [f"{name}.{ending}", f"new.{ending}", *column, *options, *more]
+
+
+def _good_estimate(source: Random) -> list[str]:
+    file = source.choice(["out.csv", "out.npy", "noise.npy", "out.parquet", "released"])
+    more = source.choice(
+        [[], ["--by", "plan"], ["--quantiles", ".5"], ["--histogram", "3"], ["--confidence", "0.9"], ["--json"]]
+    )
+    return [file, *(["--lower", "0", "--upper", "120"] if file == "noise.npy" else []), *more]
+
+
+def _mechanism_options(mechanism: str, source: Random) -> list[str]:
+    needed, recipe = [], RECIPES[mechanism]
+    for option in recipe.options:
+        if option in recipe.required(release=True) or source.random() < 0.3:
+            needed += ["--" + option.replace("_", "-"), GOOD[option]]
+    return needed
+
+
+def _with_a_fault(name: str, arguments: list[str], source: Random) -> list[str]:
+    arguments = list(arguments)
+    at = source.randrange(len(arguments)) if arguments else 0
+    values = [number + 1 for number, flag in enumerate(arguments[:-1]) if flag.startswith("--")]
+    match source.choice([*["value"] * 8, "any", "option", "option", "option", "drop", "twice", "other"]):
+        case "value" if values:
+            at = source.choice(values)
+            arguments[at] = _value(name, arguments[at - 1], source)
+        case "any" if arguments:
+            arguments[at] = _value(name, arguments[at - 1] if at else "", source)
+        case "option":
+            arguments += _option(name, source)
+        case "drop" if arguments:
+            del arguments[at]
+        case "twice" if arguments:
+            arguments += arguments[at : at + 2]
+        case _:
+            arguments.insert(at, source.choice(OTHERS))
+    return arguments
+
+
+def _option(name: str, source: Random) -> list[str]:
+    option = source.choice([one for one in dpkernels.commands[name].params if isinstance(one, click.Option)] or [None])
+    if option is None:
+        return ["--nope"]
+    return [option.opts[0]] if option.is_flag else [option.opts[0], _value(name, option.opts[0], source)]
+
+
+def _value(name: str, flag: str, source: Random) -> str:
+    """Return a value for what follows a flag, or for an argument, by its type."""
+    known = {text: one for one in dpkernels.commands[name].params for text in one.opts}
+    kind = known[flag].type if flag in known else None
+    if flag == "--engine":
+        return source.choice(["local", "x", ""])  # A cluster takes too long to start for a fuzzer.
+    if isinstance(kind, click.Choice):
+        return source.choice([*kind.choices, "x", ""])
+    if isinstance(kind, Numbers):
+        return source.choice(LISTS)
+    if isinstance(kind, click.types.FloatParamType):
+        return source.choice(REALS)
+    if isinstance(kind, click.types.IntParamType):
+        return source.choice(WHOLE)
+    if flag == "--mechanism":
+        return source.choice([*RECIPES, "nope", ""])
+    if flag in ("--column", "--by"):
+        return source.choice(NAMES)
+    if flag in ("--sidecar", "--verify"):
+        return source.choice(SIDECARS)
+    return source.choice([*FILES, *TARGETS, *REALS[:6]])
+
+
+JUNK: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    7,
+    0.5,
+    -0.0,
+    1e308,
+    5e-324,
+    2**31,
+    2**40,
+    2**63,
+    10**25,
+    "",
+    "x",
+    "1",
+    "age",
+    "\ud800",
+]
+JUNK += [
+    "0" * 64,
+    "../in.csv",
+    [],
+    {},
+    [[]],
+    [None],
+    [0, 1],
+    {"a": 1},
+    {"kind": "windows"},
+    [[1, 2], [3]],
+    "piecewise",
+    "laplace",
+]
+
+
+def forged(number: int, texts: dict[str, str]) -> tuple[str, str]:
+    """Return the name of a sidecar, and its text with a few faults."""
+    source = Random(f"{SEED} sidecar {number}")
+    name = source.choice(sorted(texts))
+    form = json.loads(texts[name])
+    for _ in range(source.choice([1, 1, 1, 2, 3])):
+        form = _with_a_forgery(form, source)
+    text = json.dumps(form)
+    match source.randrange(12):
+        case 0:
+            text = text[: source.randrange(len(text))]
+        case 1:
+            at = source.randrange(len(text))
+            text = (
+                text[:at]
+                + source.choice(["NaN", "1e999", "{", '"', "\\", "-", "0", "null", '{"replacing": '])
+                + text[at + 1 :]
+            )
+        case 2:
+            text = (
+                '{"replacing": ' + source.choice(["null", "1", '""', json.dumps(texts[name]), "{}"]) + ", " + text[1:]
+            )
+    return name, text
+
+
+def _with_a_forgery(form: Any, source: Random) -> Any:
+    """Return the form with one value replaced, removed, moved or repeated, as likely near the root as deep inside."""
+    form = copy.deepcopy(form)
+    at = form
+    while True:
+        keys = list(at) if isinstance(at, dict) else list(range(len(at)))
+        if not keys:
+            return form
+        key = source.choice(keys)
+        if isinstance(at[key], dict | list) and at[key] and source.random() < 0.75:
+            at = at[key]
+            continue
+        break
+    match source.choice(["junk", "junk", "junk", "drop", "sibling", "change"]):
+        case "junk":
+            at[key] = copy.deepcopy(source.choice(JUNK))
+        case "drop":
+            del at[key]
+        case "sibling":
+            at[key] = copy.deepcopy(at[source.choice(keys)])
+        case _:
+            at[key] = _changed(at[key], source)
+    return form
+
+
+def _changed(value: Any, source: Random) -> Any:
+    """Return a value of the same type, a little or a lot different."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return source.choice([value + 1, value - 1, -value, 2 * value, value * 2**40, 0])
+        case float():
+            return source.choice(
+                [value * 1.5, -value, value * 1e300, value / 1e300, float(round(min(abs(value), 1e15))) + 1]
+            )
+        case str():
+            return source.choice([value + "x", value[::-1], value[:-1], value.upper(), value * 1000])
+        case list():
+            return source.choice([value[::-1], value + value[:1], value[1:], value * 3])
+        case dict():
+            return {**value, source.choice(["x", "", "kind", "replacing"]): source.choice(JUNK)}
+    return source.choice(JUNK)
