@@ -189,6 +189,18 @@ def _one(table):
     return one
 
 
+@pytest.mark.parametrize("row", [0, 1, 4, 8])
+def test_a_row_of_another_total_is_refused_though_its_mean_is_right(row):
+    """Both ends of the row have one more, as far from the middle: no mean moves, and no ratio that is the largest."""
+    table = dpk.certify(dpk.optimal(epsilon=1.0, lower=-1.0, upper=1.0, points=9, outputs=15)).table
+    assert table.places[0] == -table.places[-1]
+    assert table.rows == 9
+    weights = table.weights.copy()
+    weights[row, [0, -1]] += np.uint64(1)
+    with pytest.raises(dpk.CertificateError, match=rf"total: weights of row {row} sum to 2\^\d+ [+]2"):
+        certify_rows(broken(table, weights=weights), 1.5)
+
+
 def test_more_neighbours_than_certified_are_refused():
     m = ROWS["optimal-central-2"]
     certificate = dpk.certify(m).certificate
