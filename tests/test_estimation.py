@@ -342,6 +342,39 @@ def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
     assert name != "laplace" or (e.mean.missed < 0.01 and e.variance.missed < 0.03)
 
 
+@pytest.mark.parametrize("n", [3, 20])
+def test_a_variance_is_the_mean_over_pairs_of_reports(n):
+    """(g_i + g_j)/2 - y_i y_j has the inputs' variance as its mean, of any two reports: also of few, without bias."""
+    made = dpk.piecewise(epsilon=10.0, lower=-1.0, upper=3.0)
+    reports = dpk.perturb(np.linspace(-0.9, 2.9, n), made, key=KEY)
+    source = channel_of(made)
+    at = np.abs(source.written - reports[:, None]).argmin(axis=1)
+    g, y = source.squares[0][at], source.values[at] - source.middle
+    pairs = [(g[i] + g[j]) / 2 - y[i] * y[j] for i, j in itertools.combinations(range(n), 2)]
+    assert dpk.estimate(reports, made).variance.value == pytest.approx(np.mean(pairs), rel=1e-9)
+
+
+@pytest.mark.parametrize("decimals", [None, 0])
+def test_normal_intervals_are_of_the_reports_own_spread(decimals):
+    """value -+ (z s/sqrt(n) + missed), cut at the ends of what there can be; s of n - 1 degrees of freedom."""
+    reports = dpk.perturb(np.linspace(10.0, 110.0, 25), AGES, key=KEY)
+    reports = reports if decimals is None else reports.round(decimals)
+    e, source = dpk.estimate(reports, AGES, decimals=decimals), channel_of(AGES, decimals=decimals)
+    at = np.abs(source.written - reports[:, None]).argmin(axis=1)
+    y, g = source.values[at], source.squares[0][at]
+    assert e.mean.error == pytest.approx(stats.sem(y), rel=1e-9)
+    each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
+    assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
+    assert (e.mean.missed > 0) == (e.variance.missed > 0) == (decimals is not None)
+    for moment in (e.mean, e.variance, e.standard_deviation, dpk.covariance((reports, source), np.arange(25.0))):
+        for confidence in (0.3, 0.9, 0.99):
+            half = stats.norm.ppf((1 + confidence) / 2) * moment.error + moment.missed
+            ends = np.clip([moment.value - half, moment.value + half], moment.smallest, moment.largest)
+            assert moment.interval(confidence) == pytest.approx(tuple(ends), rel=1e-9)
+    low, high = e.mean.interval(0.3)
+    assert 0 < low < high < 120, "the ends cut every interval"
+
+
 def bernstein_half(table, weights, n, confidence):
     """The t at which 2 exp(-n t^2/(2 V + 2 M t/3)) is 1 - confidence, V and M by all rows, and half-way between."""
     rows = np.stack([table.row(s) for s in range(table.shifts + 1)]) / float(table.total)

@@ -205,6 +205,31 @@ def test_without_noise_relations_are_numpys():
     assert [fit.intercept.error, *fit.slopes.error] == pytest.approx(sandwich, rel=0.01)
 
 
+def jackknifed(function, n):
+    """Values, their errors, and the jackknife's: the spread of the values without one row, whichever it is."""
+    values, errors = function(np.arange(n))
+    without = np.array([function(np.delete(np.arange(n), row))[0] for row in range(n)])
+    return values, errors, np.sqrt((n - 1) / n * ((without - without.mean(axis=0)) ** 2).sum(axis=0))
+
+
+def test_errors_of_relations_are_the_jackknifes():
+    """Of a target that was not perturbed, so that all of a slope's error is the corrected square's."""
+    rng, n, made = np.random.default_rng(3), 400, dpk.piecewise(epsilon=3.0, lower=0.0, upper=1.0)
+    a = rng.random(n)
+    b = 0.2 + 2 * a + 2 * rng.random(n)
+    x = dpk.perturb(a, made, key=dpk.key_from_bytes(bytes(range(32))))
+
+    def relations(rows):
+        column, other = (x[rows], made), b[rows]
+        fit = dpk.least_squares(other, [column])
+        found = [fit.intercept, dpk.covariance(column, other), dpk.correlation(column, other)]
+        pairs = [(fit.slopes.value[0], fit.slopes.error[0]), *((one.value, one.error) for one in found)]
+        return np.array(pairs).T
+
+    _, errors, spread = jackknifed(relations, n)
+    assert errors == pytest.approx(spread, rel=0.05)
+
+
 def test_with_a_large_budget_relations_are_numpys():
     a, b, _ = (column[:50_000] for column in population())
     made = dpk.piecewise(epsilon=12.0, lower=0.0, upper=1.0)

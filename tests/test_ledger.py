@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import closing
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -515,6 +516,20 @@ def test_forged_amounts_are_refused(tmp_path: Path, price: str) -> None:
     forged(tmp_path / "a", "0.1", price)
     with pytest.raises(LedgerError, match="is not an amount"):
         Ledger(tmp_path / "a")
+
+
+def test_a_file_that_sqlite_finds_damaged_is_refused(tmp_path: Path) -> None:
+    """Its rows are all there, and their hashes agree; but its header counts free pages that it does not have."""
+    path = tmp_path / "a"
+    some_charges(path)
+    content = bytearray(path.read_bytes())
+    assert content[36:40] == bytes(4)  # Free pages; https://www.sqlite.org/fileformat.html, 1.3.
+    content[39] = 7
+    path.write_bytes(content)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM charges").fetchone() == (5,)
+    with pytest.raises(LedgerError, match="a: is damaged: "):
+        Ledger(path)
 
 
 def test_forged_sums_are_refused(tmp_path: Path) -> None:

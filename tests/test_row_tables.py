@@ -18,7 +18,7 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
-from dpkernels.exact.rounding import fraction_bits, nearest_rows
+from dpkernels.exact.rounding import fraction_bits, nearest_rows, positions
 from dpkernels.exact.rows.central import central_table
 from dpkernels.exact.rows.certificate import certify_rows
 from dpkernels.exact.rows.form import lookups, row_columns, row_kernel
@@ -187,6 +187,18 @@ def _one(table):
     one = np.zeros(table.weights.shape, np.uint64)
     one[0, 0] = 1
     return one
+
+
+@pytest.mark.parametrize("row", [0, 1, 4, 8])
+def test_a_row_of_another_total_is_refused_though_its_mean_is_right(row):
+    """Both ends of the row have one more, as far from the middle: no mean moves, and no ratio that is the largest."""
+    table = dpk.certify(dpk.optimal(epsilon=1.0, lower=-1.0, upper=1.0, points=9, outputs=15)).table
+    assert table.places[0] == -table.places[-1]
+    assert table.rows == 9
+    weights = table.weights.copy()
+    weights[row, [0, -1]] += np.uint64(1)
+    with pytest.raises(dpk.CertificateError, match=rf"total: weights of row {row} sum to 2\^\d+ [+]2"):
+        certify_rows(broken(table, weights=weights), 1.5)
 
 
 def test_more_neighbours_than_certified_are_refused():
@@ -358,6 +370,22 @@ def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
             word = (word & ((1 << bits) - 1)).astype(np.uint32)
             apart.append(np.abs(np.asarray(rows(other, word)) - np.asarray(rows(x, word))).max())
     assert max(apart) == cells
+
+
+def test_inputs_one_gap_apart_may_be_put_two_rows_apart():
+    """Half-way between steps of their positions, where a rounding of floats decides: that is one step of 2^26 more."""
+    table, gap = dpk.certify(dpk.optimal(epsilon=1.0, lower=0.0, upper=1.0, points=11, outputs=15)).table, 0.1
+    steps = 1 << fraction_bits(table.shifts)
+    x = (np.random.default_rng(0).integers(0, steps * (table.shifts - 1), 3000) + 0.5) / (table.shifts * steps)
+    x = np.nextafter(x, [[0.0], [1.0]]).ravel()
+    other = x + gap
+    near = [Fraction(b) - Fraction(a) <= Fraction(gap) for a, b in zip(x.tolist(), other.tolist(), strict=True)]
+    x, other = x[near], other[near]
+    place = positions(x, table.shifts, table.first, table.last)
+    word = (-place - 1 & steps - 1).astype(np.uint32)  # With one more the row of x turns.
+    rows = [nearest_rows(at, word, table.shifts, table.first, table.last) for at in (x, other)]
+    assert (rows[1] - rows[0]).max() == 2
+    assert certify_rows(table, 1.0, gap).cells == 2
 
 
 def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():

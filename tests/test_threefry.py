@@ -7,8 +7,8 @@ import pytest
 from jax.extend.random import threefry_2x32
 from scipy import stats
 
-from dpkernels.random import simulation_key, threefry
-from dpkernels.random.chacha import wrap
+from dpkernels.random import host, simulation_key, threefry
+from dpkernels.random.chacha import BITS_STREAM, wrap
 from dpkernels.random.uniforms import uniforms, unit_interval
 
 SEEDS = [0, 1, 2**31 - 1]
@@ -105,6 +105,17 @@ def test_uniforms_across_2_32_go_on(key, dtype):
         both = draw(key, halves(7 * 2**32 - 64), 128, jnp.dtype(dtype))
         np.testing.assert_array_equal(draw(key, halves(7 * 2**32), 64, jnp.dtype(dtype)), both[64:])
         assert not np.array_equal(draw(key, halves(0), 64, jnp.dtype(dtype)), both[64:])
+
+
+@pytest.mark.parametrize("start", [0, 2**32 + 16, 2**36, 5 * 2**40 + 64, 2**63])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_chachas_uniforms_are_openssls_words_at_any_index(start, dtype):
+    bits = np.dtype(dtype).itemsize * 8
+    words = np.empty(32, f"<u{bits // 8}")
+    host.fill(words, np.arange(8, dtype="<u4").tobytes(), BITS_STREAM, start * bits // 512)
+    with jax.enable_x64(True):
+        expected = unit_interval(jnp.asarray(words), jnp.dtype(dtype))
+        np.testing.assert_array_equal(draw(KEYS["chacha20"], halves(start), 32, jnp.dtype(dtype)), expected)
 
 
 def test_an_unknown_generator_is_refused():
