@@ -164,13 +164,13 @@ class MonotonePieces:
         panels = self.refined(self.panels(), _ROUGH)
         mass = self.masses(panels)[0] * _MARGIN
         first = np.flatnonzero(np.diff(panels.piece, prepend=-1))
-        last = np.append(first[1:], len(mass)) - 1
-        total = np.cumsum(mass)
-        before = (total[first] - mass[first])[panels.piece]
-        after = total[last][panels.piece]
-        kept = (total - before > negligible) & (after - total + mass > negligible)
-        middle = (first + last + 1) // 2
-        kept[middle] |= ~np.logical_or.reduceat(kept, first)
+        kept = np.zeros(len(mass), bool)
+        # Sums of each piece by itself: next to the mass of others a small one would be lost to rounding.
+        for start, end in zip(first, np.append(first[1:], len(mass)), strict=True):
+            low = int((np.cumsum(mass[start:end]) <= negligible).sum())
+            high = end - start - int((np.cumsum(mass[start:end][::-1]) <= negligible).sum())
+            middle = (end - start) // 2
+            kept[start + min(low, middle) : start + max(high, middle + 1)] = True
         left, right = np.full(len(self), np.inf), np.full(len(self), -np.inf)
         np.minimum.at(left, panels.piece[kept], panels.start[kept])
         np.maximum.at(right, panels.piece[kept], panels.end[kept])
