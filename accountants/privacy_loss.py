@@ -96,22 +96,9 @@ class SmoothPieces:
         )
 
     def where(self, kept: Any) -> SmoothPieces:
-        """The same pieces without those that are not kept: of plain numbers they are left out, else made empty."""
-        xp = namespace(self.left, kept)
-        if xp is np:
-            number = np.flatnonzero(kept)
-            steepness, inverse = self.steepness, self.inverse
-            return dataclasses.replace(
-                self,
-                left=self.left[number],
-                right=self.right[number],
-                log_p=lambda x, i: self.log_p(x, number[i]),
-                log_q=lambda x, i: self.log_q(x, number[i]),
-                loss=lambda x, i: self.loss(x, number[i]),
-                steepness=steepness and (lambda left, right, i: steepness(left, right, number[i])),
-                inverse=inverse and (lambda loss, i: inverse(loss, number[i])),
-            )
-        return dataclasses.replace(self, right=xp.where(kept, self.right, self.left))
+        """The same pieces, of which those that are not kept are empty."""
+        right = namespace(self.left, kept).where(kept, self.right, self.left)
+        return dataclasses.replace(self, right=right)
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss on the pieces; see there."""
@@ -224,6 +211,11 @@ class PrivacyLossDistribution:
             return self
         outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
         return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.left))])
+
+    def pruned(self) -> PrivacyLossDistribution:
+        """The same without outcomes of no mass; plain numbers only."""
+        some = (self.p != 0) | (self.q != 0)
+        return PrivacyLossDistribution(self.p[some], self.q[some], self.loss[some], self.width[some])
 
     def padded(self) -> PrivacyLossDistribution:
         """The same with outcomes of no mass, one at least: as many as sums compile quickly for."""

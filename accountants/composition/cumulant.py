@@ -20,12 +20,11 @@ import numpy as np
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect, root
+from dpkernels.solve import bisect
 
 _BISECTIONS = 60  # For a tilt, on log c.
 # A tilt is searched for between 1e-4 and 1e5.
 _LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e5)
-_ABOVE_0 = 20.0  # Added to the log of a tilt, so that a relative tolerance is one of all tilts.
 
 
 class ConvergenceError(ValueError):
@@ -55,6 +54,10 @@ class RepeatedLoss:
         xp = namespace(self.losses.p)
         mass = xp.where(self.losses.loss == np.inf, self.losses.p, 0.0).sum()
         return xp.minimum(mass, 1 - xp.finfo(mass.dtype).epsneg)
+
+    def pruned(self) -> RepeatedLoss:
+        """The same without outcomes of no mass; plain numbers only."""
+        return self if self.losses is None else replace(self, losses=self.losses.pruned())
 
     def padded(self) -> RepeatedLoss:
         """The same with at least one outcome of no mass; see ``PrivacyLossDistribution.padded``."""
@@ -132,15 +135,8 @@ def saddle_point_of_delta(parts: RepeatedLosses, log_delta: Real, steps: int = _
 
 
 def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
-    """Return a tilt near which a rising function changes sign; an end of the range of tilts where it does not.
-
-    Any tilt gives the right value, so plain numbers are searched to a thousandth only.
-    """
+    """Return the tilt at which a rising function changes sign; an end of the range of tilts where it does not."""
     xp = namespace(like)
-    if xp is np:
-        ends = _LEAST_LOG + _ABOVE_0, _GREATEST_LOG + _ABOVE_0
-        found = root(lambda x, _: rising(np.exp(np.float64(x) - _ABOVE_0)), (), *ends, rtol=1e-4)
-        return np.exp(np.float64(found) - _ABOVE_0)
     ends = xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG)
     low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
     return xp.exp((low + high) / 2)

@@ -74,7 +74,8 @@ def _evaluator(made: Any, what: str) -> Callable[[Any], Any]:
             return lambda order: max(cumulant.renyi_divergence(parts, order) for parts in coarse)
         fine = coarse if is_gaussian(coarse[0]) else made.directions(PANELS)
     directions = [
-        tuple(tuple(part.padded() for part in parts) for parts in nodes) for nodes in zip(fine, coarse, strict=True)
+        tuple(tuple(part.pruned().padded() for part in parts) for parts in nodes)
+        for nodes in zip(fine, coarse, strict=True)
     ]
 
     def largest(at: Any) -> Any:
