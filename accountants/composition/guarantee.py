@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import serial
+from accountants.composition import enumeration, serial
 from accountants.composition.bracket import Bracket
 from accountants.composition.characteristic import ConvergenceError, Parts
 from accountants.composition.replacement import check_replaceable
@@ -154,6 +154,9 @@ class Guarantee:
             return plain(exact(one_release(self.terms[0]), at))
         if self._single is None:
             return values_of_one_or_more(self, floating(jnp.asarray(at)), what)
+        some = enumeration.outcomes(self.terms, self.ways) if len(self.terms) > 1 else None
+        if some is not None:
+            return plain(enumeration.read(what, some, at))
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Real) -> Any:
