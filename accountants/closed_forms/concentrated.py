@@ -86,6 +86,8 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
 
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
 
+    Rounded upwards, by less than parts in 10^12.
+
     Args:
         rho: any shape.
         epsilon: eps >= 0, any shape.
@@ -100,7 +102,10 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
         return (2 * x + 1) * some - eps - np.log1p(1 / x)
 
     x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * some)))
-    exponent = x * ((1 + x) * some - eps) - np.log(x) - (1 + x) * np.log1p(1 / x)
+    # In terms that do not cancel where rho and eps are large; rounded upwards by what each may be off by.
+    terms = [x * (some - eps), x**2 * some, -np.log1p(x), -x * np.log1p(1 / x)]
+    size = 1 + sum(np.abs(term) for term in terms)
+    exponent = sum(terms[1:], terms[0]) + 1.5 * np.finfo(float).eps * size
     return np.where(rho > 0, np.exp(np.minimum(exponent, 0.0)), 0.0)
 
 

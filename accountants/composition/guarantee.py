@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import serial
+from accountants.composition import outcomes, serial
 from accountants.composition.bounds import Bracket
 from accountants.composition.cumulant import ConvergenceError, RepeatedLosses
 from accountants.composition.evaluate import evaluate, evaluate_one_or_more, largest_infinity_mass
@@ -154,6 +154,9 @@ class Guarantee:
             return plain(exact(one_release(self.terms[0]), at))
         if self._single is None:
             return evaluate_one_or_more(self, floating(jnp.asarray(at)), what)
+        some = outcomes.enumerate_outcomes(self.terms, self.ways) if len(self.terms) > 1 else None
+        if some is not None:
+            return plain(outcomes.evaluate(what, some, at))
         return self._composed(what, at)
 
     def _composed(self, what: str, at: Real) -> Any:

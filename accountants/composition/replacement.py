@@ -174,6 +174,20 @@ def _three(pair: Atoms, rate: Any) -> Atoms:
     return Atoms((1 - rate) * middle + rate * forth, (1 - rate) * middle + rate * back)
 
 
+def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
+    """The worst pair of a table, as a table."""
+    if pair.moved is not None:
+        return _three(pair, rate)
+    xp = namespace(pair.p, pair.q, rate)
+    p, q = rate * pair.p + (1 - rate) * pair.q, pair.q
+    # What is rounding would count twice, and be taken off from the rest.
+    positive = p > q * (1 + 64 * xp.finfo(p.dtype).eps)
+    p, q = xp.where(positive, p, 0.0), xp.where(positive, q, 0.0)
+    rest = xp.maximum(1 - p.sum(keepdims=True) - q.sum(keepdims=True), 0.0)
+    known = xp.where(pair.asymmetry() <= _TRACED, 1.0, xp.nan)
+    return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
+
+
 # Noise with a density
 
 
