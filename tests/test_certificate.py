@@ -16,7 +16,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact import kernels
 from dpkernels.exact.bounded_certificate import certified_ratio
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import Certificate, read_certificate
+from dpkernels.exact.combined import Certificate, MixtureCertificate, read_certificate
 from dpkernels.exact.windows.certificate import certify_table
 from dpkernels.exact.windows.lattice import windowed_table
 from dpkernels.exact.windows.table import WindowTable
@@ -197,6 +197,17 @@ def test_a_form_with_another_table_is_refused(part):
         table[part] += 1
     with pytest.raises(CertificateError):
         Certificate.from_dict(form)
+
+
+@pytest.mark.parametrize("budgets", [(1.0, 2.0), (2.0, 1.0)])
+def test_a_mixture_has_the_larger_budget_of_its_parts(budgets):
+    """Whichever part that is: the choice tells which one reported."""
+    kinds = zip((dpk.piecewise, dpk.duchi), budgets, strict=True)
+    first, second = (dpk.certify(make(epsilon=eps, lower=0.0, upper=1.0)).certificate for make, eps in kinds)
+    mixed = MixtureCertificate(first, second, 1 << 31)
+    assert mixed.epsilon == 2.0
+    assert mixed.realised_epsilon == max(first.realised_epsilon, second.realised_epsilon) > 1.5
+    assert Certificate.from_dict(json.loads(mixed.to_json())).epsilon == 2.0
 
 
 @pytest.mark.parametrize("name", ["piecewise", "own", "duchi", "hybrid"])

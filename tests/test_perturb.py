@@ -149,6 +149,17 @@ def test_the_device_engine_makes_the_same_reports(name, dtype):
         np.testing.assert_array_equal(piece, perturb(x, form)[start:], strict=True)
 
 
+def test_a_report_that_is_missing_is_an_error():
+    """Of an engine that is given less than there is: memory that nobody wrote to is not returned as reports."""
+
+    class Short:
+        def check(self, values, first):
+            return values[:-1]
+
+    with pytest.raises(RuntimeError, match="x: 99 of 100 values were perturbed"):
+        in_chunks(lambda x, start, out: None, Short(), np.zeros(100))
+
+
 @pytest.mark.parametrize("count", [1, 255, 256, 257, 1000])
 def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count):
     form, events = exact("piecewise", 1.0), []
@@ -162,7 +173,7 @@ def test_devices_are_sent_a_chunk_before_the_last_one_is_back(monkeypatch, count
     assert events.count("back") == -(-count // 256)
 
 
-@pytest.mark.parametrize("start", [1, 1001])
+@pytest.mark.parametrize("start", [1, 31, 1001])
 def test_the_device_engine_refuses_a_start_inside_a_block_or_serves_it(start):
     """Anything else would use the words of earlier rows again: noise shared by two rows."""
     form = exact("piecewise", 1.0)
