@@ -141,16 +141,15 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
     target = epsilon, delta, sensitivity
     alone = smallest_scale(kernel, *target)
 
-    def refusal(log_scale: Real, _: Any) -> Real:
+    def refusal(log_scale: float) -> float:
         wider = rescaled(kernel, math.exp(log_scale))
         q = _rate((wider, theta, *target), rtol=1e-7)
         # Infeasible scales are below the kernel's alone: the way to the feasible ones is up.
         too_narrow = 1 + math.log(alone) - log_scale
         return too_narrow if math.isnan(q) else 1 - Reweighted(wider, -theta, theta, 1 - q).acceptance
 
-    return math.exp(
-        minimum_near_grid(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4)
-    )
+    scales = math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30)
+    return math.exp(minimum_near_grid(refusal, scales, xatol=1e-4)[0])
 
 
 def _check_feasible(q: Real, kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> None:

@@ -6,16 +6,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy.optimize import brentq
-
 from accountants.shuffle import Shuffled
 from accountants.shuffle import shuffled as account
 from dpkernels import checks
 from dpkernels.exact.certify import certify
-from dpkernels.solve import first_feasible
+from dpkernels.solve import first_feasible, root
 
 # Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
-_NUDGES = (0.0, *(1e-8 * 4.0**k for k in range(13)))
+_MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 to where a constructor takes no more.
 _FEWEST = 1e-2
 
@@ -62,10 +60,10 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
         )
     t = _largest(excess, low, high)
 
-    def made(nudge: float) -> Any:
-        return constructor(epsilon=math.exp(max(t - nudge, low)), **arguments)
+    def made(margin: float) -> Any:
+        return constructor(epsilon=math.exp(max(t - margin, low)), **arguments)
 
-    return first_feasible(made, lambda one: proven(one, n).upper_bound(epsilon) <= delta, _NUDGES)
+    return first_feasible(map(made, _MARGINS), lambda one: proven(one, n).upper_bound(epsilon) <= delta)
 
 
 def _largest(excess: Callable[[float], float], low: float, high: float) -> float:
@@ -75,7 +73,7 @@ def _largest(excess: Callable[[float], float], low: float, high: float) -> float
         unsafe = min(safe + step, high)
         try:
             if excess(unsafe) > 0:
-                return float(brentq(excess, safe, unsafe, xtol=1e-12))
+                return float(root(lambda t, _: excess(t), (), safe, unsafe, rtol=1e-12))
             safe = unsafe
         except ValueError:
             high, step = unsafe - 1e-6, step / 2

@@ -16,13 +16,13 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.solve import MARGINS, first_feasible, first_root, minimum, minimum_near_grid, root
+from dpkernels.solve import MARGINS, bounded_minimum, first_feasible, first_root, minimum_near_grid, root
 
 # Scales tried by a search over many calibrations, in place of the 160 of one.
 _COARSE = {"count": 40, "rtol": 1e-9}
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
-_NUDGES = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
+_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
@@ -50,16 +50,16 @@ def _outward(mechanism: Additive) -> Additive:
     noise: Any = mechanism.noise
     D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
 
-    def wider(nudge: float) -> Additive:
-        low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
-        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + nudge)), low, high, noise.outside), *claim)
+    def wider(margin: float) -> Additive:
+        low, high = noise.low * (1 + margin), noise.high * (1 + margin)
+        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside), *claim)
 
     def holds(made: Additive) -> Real:
         law: Any = made.noise
         over = checks.concrete(additive_profile(law, D, eps) - delta)
         return over is None or over <= 0
 
-    return first_feasible(wider, holds, _NUDGES)
+    return first_feasible(map(wider, _MARGINS), holds)
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
@@ -107,10 +107,10 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
     def best_excess(T: Real, delta: Real) -> Real:
         low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
 
-        def at(log_sigma: Real, _: Any) -> Any:
-            return _truncated_excess(math.exp(log_sigma), (T, eps, delta, D))
+        def at(log_sigma: float) -> float:
+            return float(_truncated_excess(math.exp(log_sigma), (T, eps, delta, D)))
 
-        return at(minimum(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())
+        return bounded_minimum(at, math.log(low), math.log(high), xatol=1e-8, enough=0.0)[1]
 
     uniform = D / (2 * delta)
     return root(best_excess, delta, uniform, D / 2, rtol=1e-7)
@@ -122,10 +122,10 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     Worth it where delta is large: at eps 0.1, delta 0.02 the variance is 9 % below the Gaussian's, at delta 1e-5 equal.
     """
 
-    def variance(T: Any, _: Any) -> Any:
+    def variance(T: float) -> float:
         sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **_COARSE)
         return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
 
     low = least_bound(epsilon, delta, sensitivity)
     far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, sensitivity)
-    return minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)
+    return minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), xatol=1e-5 * low)[0]

@@ -228,9 +228,8 @@ def _least(total: Sum, side: int, target: float, guess: float) -> float:
         return 0.0
     root = brentq(lambda eps: np.log(max(total.delta(eps, side), 1e-320) / target), low, high, xtol=1e-10 * high)
     return first_feasible(
-        lambda nudge: float(root * (1 + nudge * side)),
+        (float(root * (1 + margin * side)) for margin in _OUTWARD),
         lambda eps: total.delta(eps, side) <= target if side > 0 else total.delta(eps, side) > target,
-        _OUTWARD,
     )
 
 

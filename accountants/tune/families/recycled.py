@@ -81,12 +81,12 @@ class Recycled(Report):
         kernel, theta = self.drawn(parameters)
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-        def wider(nudge: float) -> tuple[Distribution, float]:
-            law = rescaled(kernel, 1 + nudge)
+        def wider(margin: float) -> tuple[Distribution, float]:
+            law = rescaled(kernel, 1 + margin)
             return law, float(calibrate.recycling_rate(law, theta, **target))
 
         try:
-            law, q = first_feasible(wider, lambda made: not math.isnan(made[1]), _WIDENINGS)
+            law, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
         except NotPrivateError:
             return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
         return named.budget_recycled(law, theta=theta, q=q, **target)

@@ -5,7 +5,6 @@ All in NumPy float64: this runs once, when a mechanism is built.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -16,10 +15,11 @@ from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
 from dpkernels.mechanisms.windowed.mechanism import critical_points, distances
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import maximum_on
+from dpkernels.solve import maximum_on, minimum_near_grid
 
 CONDITIONS = ("pointwise", "sup_inf")
 OBJECTIVES = ("worst", "central")
+_XATOL = 1e-10  # Of the logarithms that are searched.
 
 
 def relative_height(window: Window, base: Base, width: float, epsilon: float, condition: str) -> float:
@@ -85,7 +85,7 @@ def best_width(window: Window, base: Base, epsilon: float, condition: str, objec
         return variance_at(window, base, width, height, objective)
 
     # Quartic bases have two basins, below and above m = 1: the scan is dense there, and geometric towards 0.
-    logit, value = _minimise(variance, -12.0, 5.0, points=52)
+    logit, value = minimum_near_grid(variance, np.linspace(-12.0, 5.0, 52), xatol=_XATOL)
     return _width_of(logit), value
 
 
@@ -102,17 +102,5 @@ def best_quartic(window: Window, epsilon: float, condition: str, objective: str)
 
     # Under sup_inf an edge below e^-eps leaves no height.
     lowest = 1e-6 if condition == "pointwise" else np.exp(-epsilon) * (1 + 1e-6)
-    log_edge, value = _minimise(variance, float(np.log(lowest)), 0.0, points=9)
+    log_edge, value = minimum_near_grid(variance, np.linspace(float(np.log(lowest)), 0.0, 9), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
-
-
-def _minimise(function: Callable[[float], float], low: float, high: float, *, points: int) -> tuple[float, float]:
-    """Least value on [low, high]: a coarse scan for the basin, then Brent's method inside it."""
-    # Imported on use: it costs 0.15 s.
-    from scipy.optimize import minimize_scalar
-
-    grid = np.linspace(low, high, points)
-    at = int(np.argmin([function(float(point)) for point in grid]))
-    bounds = grid[max(at - 1, 0)], grid[min(at + 1, points - 1)]
-    result = minimize_scalar(function, bounds=bounds, method="bounded", options={"xatol": 1e-10})
-    return float(result.x), float(result.fun)
