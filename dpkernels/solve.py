@@ -10,6 +10,7 @@ A requirement reads excess(x, parameters) <= 0. An x that meets it is feasible. 
 
 from __future__ import annotations
 
+import abc
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -275,6 +276,33 @@ def _root_near(
     return x
 
 
+def convex_root(
+    convex: Function, parameters: Any, low: Real, high: Real, *, tolerance: float = 1e-8, rtol: float = 0.0
+) -> Any:
+    """Return the least x in [low, high] at which a convex function is at most 0, or NaN if there is none.
+
+    Args:
+        convex: maps (x, parameters) to a number.
+        parameters: a pytree of numbers.
+        low: positive.
+        high: above low.
+        tolerance: of JAX numbers, which are searched by Newton's method: the last step, as a share of x. The error is
+            about its square.
+        rtol: of plain numbers, see ``root``.
+
+    Returns:
+        x: a float for plain numbers, at which the function is at most 0 as computed; for JAX ones a JAX scalar,
+        differentiable in the parameters.
+    """
+    parameters, low, high = promote(parameters, low, high)
+    if namespace(low) is not np:
+        return _implicit_root(_ConvexNewton(tolerance), convex, parameters, (low, (low, high)))
+    if convex(low, parameters) <= 0:
+        return float(low)
+    feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, enough=0.0)
+    return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
+
+
 def newton_steps(value_and_slope: Callable[[Any], tuple[Any, Any]], start: Any, steps: int) -> Any:
     """Return where so many of Newton's steps lead, for a function and a start that make them enough; elementwise."""
     x = start
@@ -366,31 +394,48 @@ class _Bisection:
         return x, *pullback(jnp.ones_like(value))
 
 
+class _Differentiating(abc.ABC):
+    """A method whose every step evaluates the function with its derivatives: a large function is compiled once."""
+
+    @abc.abstractmethod
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
+        """Return the root, and what ``evaluate`` gives there, (value, slope, ...), without the value.
+
+        Args:
+            evaluate: maps x to these.
+            zeros: what it gives, but for the value, all 0.
+            start: where to begin.
+            ends: the lowest and the highest x.
+        """
+
+    def root(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
+        """Return the root, from (start, ends)."""
+
+        def evaluate(x: Any) -> Any:
+            return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))
+
+        return self.iterate(evaluate, (jnp.zeros_like(where[0]),), *where)[0]
+
+    def root_and_derivatives(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> tuple[Any, ...]:
+        """Return the root, and the derivatives there by x and by the parameters."""
+
+        def evaluate(x: Any) -> Any:
+            value, pullback = jax.vjp(function, x, parameters)
+            return value, *pullback(jnp.ones_like(value))
+
+        zeros = jnp.zeros_like(where[0]), jax.tree.map(jnp.zeros_like, parameters)
+        return self.iterate(evaluate, zeros, *where)
+
+
 @dataclass(frozen=True)
-class _Newton:
-    """Newton's method from (initial guess, ends), until a step is shorter than ``tolerance``."""
+class _Newton(_Differentiating):
+    """Newton's method in a bracket, until a step is shorter than ``tolerance``; see ``newton``."""
 
     tolerance: float
     longest: float
     clip: bool
 
-    def root(self, falling: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
-        def evaluate(x: Any) -> Any:
-            return jax.jvp(lambda x: falling(x, parameters), (x,), (jnp.ones_like(x),))
-
-        return self._iterate(evaluate, (jnp.zeros_like(where[0]),) * 2, *where)[0]
-
-    def root_and_derivatives(self, falling: Function, parameters: Any, where: tuple[Any, Any]) -> tuple[Any, ...]:
-        def evaluate(x: Any) -> Any:
-            value, pullback = jax.vjp(falling, x, parameters)
-            return value, *pullback(jnp.ones_like(value))
-
-        zero = jnp.zeros_like(where[0])
-        return self._iterate(evaluate, (zero, zero, jax.tree.map(jnp.zeros_like, parameters)), *where)
-
-    def _iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
-        """Return the root, and what ``evaluate`` gives there, (value, slope, ...), without the value."""
-
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
         def unfinished(state: Any) -> Any:
             count, step, *_ = state
             return (count < _NEWTON_STEPS) & (jnp.abs(step) > self.tolerance)
@@ -404,8 +449,7 @@ class _Newton:
             low, high = jnp.where(there[0] > 0, new, low), jnp.where(there[0] > 0, high, new)
             return count + 1, jnp.where(count > 0, new - x, jnp.inf), new, there, low, high
 
-        low, high = (jnp.full_like(start, end) for end in ends)
-        first = 0, jnp.full_like(start, jnp.inf), start, zeros, low, high
+        first = 0, jnp.full_like(start, jnp.inf), start, (jnp.zeros_like(start), *zeros), *ends
         _, step, x, (value, slope, *gradient), *_ = jax.lax.while_loop(unfinished, improve, first)
         # Steps halfway to an end get short too if there is no root; at a root the value is small beside the slope.
         precision = jnp.maximum(self.tolerance, jnp.finfo(x.dtype).eps ** 0.5)
@@ -415,6 +459,33 @@ class _Newton:
             at_low, at_high = (jnp.abs(x - end) <= 2 * self.tolerance for end in ends)
             root = jnp.where(at_low & (value < 0), ends[0], jnp.where(at_high & (value > 0), ends[1], root))
         return root, slope, *gradient
+
+
+@dataclass(frozen=True)
+class _ConvexNewton(_Differentiating):
+    """Newton's method on a convex function, from the low end: its steps are monotone; see ``convex_root``."""
+
+    tolerance: float
+
+    def iterate(self, evaluate: Callable[[Any], Any], zeros: Any, start: Any, ends: Any) -> tuple[Any, ...]:
+        low, high = ends
+
+        def unfinished(state: Any) -> Any:
+            count, x, before, _ = state
+            return (count < _NEWTON_STEPS) & (jnp.abs(x - before) > self.tolerance * x) & (x <= high)
+
+        def improve(state: Any) -> Any:
+            count, x, _, _ = state
+            value, slope, *gradient = evaluate(x)
+            step = jnp.where(slope < 0, -value / jnp.where(slope < 0, slope, -1.0), jnp.inf)
+            new = jnp.maximum(x + jnp.where(value > 0, step, jnp.minimum(step, 0.0)), low)
+            return count + 1, new, x, (slope, *gradient)
+
+        _, x, _, (slope, *gradient) = jax.lax.while_loop(unfinished, improve, (0, start, jnp.zeros_like(start), zeros))
+        at_low = x <= low
+        found = (x <= high) & ((slope < 0) | at_low)
+        # At the low end the root does not move with the parameters.
+        return jnp.where(found, x, jnp.nan), jnp.where(at_low, 0.0, slope), *gradient
 
 
 # Minima and maxima

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from accountants.calibrate.reweighted import profile_excess
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
@@ -48,18 +49,21 @@ def _outward(mechanism: Additive) -> Additive:
     The scale too: at D/eps most of the mass has a loss of eps, and delta is rounded upwards next to it.
     """
     noise: Any = mechanism.noise
-    D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
+    claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
 
     def wider(margin: float) -> Additive:
         low, high = noise.low * (1 + margin), noise.high * (1 + margin)
         return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside), *claim)
 
-    def holds(made: Additive) -> Real:
-        law: Any = made.noise
-        over = checks.concrete(additive_profile(law, D, eps) - delta)
-        return over is None or over <= 0
+    return first_feasible(map(wider, _MARGINS), _meets_claim)
 
-    return first_feasible(map(wider, _MARGINS), holds)
+
+def _meets_claim(made: Additive) -> Any:
+    """Return whether the exact profile, as computed, meets the claim; true for traced numbers."""
+    noise: Any = made.noise
+    claimed: Any = made.delta
+    over = checks.concrete(additive_profile(noise, made.sensitivity, made.epsilon) - claimed)
+    return over is None or over <= 0
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
@@ -86,18 +90,19 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
     if checks.concrete(sigma) is not None and math.isnan(sigma):
         least = least_bound(epsilon, delta, sensitivity)
         raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
-    return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
+    made = (Additive(Reweighted(Gaussian(sigma * (1 + m)), -T, T, 0.0), sensitivity, epsilon, delta) for m in _MARGINS)
+    return first_feasible(made, _meets_claim)
 
 
 def _truncated_sigma(T: Real, epsilon: Real, delta: Real, sensitivity: Real, **search: Any) -> Real:
     """The least sigma for T, NaN where there is none; sigma = 100 T is all but uniform."""
     low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
-    return first_root(_truncated_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
+    return first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
 
 
-def _truncated_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
+def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
     T, eps, delta, D = parameters
-    return additive_profile(Reweighted(Gaussian(sigma), -T, T, 0.0), D, eps) - delta
+    return profile_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
 
 
 def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -108,7 +113,7 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
         low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
 
         def at(log_sigma: float) -> float:
-            return float(_truncated_excess(math.exp(log_sigma), (T, eps, delta, D)))
+            return float(_sigma_excess(math.exp(log_sigma), (T, eps, delta, D)))
 
         return bounded_minimum(at, math.log(low), math.log(high), xatol=1e-8, enough=0.0)[1]
 

@@ -1,6 +1,6 @@
-"""How high a window may be at a budget, and the free parameters of least variance.
+"""The largest window height at a budget, and the free parameters of least variance.
 
-All in NumPy float64: this runs once, when a mechanism is built.
+Plain numbers are NumPy's in float64: this runs once, when a mechanism is built. A height may be traced by JAX.
 """
 
 from __future__ import annotations
@@ -8,35 +8,43 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
+import jax
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
-from dpkernels.mechanisms.windowed.mechanism import critical_points, distances
+from dpkernels.mechanisms.windowed.mechanism import critical_points, distances, kinks
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.solve import maximum_on, minimum_near_grid
+from dpkernels.numerics import Real, namespace
+from dpkernels.solve import maximum_between, maximum_on, minimum_near_grid
 
 CONDITIONS = ("pointwise", "sup_inf")
 OBJECTIVES = ("worst", "central")
 _XATOL = 1e-10  # Of the logarithms that are searched.
 
 
-def relative_height(window: Window, base: Base, width: float, epsilon: float, condition: str) -> float:
+def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
     """The largest ratio k / y of window to base height that is eps-DP.
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
 
+    Returns:
+        A float for plain numbers; for JAX ones a JAX scalar, differentiable, NaN where no positive height is eps-DP.
+
     Raises:
-        ValueError: no positive height is eps-DP.
+        ValueError: no positive height is eps-DP, of plain numbers.
     """
     checks.one_of("condition", condition, CONDITIONS)
+    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
     if condition == "sup_inf":
-        height = np.exp(epsilon) * base.lowest - 1
+        height = xp.exp(epsilon) * base.lowest - 1
     else:
-        height = np.expm1(epsilon) / _steepest(window, base, width, epsilon)
+        height = xp.expm1(epsilon) / _steepest(window, base, width, epsilon)
+    if xp is not np:
+        return xp.where(height > 0, height, xp.nan)
     if not height > 0:
         raise ValueError(
             f"epsilon: at {shortest(epsilon)} no positive window height is private; the base falls to "
@@ -46,14 +54,18 @@ def relative_height(window: Window, base: Base, width: float, epsilon: float, co
     return float(height)
 
 
-def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float:
-    """Maximum over v of (ceiling - e^eps floor) / g."""
+def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+    """Return the maximum over v of (ceiling - e^eps floor) / g."""
+    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
 
-    def steepness(v: np.ndarray) -> np.ndarray:
+    def steepness(v: Any) -> Any:
         near, far = distances(v, width)
-        return (window.ceiling(near) - np.exp(epsilon) * window.floor(far)) / base.density(v)
+        return (window.ceiling(near) - xp.exp(epsilon) * window.floor(far)) / base.density(v)
 
-    return maximum_on(steepness, critical_points(window, base, width))
+    if xp is np:
+        return maximum_on(steepness, critical_points(window, base, width))
+    ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
+    return maximum_between(steepness, xp.sort(xp.clip(ends, 0.0, 1.0)))
 
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:
