@@ -121,9 +121,8 @@ def _rounded_up(pairs: tuple[Pair, ...], target: np.ndarray) -> np.ndarray:
     def one(eps: np.float64, delta: np.float64) -> float:
         if not np.isfinite(eps):
             return float(eps)
-        return first_feasible(
-            lambda floats: float(eps + floats * np.spacing(eps)), lambda eps: profile(pairs, eps) <= delta, _FLOATS_UP
-        )
+        candidates = (float(eps + floats * np.spacing(eps)) for floats in _FLOATS_UP)
+        return first_feasible(candidates, lambda eps: profile(pairs, eps) <= delta)
 
     eps = _bisected(pairs, target)
     return np.array([one(*each) for each in zip(eps.ravel(), target.ravel(), strict=True)]).reshape(target.shape)

@@ -214,20 +214,6 @@ def exponential_moments(rate: Real, width: Real) -> tuple[Real, Real, Real]:
     return zeroth, first, second
 
 
-def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
-    """The largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
-
-    Between the points the function is taken to be smooth, so zooms into the best cell find its maximum there.
-    """
-    best = -np.inf
-    for _ in range(4):
-        values = function(points)
-        at = int(values.argmax())
-        best = max(best, float(values[at]))
-        points = np.linspace(points[max(at - 1, 0)], points[min(at + 1, len(points) - 1)], 33)
-    return best
-
-
 def plain(value: Real) -> Real:
     """A float for a NumPy number, anything else as it is."""
     return float(value) if namespace(value) is np and np.ndim(value) == 0 else value

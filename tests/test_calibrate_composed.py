@@ -173,12 +173,12 @@ def test_budget_from_where_it_is_known():
     target = {"epsilon": 1.0, "delta": 1e-6, "count": 10, **UNIT}
     made = calibrate.composed_budget(dpk.piecewise, **target)
     for share in (1 - 1e-9, 1 + 1e-9, 1.001, 1.2, 0.5):
-        again = calibrate.composed_budget(dpk.piecewise, **target, about=made.epsilon * share)
+        again = calibrate.composed_budget(dpk.piecewise, **target, initial_guess=made.epsilon * share)
         assert guarantee(again).repeat(10).bracket(delta=1e-6)[1] <= 1.0
         assert again.epsilon == pytest.approx(made.epsilon, rel=WIDTH)
     for wrong in (-1.0, 0.0, math.nan):
         with pytest.raises(ValueError, match=r"^about: "):
-            calibrate.composed_budget(dpk.piecewise, **target, about=wrong)
+            calibrate.composed_budget(dpk.piecewise, **target, initial_guess=wrong)
 
 
 @pytest.mark.slow

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 
-import jax
-import jax.numpy as jnp
 import mpmath
-import numpy as np
 import pytest
-from helpers import ALL, UNIT, slope_by_differences
 from mpmath import mp, mpf
 from noise_registry import ASYMMETRIC, LAWS, SYMMETRIC, over, scale
 
-import dpkernels as dpk
-from accountants import guarantee, randomised_response, weights
-from accountants.pairs.worst import worst_pairs
-from accountants.subsampling import on_sample
-from dpkernels.distributions.discrete import DiscreteLaplace
+from accountants import guarantee
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.additive import Additive
 
 # How far above the truth a value may be, relatively. It is never below.
@@ -79,7 +69,11 @@ class Exact:
         k = self.kernel
         if isinstance(k, Gaussian):
             s = mpf(float(k.sigma))
-            return s * mp.sqrt(2 * mp.pi) * (mp.ncdf(b / s) - mp.ncdf(a / s) if a < 0 else mp.ncdf(-a / s) - mp.ncdf(-b / s))
+            return (
+                s
+                * mp.sqrt(2 * mp.pi)
+                * (mp.ncdf(b / s) - mp.ncdf(a / s) if a < 0 else mp.ncdf(-a / s) - mp.ncdf(-b / s))
+            )
         if a == -mp.inf:
             a, b = -b, mp.inf
         at = a + 1 if b == mp.inf else (a + b) / 2

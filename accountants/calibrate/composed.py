@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.calibrate.outward import FARTHEST, least_private, log_mu
+from accountants.calibrate.conservative import FARTHEST, conservative_parameter, log_mu
 from accountants.calibrate.widening import widening
 from accountants.composition.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
@@ -121,7 +121,7 @@ def composed_budget(
     count: int,
     rate: float | None = None,
     adjacency: str = "add_remove",
-    about: float | None = None,
+    initial_guess: float | None = None,
     **arguments: Any,
 ) -> Mechanism:
     """The mechanism with the largest budget eps0 of its own such that ``count`` reports are (eps, delta)-DP together.
@@ -134,24 +134,24 @@ def composed_budget(
         count: how many reports.
         rate: of a Poisson sample for every report.
         adjacency: of samples.
-        about: eps0, if it is known already: where the bracket agrees it is only lowered as far as that asks.
+        initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is only lowered as far as it asks.
         **arguments: the constructor's others, such as lower and upper.
 
     Returns:
         The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
 
     Raises:
-        ValueError: epsilon or about not positive; delta not in (0, 1); count not in 1..2^40; rate not in (0, 1]; a
-            target that eps0 = 0.01 misses, with what it gives.
+        ValueError: epsilon or initial_guess not positive; delta not in (0, 1); count not in 1..2^40; rate not in
+            (0, 1]; a target that eps0 = 0.01 misses, with what it gives.
         TypeError: count is not a whole number.
     """
     check_target(epsilon, delta)
     _check_reports(epsilon, count, rate)
-    if about is not None:
-        checks.positive("about", about)
+    if initial_guess is not None:
+        checks.positive("initial_guess", initial_guess)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
     start = float(log_mu(np.float64(delta), epsilon)) - math.log((rate or 1.0) * math.sqrt(count))
-    start = min(max(start if about is None else math.log(about), least), most)
+    start = min(max(start if initial_guess is None else math.log(initial_guess), least), most)
 
     def mechanism(t: float) -> Any:
         return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
@@ -159,9 +159,9 @@ def composed_budget(
     def reports(t: float) -> Guarantee:
         return _reports(mechanism(t), count, rate, adjacency)
 
-    if about is None:
+    if initial_guess is None:
         _check_feasible(reports(FARTHEST), epsilon, delta)
-    return mechanism(least_private(reports, epsilon, delta, near=about is not None))
+    return mechanism(conservative_parameter(reports, epsilon, delta, is_known=initial_guess is not None))
 
 
 def _check_reports(epsilon: Real, count: int, rate: Any) -> None:

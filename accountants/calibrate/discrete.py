@@ -16,7 +16,7 @@ from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, 
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.solve import first_feasible, root
+from dpkernels.solve import MARGINS, first_feasible, root
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
@@ -67,10 +67,8 @@ def _narrowest(law: Callable[[float], Lattice], unit: Any, *target: Any) -> Addi
         high, low = low, low / 2
     found = root(excess, (), high, low, rtol=1e-13)
     # Another order of summation may move the last bits.
-    return first_feasible(
-        lambda nudge: Additive(law(found * (1 + nudge)), sensitivity, epsilon, delta),
-        lambda made: realised(made, epsilon) <= delta,
-    )
+    wider = (Additive(law(found * (1 + margin)), sensitivity, epsilon, delta) for margin in MARGINS)
+    return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)
 
 
 def _delta(probabilities: np.ndarray, apart: int, epsilon: float) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from accountants.calibrate.reweighted import least_weight, profile_excess
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, rescaled, smallest_scale
 from dpkernels import checks
@@ -15,18 +16,18 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
-from dpkernels.solve import first_root, minimum, minimum_near_grid, promote, root
+from dpkernels.solve import MARGINS, NotPrivateError, first_feasible, first_root, minimum_near_grid, promote
+
+# Two formulas of one delta differ by rounding, which next to a delta of 1e-12 is some percent of it.
+_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
 
 
 def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """The largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
 
     delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
-    theta. But with the outside's weight u = 1 - q, Z(u) = p_in + u p_out is affine and
-
-        Z(u) delta(eps) = integral max(0, w_u(x) K(x) - e^eps w_u(x - D) K(x - D)) dx
-
-    convex in u, so the feasible q are one interval. The acceptance p_in/Z grows with q: its upper end is the best.
+    theta. But the feasible q are one interval (see ``calibrate.reweighted``). Its upper end has the largest
+    acceptance.
 
     Args:
         kernel: the law of a draw.
@@ -40,22 +41,19 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
-    return _rate(promote(kernel, theta, epsilon, delta, sensitivity))
+    u = least_weight(kernel, theta, sensitivity, epsilon, delta)
+    if namespace(u) is not np:
+        return 1 - u
 
+    def is_private(q: float) -> bool:
+        return bool(additive_profile(Reweighted(kernel, -theta, theta, 1 - q), sensitivity, epsilon) <= delta)
 
-def _rate(parameters: tuple[Distribution, Real, Real, Real, Real], rtol: float = 0.0) -> Real:
-    valley = minimum(_recycled_excess, parameters, 0.0, 1.0, enough=0.0)
-    xp = namespace(valley)
-    plain, best = _recycled_excess(0.0, parameters), _recycled_excess(valley, parameters)
-    last = root(_recycled_excess, parameters, xp.where(plain <= 0, 0.0, valley), 1.0, rtol)
-    return xp.where(xp.minimum(plain, best) <= 0, last, xp.nan)[()]
-
-
-def _recycled_excess(q: Real, parameters: tuple[Distribution, Real, Real, Real, Real]) -> Real:
-    """Z (delta(eps) - delta), convex in q."""
-    kernel, theta, eps, delta, D = parameters
-    law = Reweighted(kernel, -theta, theta, 1 - q)
-    return law.total * (additive_profile(law, D, eps) - delta)
+    rates = [] if math.isnan(u) else [1 - min(u * (1 + margin), 1.0) for margin in _MARGINS]
+    try:
+        # Where only the kernel alone is private, rounding may hide it.
+        return first_feasible([*rates, 0.0], is_private)
+    except NotPrivateError:
+        return math.nan
 
 
 def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
@@ -83,12 +81,20 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
     high = 4 * namespace(alone, inside).maximum(alone, inside)
-    return first_root(_recycled_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    found = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    if namespace(found) is not np or math.isnan(found):
+        return found
+
+    def is_private(scale: float) -> bool:
+        law = Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q)
+        return bool(additive_profile(law, sensitivity, epsilon) <= delta)
+
+    return first_feasible((found * (1 + margin) for margin in _MARGINS), is_private)
 
 
-def _recycled_scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
+def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
     kernel, theta, q, eps, delta, D = parameters
-    return additive_profile(Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q), D, eps) - delta
+    return profile_excess(rescaled(kernel, scale), 1 - q, theta, D, eps, delta)
 
 
 def budget_recycled(
@@ -141,16 +147,15 @@ def best_recycled_scale(kernel: Distribution, theta: float, epsilon: float, delt
     target, theta = (epsilon, delta, 1.0), theta / sensitivity
     alone = smallest_scale(kernel, *target)
 
-    def refusal(log_scale: Real, _: Any) -> Real:
+    def refusal(log_scale: float) -> float:
         wider = rescaled(kernel, math.exp(log_scale))
-        q = _rate((wider, theta, *target), rtol=1e-7)
+        q = 1 - least_weight(wider, theta, 1.0, epsilon, delta, rtol=1e-7)
         # Infeasible scales are below the kernel's alone: the way to the feasible ones is up.
         too_narrow = 1 + math.log(alone) - log_scale
         return too_narrow if math.isnan(q) else 1 - Reweighted(wider, -theta, theta, 1 - q).acceptance
 
-    return sensitivity * math.exp(
-        minimum_near_grid(refusal, math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30), rtol=3e-4)
-    )
+    scales = math.log(alone) + np.linspace(math.log(0.3), math.log(30), 30)
+    return sensitivity * math.exp(minimum_near_grid(refusal, scales, xatol=1e-4)[0])
 
 
 def _check_feasible(q: Real, kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> None:

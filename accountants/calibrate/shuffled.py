@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from scipy.optimize import brentq
+import jax
+import numpy as np
 
-from accountants.shuffle import Shuffled
+from accountants.shuffle import Shuffled, integral
 from accountants.shuffle import shuffled as account
+from accountants.shuffle.blanket import blanket
 from dpkernels import checks
 from dpkernels.exact.certify import certify
-from dpkernels.solve import first_feasible
+from dpkernels.numerics import Real, namespace
+from dpkernels.solve import first_feasible, promote, root
 
 # Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
-_NUDGES = (0.0, *(1e-8 * 4.0**k for k in range(13)))
+_MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
 # The least step of log eps0 to where a constructor takes no more.
 _FEWEST = 1e-2
+_RTOL, _LEAST_LOG = 1e-12, 700.0
 
 
 def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n: int, **arguments: Any) -> Any:
@@ -50,38 +55,78 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     n = checks.whole("n", n, 2, 1 << 50)
 
-    def excess(t: float) -> float:
-        value = account(constructor(epsilon=math.exp(t), **arguments), n).delta(epsilon)
-        return max(math.log(max(value, 1e-300) / delta), -50.0)
+    def member(level: float, _: Any) -> Any:
+        return constructor(epsilon=level, **arguments)
 
-    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
-    if excess(low) > 0:
-        own = account(constructor(epsilon=math.exp(low), **arguments), n).epsilon(delta)
+    low = math.log(checks.EPSILON_RANGE[0])
+    t = log_budget(member, (), n=n, epsilon=epsilon, delta=delta)
+    if math.isnan(t):
+        own = account(member(math.exp(low), ()), n).epsilon(delta)
         raise ValueError(
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
-    t = _largest(excess, low, high)
 
-    def made(nudge: float) -> Any:
-        return constructor(epsilon=math.exp(max(t - nudge, low)), **arguments)
+    def made(margin: float) -> Any:
+        return constructor(epsilon=math.exp(max(t - margin, low)), **arguments)
 
-    return first_feasible(made, lambda one: proven(one, n).upper_bound(epsilon) <= delta, _NUDGES)
+    return first_feasible(map(made, _MARGINS), lambda one: proven(one, n).upper_bound(epsilon) <= delta)
 
 
-def _largest(excess: Callable[[float], float], low: float, high: float) -> float:
-    """The root, looked for from below in growing steps: mechanisms of the largest budgets may not exist."""
-    safe, step = low, 1.0
-    while safe < high:
-        unsafe = min(safe + step, high)
+def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Real, delta: Real) -> Any:
+    """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
+
+    Args:
+        member: maps (eps0, parameters) to the mechanism; closes over no tracer.
+        parameters: a pytree of numbers.
+        n: how many honest reports.
+        epsilon: central eps.
+        delta: central delta.
+
+    Returns:
+        log eps0: a float for plain numbers, by the precise value. For JAX ones a JAX scalar, differentiable, by the
+        integral over the first pair.
+    """
+    parameters, epsilon, delta = promote(parameters, epsilon, delta)
+    low, high = (math.log(end) for end in checks.EPSILON_RANGE)
+    given, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
+    excess = partial(_excess, member, n)
+    if xp is np:
+        return math.nan if excess(low, given) > 0 else _from_below(partial(_at, excess, given), low, high)
+    t = root(excess, given, *promote(low, high, epsilon)[:2], _RTOL)
+    is_feasible = excess(xp.asarray(low, epsilon.dtype), jax.lax.stop_gradient(given)) <= 0
+    return xp.where(is_feasible, t, xp.nan)
+
+
+def _at(excess: Callable[[float, Any], float], given: Any, t: float) -> float:
+    return excess(t, given)
+
+
+def _excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any, Any, Any]) -> Any:
+    """Return log delta of the reports of budget e^t, less the logarithm of the one allowed."""
+    parameters, epsilon, delta = given
+    xp = namespace(t, epsilon, delta)
+    made = member(xp.exp(t), parameters)
+    if xp is np:
+        log_delta = math.log(max(account(made, n).delta(epsilon), math.exp(-_LEAST_LOG)))
+    else:
+        log_delta = xp.maximum(integral.log_delta(blanket(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
+    return log_delta - xp.log(delta)
+
+
+def _from_below(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root, looked for from below in growing steps: mechanisms of the largest budgets may not exist."""
+    feasible, step = low, 1.0
+    while feasible < high:
+        infeasible = min(feasible + step, high)
         try:
-            if excess(unsafe) > 0:
-                return float(brentq(excess, safe, unsafe, xtol=1e-12))
-            safe = unsafe
+            if excess(infeasible) > 0:
+                return float(root(lambda t, _: excess(t), (), feasible, infeasible, _RTOL))
+            feasible = infeasible
         except ValueError:
-            high, step = unsafe - 1e-6, step / 2
+            high, step = infeasible - 1e-6, step / 2
             if step < _FEWEST:
                 break
-    return safe
+    return feasible
 
 
 def proven(mechanism: Any, n: int) -> Shuffled:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from accountants.calibrate.reweighted import profile_excess
 from accountants.pairs.hockey_stick import additive_profile
 from accountants.scale import certain_shift, check_target, smallest_scale
 from dpkernels import checks
@@ -16,13 +17,13 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real
-from dpkernels.solve import MARGINS, first_feasible, first_root, minimum, minimum_near_grid, root
+from dpkernels.solve import MARGINS, bounded_minimum, first_feasible, first_root, minimum_near_grid, root
 
 # Scales tried by a search over many calibrations, in place of the 160 of one.
 _COARSE = {"count": 40, "rtol": 1e-9}
 
 # Where delta is small the ends have to move by more than rounding errors of their own.
-_NUDGES = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
+_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
@@ -48,18 +49,21 @@ def _outward(mechanism: Additive) -> Additive:
     The scale too: at D/eps most of the mass has a loss of eps, and delta is rounded upwards next to it.
     """
     noise: Any = mechanism.noise
-    D, eps, delta = claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
+    claim = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
 
-    def wider(nudge: float) -> Additive:
-        low, high = noise.low * (1 + nudge), noise.high * (1 + nudge)
-        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + nudge)), low, high, noise.outside), *claim)
+    def wider(margin: float) -> Additive:
+        low, high = noise.low * (1 + margin), noise.high * (1 + margin)
+        return Additive(Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside), *claim)
 
-    def holds(made: Additive) -> Real:
-        law: Any = made.noise
-        over = checks.concrete(additive_profile(law, D, eps) - delta)
-        return over is None or over <= 0
+    return first_feasible(map(wider, _MARGINS), _meets_claim)
 
-    return first_feasible(wider, holds, _NUDGES)
+
+def _meets_claim(made: Additive) -> Any:
+    """Return whether the exact profile, as computed, meets the claim; true for traced numbers."""
+    noise: Any = made.noise
+    claimed: Any = made.delta
+    over = checks.concrete(additive_profile(noise, made.sensitivity, made.epsilon) - claimed)
+    return over is None or over <= 0
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
@@ -86,18 +90,19 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
     if checks.concrete(sigma) is not None and math.isnan(sigma):
         least = least_bound(epsilon, delta, sensitivity)
         raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
-    return Additive(Reweighted(Gaussian(sigma), -T, T, 0.0), sensitivity, epsilon, delta)
+    made = (Additive(Reweighted(Gaussian(sigma * (1 + m)), -T, T, 0.0), sensitivity, epsilon, delta) for m in _MARGINS)
+    return first_feasible(made, _meets_claim)
 
 
 def _truncated_sigma(T: Real, epsilon: Real, delta: Real, sensitivity: Real, **search: Any) -> Real:
     """The least sigma for T, NaN where there is none; sigma = 100 T is all but uniform."""
     low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
-    return first_root(_truncated_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
+    return first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
 
 
-def _truncated_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
+def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
     T, eps, delta, D = parameters
-    return additive_profile(Reweighted(Gaussian(sigma), -T, T, 0.0), D, eps) - delta
+    return profile_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
 
 
 def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
@@ -107,10 +112,10 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
     def best_excess(T: Real, delta: Real) -> Real:
         low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
 
-        def at(log_sigma: Real, _: Any) -> Any:
-            return _truncated_excess(math.exp(log_sigma), (T, eps, delta, D))
+        def at(log_sigma: float) -> float:
+            return float(_sigma_excess(math.exp(log_sigma), (T, eps, delta, D)))
 
-        return at(minimum(at, (), math.log(low), math.log(high), enough=0.0, rtol=1e-8), ())
+        return bounded_minimum(at, math.log(low), math.log(high), xatol=1e-8, enough=0.0)[1]
 
     uniform = D / (2 * delta)
     return float(sensitivity) * root(best_excess, delta, uniform, D / 2, rtol=1e-7)
@@ -122,10 +127,12 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
     Worth it where delta is large: at eps 0.1, delta 0.02 the variance is 9 % below the Gaussian's, at delta 1e-5 equal.
     """
 
-    def variance(T: Any, _: Any) -> Any:
+    def variance(T: float) -> float:
         sigma = _truncated_sigma(T, epsilon, delta, 1.0, **_COARSE)
         return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
 
     low = least_bound(epsilon, delta)
     far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, 1.0)
-    return float(sensitivity) * minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), rtol=1e-4)
+    return (
+        float(sensitivity) * minimum_near_grid(variance, np.geomspace(low, max(far, 2 * low), 12), xatol=1e-5 * low)[0]
+    )

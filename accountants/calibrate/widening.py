@@ -11,17 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.calibrate.outward import FARTHEST, least_private, log_mu
+from accountants.calibrate.conservative import conservative_parameter, precise_parameter
 from accountants.composition.guarantee import Guarantee
 from accountants.pairs.base import Mixed
 from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
-from dpkernels.solve import newton, promote
+from dpkernels.solve import promote
 
-# Newton's steps of log c: the longest, and the last.
-_LONGEST, _FOUND = 2.0, 1e-8
+_TOLERANCE = 1e-8  # Newton's last step of log c.
 
 
 def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
@@ -45,7 +44,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
     checks.positive("epsilon", epsilon)
     _check_needed(made, delta)
     if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
-        return math.exp(least_private(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta))
+        return math.exp(conservative_parameter(lambda log_c: _all_wider(made, math.exp(log_c)), epsilon, delta))
     made, epsilon, delta = promote(made, epsilon, delta)
     return jnp.exp(_log_factor(made, epsilon, delta))
 
@@ -90,11 +89,8 @@ def _all_wider(made: Guarantee, factor: Real) -> Guarantee:
 
 @jax.jit
 def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
-    given = made, epsilon, log_mu(delta, epsilon)
-    return newton(_excess, given, jnp.zeros_like(delta), (-FARTHEST, FARTHEST), tolerance=_FOUND, longest=_LONGEST)
+    return precise_parameter(_with_log_factor, made, epsilon, delta, tolerance=_TOLERANCE)
 
 
-def _excess(t: Real, given: tuple[Guarantee, Any, Any]) -> Any:
-    """log mu with noise e^t times as wide, less the goal."""
-    made, epsilon, goal = given
-    return log_mu(_all_wider(made, jnp.exp(t)).delta(epsilon), epsilon) - goal
+def _with_log_factor(log_factor: Any, made: Guarantee) -> Guarantee:
+    return _all_wider(made, jnp.exp(log_factor))

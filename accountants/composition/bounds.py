@@ -557,9 +557,8 @@ def _least(total: ComposedBounds, side: int, target: float, guess: float) -> flo
         return 0.0
     found = root(lambda eps, _: np.log(max(total.delta(eps, side), 1e-320) / target), (), high, low, rtol=1e-10)
     return first_feasible(
-        lambda nudge: float(found * (1 + nudge * side)),
+        (float(found * (1 + margin * side)) for margin in _OUTWARD),
         lambda eps: total.delta(eps, side) <= target if side > 0 else total.delta(eps, side) > target,
-        _OUTWARD,
     )
 
 

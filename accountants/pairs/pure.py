@@ -18,7 +18,7 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.numerics import maximum_on
+from dpkernels.solve import maximum_on
 
 
 @singledispatch

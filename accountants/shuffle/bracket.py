@@ -16,6 +16,7 @@ import numpy as np
 
 from accountants.composition.bounds import ComposedBounds, Masses, compose
 from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
+from dpkernels.solve import NotPrivateError, bisect, conservative_root
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
 # Beyond this eps e^eps is next to overflow: a bound is that at it, or 0.
@@ -126,9 +127,10 @@ def _tilt(one: Law, n: int) -> tuple[float, float]:
         mean = (g * one.value).sum() / g.sum()
         return mean, (g * (one.value - mean) ** 2).sum() / g.sum()
 
-    for _ in range(_BISECTIONS):
-        c = math.exp((low + high) / 2)
-        low, high = ((low + high) / 2, high) if n * moments(c)[0] * c < 2 else (low, (low + high) / 2)
+    def before(log_c: float) -> bool:
+        return n * moments(math.exp(log_c))[0] * math.exp(log_c) < 2
+
+    low, _ = bisect(before, low, high, _BISECTIONS)
     deviation = math.sqrt(n * moments(math.exp(low))[1])
     return math.exp(low), max(deviation, _NARROW * float(np.ptp(one.value)))
 
@@ -262,13 +264,16 @@ def crossing(delta_at: Any, target: float, start: float, slope: float, side: int
         slope: d log delta/d eps there, about.
         side: which.
     """
-    eps, away = max(start, 0.0), _CLOSER
-    for _ in range(_MOST_STEPS):
-        value = delta_at(eps)
-        if (value <= target) if side > 0 else (value >= target):
-            return eps
-        if side < 0 and eps == 0.0:
+
+    def missing(eps: float) -> float:
+        value = delta_at(max(eps, 0.0))
+        if (value <= target) if side > 0 else (value >= target or eps <= 0):
             return 0.0
-        gap = abs(math.log(max(value, 1e-300) / target)) / -slope
-        eps, away = max(eps + side * (gap * (1 + 1e-3) + away * max(eps, 1e-12)), 0.0), 2 * away
-    return math.inf if side > 0 else 0.0
+        return abs(math.log(max(value, 1e-300) / target)) / -slope
+
+    start, least = max(start, 0.0), _CLOSER * max(start, 1e-12)
+    walk = {"direction": side, "overshoot": 1 + 1e-3, "least": least, "growth": 2.0, "steps": _MOST_STEPS}
+    try:
+        return max(conservative_root(missing, start, **walk), 0.0)
+    except NotPrivateError:
+        return math.inf if side > 0 else 0.0

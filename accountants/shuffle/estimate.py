@@ -6,15 +6,14 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from scipy.optimize import brentq
-
 from accountants.shuffle import bracket, counts, integral
 from accountants.shuffle.crowds import Crowd
+from dpkernels.solve import root
 
 # Where fewer reports than this that tell the inputs apart are expected nodes further out are looked at as well.
 # Fewer than the least are not left to the integral.
 _FEW, _LEAST, _TOLD, _LOOKED_AT = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
-# Of log delta: a root. How many steps are taken to it before it is bisected for.
+# Of log delta: a root. How many steps are taken to it before it is bracketed.
 _CLOSE, _SECANTS = 1e-11, 8
 
 
@@ -41,7 +40,7 @@ class Estimate:
 
     def largest(self, epsilon: float) -> int:
         """The number of the crowd that hides least at one eps, or nearly; by the integral."""
-        values = [integral.host_log_delta(_thin(crowd), self.n, epsilon)[0] for crowd in self.crowds]
+        values = [integral.host_log_delta(crowd.thinned, self.n, epsilon)[0] for crowd in self.crowds]
         return max(range(len(values)), key=values.__getitem__)
 
     @cached_property
@@ -57,7 +56,7 @@ class Estimate:
         telling = self.n * crowd.gamma * float(crowd.mass[crowd.p != crowd.q].sum())
         if telling >= _FEW or float(self.n) != int(self.n):
             return "integral"
-        thin = _thin(crowd)
+        thin = crowd.thinned
         for delta in _LOOKED_AT:
             at = integral.host_epsilon(thin, self.n, delta, self.level)[0]
             near, far = (integral.host_log_delta(thin, self.n, at, size) for size in (integral.NEAR, integral.FAR))
@@ -67,7 +66,7 @@ class Estimate:
 
     def _log_value(self, crowd: Crowd, way: str, epsilon: float) -> float:
         if way == "integral":
-            return integral.host_log_delta(integral.padded(crowd), self.n, epsilon)[0]
+            return integral.host_log_delta(crowd, self.n, epsilon)[0]
         by = counts.delta if way == "counts" else bracket.of_crowd
         value = by(crowd, int(self.n), epsilon)
         return math.log(value) if value > 0 else -math.inf
@@ -77,7 +76,7 @@ class Estimate:
         if not self.crowds:
             return 0.0, -1.0
         goal = math.log(delta)
-        eps, slope = integral.host_epsilon(_thin(self.crowds[0]), self.n, delta, self.level)
+        eps, slope = integral.host_epsilon(self.crowds[0].thinned, self.n, delta, self.level)
         before = math.nan, math.nan
         for _ in range(_SECANTS):
             gap = self.log_delta(eps) - goal
@@ -88,19 +87,11 @@ class Estimate:
             if not (math.isfinite(gap) and slope < 0 and 0 <= eps - gap / slope < self.level):
                 break
             before, eps = (eps, gap), eps - gap / slope
-        eps = self._bisected(goal)
+        eps = self._bracketed(goal)
         return eps, -1.0 / max(eps, 1e-9)
 
-    def _bisected(self, goal: float) -> float:
+    def _bracketed(self, goal: float) -> float:
         if self.log_delta(0.0) <= goal:
             return 0.0
-
-        def excess(eps: float) -> float:
-            # At the level delta is 0; the grid from above may be far above the goal there.
-            return max(self.log_delta(eps) - goal, -100.0) if eps < self.level else -100.0
-
-        return float(brentq(excess, 0.0, self.level, xtol=1e-14 * self.level, rtol=1e-13))
-
-
-def _thin(crowd: Crowd) -> Crowd:
-    return integral.padded(crowd.thinned)
+        # At the level delta is 0; the grid from above may be far above the goal there.
+        return float(root(lambda eps, _: self.log_delta(eps) - goal, (), self.level, 0.0, rtol=1e-13))

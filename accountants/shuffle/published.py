@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
 from scipy.stats import binom
 
 from accountants.shuffle.blanket import blanket
 from dpkernels import checks
+from dpkernels.solve import root
 
 _BEYOND = 12.0  # Deviations of how many reports hide one that are summed over.
 
@@ -105,8 +105,6 @@ def epsilon_of(bound: Callable[[float], float], delta: float, level: float) -> f
     low = 1e-9 * level
     if bound(low) <= delta:
         return 0.0
-
-    def excess(eps: float) -> float:
-        return math.log(max(bound(eps), 1e-300) / delta)
-
-    return float(brentq(excess, low, level * (1 - 1e-9), xtol=1e-13, rtol=1e-12))
+    return float(
+        root(lambda eps, _: math.log(max(bound(eps), 1e-300) / delta), (), level * (1 - 1e-9), low, rtol=1e-12)
+    )

@@ -294,6 +294,6 @@ def _jax_delta(crowds: tuple[Crowd, ...], n: Real, epsilon: Any) -> Any:
 @jax.jit
 def _jax_epsilon(crowds: tuple[Crowd, ...], n: Real, delta: Any, level: Any) -> Any:
     def one(at: Any) -> Any:
-        return jnp.stack([integral.epsilon(crowd, n, at, level)[0] for crowd in crowds]).max()
+        return jnp.stack([integral.epsilon(crowd, n, at, level) for crowd in crowds]).max()
 
     return jax.lax.map(one, delta.ravel()).reshape(delta.shape)

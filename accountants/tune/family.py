@@ -72,7 +72,7 @@ def spent(family: Family, member: Any) -> Any:
 
 
 @singledispatch
-def released(family: Family, parameters: dict[str, Any], about: float) -> Member:
+def released(family: Family, parameters: dict[str, Any], initial_guess: float) -> Member:
     """``Family.release``, where what a report may spend is known already but for rounding."""
     return family.release(parameters)
 

@@ -29,6 +29,9 @@ _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 
 
+Optimizer = optax.GradientTransformation
+
+
 class Found(NamedTuple):
     """What a search found.
 
@@ -54,7 +57,8 @@ class Found(NamedTuple):
 class _Descent(NamedTuple):
     """One start's way: where it is, the value, gradient and what is spent there, and the trial step from there.
 
-    The value is inf until a point is feasible.
+    The value is inf until a point is feasible. ``best`` is (z, value, spent) of the best point, for an optimizer whose
+    steps may lead up; None for one whose steps do not.
     """
 
     z: Any
@@ -64,6 +68,7 @@ class _Descent(NamedTuple):
     optimiser: Any
     step: Any
     share: Any
+    best: Any
 
 
 def cost(family: Family, objective: Objective, z: Real) -> tuple[Real, Real]:
@@ -88,35 +93,43 @@ def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[R
 _LITTLE_OPTIMISED = {"xla_backend_optimization_level": 1}
 
 
-@partial(jax.jit, static_argnames=("turns",), compiler_options=_LITTLE_OPTIMISED)
-def search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
-    """The best of all starts after at most ``turns`` turns; each begins at the best of its points.
+@partial(jax.jit, static_argnames=("turns", "optimizer"), compiler_options=_LITTLE_OPTIMISED)
+def search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None) -> Found:
+    """Return the best of all starts after at most ``turns`` turns; each begins at the best of its points.
 
     Args:
         family: the family.
         objective: the objective.
         starts: of shape (points, starts, n).
         turns: static.
+        optimizer: an optax transformation, whose steps are taken as they are; static. By default BFGS, whose steps are
+            shortened until they lead down.
     """
-    return _search(family, objective, starts, turns)
+    return _search(family, objective, starts, turns, optimizer)
 
 
-def _search(family: Family, objective: Objective, starts: Real, turns: int) -> Found:
+def _search(family: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None) -> Found:
     TRACES.append(family.name)
     family, objective, factor = search_in_units(family, objective)
-    found = descend(partial(cost, family, objective), objective.sign, starts, turns, family.patience)
+    function = partial(cost, family, objective)
+    found = descend(function, objective.sign, starts, turns, family.patience, optimizer)
     return found._replace(value=found.value * factor, path_values=found.path_values * factor)
 
 
 def descend(
-    function: Callable[[Any], Any], sign: int, starts: Any, turns: int, patience: tuple[int, float] = Family.patience
+    function: Callable[[Any], Any],
+    sign: int,
+    starts: Any,
+    turns: int,
+    patience: tuple[int, float] = Family.patience,
+    optimizer: Optimizer | None = None,
 ) -> Found:
-    """The loop of ``search``, for any such function as ``cost`` of z; ``sign`` times its values are reported."""
+    """Run the loop of ``search``, for any such function as ``cost`` of z; ``sign`` times its values are reported."""
     most_stale, gain = patience
     points, count, n = starts.shape
-    optimiser = bfgs()
-    turn = jax.vmap(partial(_turn, function, optimiser), in_axes=(0, 0, None))
-    state = jax.vmap(partial(_begin, optimiser))(starts[0])
+    rule = _Rule(optax.with_extra_args_support(optimizer or bfgs()), only_down=optimizer is None)
+    turn = jax.vmap(partial(_turn, function, rule), in_axes=(0, 0, None))
+    state = jax.vmap(partial(_begin, rule))(starts[0])
     log = jnp.zeros((turns, count, n + 1), starts.dtype)
 
     def unfinished(carry: Any) -> Any:
@@ -128,7 +141,7 @@ def descend(
         state, more = turn(state, starts[jnp.minimum(number, points - 1)], number < points)
         entry = jnp.concatenate([state.z, state.value[:, None]], -1)
         log = jax.lax.dynamic_update_index_in_dim(log, entry, number, 0)
-        best = state.value.min()
+        best = _best_of(state)[1].min()
         gained = (number < points) | (best < mark - gain * jnp.abs(best))
         mark, stale = jnp.where(gained, best, mark), jnp.where(gained, 0, stale + 1)
         active, evaluations = active & (more | (number + 1 < points)), evaluations + active.sum()
@@ -136,35 +149,58 @@ def descend(
 
     carry = 0, jnp.ones(count, bool), state, log, 0, state.value.min(), 0
     number, _, state, log, evaluations, *_ = jax.lax.while_loop(unfinished, body, carry)
-    winner = jnp.argmin(state.value)
-    best, path = jax.tree.map(lambda leaf: leaf[winner], state), log[:, winner]
-    return Found(best.z, sign * best.value, path[:, :-1], sign * path[:, -1], number, evaluations, best.spent)
+    z, value, spends = _best_of(state)
+    winner = jnp.argmin(value)
+    path = log[:, winner]
+    return Found(z[winner], sign * value[winner], path[:, :-1], sign * path[:, -1], number, evaluations, spends[winner])
 
 
-def _begin(optimiser: optax.GradientTransformation, z: RealArray) -> _Descent:
+class _Rule(NamedTuple):
+    """An optimizer, and whether only steps that lead down are taken."""
+
+    optimizer: Any
+    only_down: bool
+
+
+def _best_of(state: _Descent) -> tuple[Any, Any, Any]:
+    return (state.z, state.value, state.spent) if state.best is None else state.best
+
+
+def _begin(rule: _Rule, z: RealArray) -> _Descent:
     zero, none = jnp.zeros_like(z[0]), jnp.zeros_like(z)
-    return _Descent(z, zero + jnp.inf, none, zero, optimiser.init(z), none, zero + 1.0)
+    best = None if rule.only_down else (z, zero + jnp.inf, zero)
+    return _Descent(z, zero + jnp.inf, none, zero, rule.optimizer.init(z), none, zero + 1.0, best)
 
 
 def _turn(
-    function: Callable[[Real], Real],
-    optimiser: optax.GradientTransformation,
-    state: _Descent,
-    point: Real,
-    begins: Real,
+    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Real, begins: Real
 ) -> tuple[_Descent, RealArray]:
-    """(the state after one trial, whether there is more to do); the trial is the point where the search begins."""
+    """Return (the state after one trial, whether there is more to do).
+
+    The trial is the point where the search begins, or the end of a step. If that is infeasible, or leads up where only
+    steps down are taken, the step is shortened.
+    """
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient, spends = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
-    accepted = (value <= state.value + _ARMIJO * slope) & jnp.isfinite(gradient).all() & (value < jnp.inf)
-    memory = jax.tree.map(partial(jnp.where, begins), optimiser.init(trial), state.optimiser)
-    step, memory = optimiser.update(gradient, memory, trial)
-    there = _Descent(trial, value, gradient, spends, memory, step, jnp.ones_like(value))
+    accepted = jnp.isfinite(gradient).all() & (value < jnp.inf)
+    if rule.only_down:
+        accepted &= value <= state.value + _ARMIJO * slope
+    else:
+        accepted &= ~begins | (value <= state.value)
+    memory = jax.tree.map(partial(jnp.where, begins), rule.optimizer.init(trial), state.optimiser)
+    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z)[0]}
+    step, memory = rule.optimizer.update(gradient, memory, trial, **known)
+    there = _Descent(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
     shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))
     here = state._replace(share=state.share * shorter)
     following = jax.tree.map(partial(jnp.where, accepted), there, here)
+    if not rule.only_down:
+        better = following.value < state.best[1]
+        place = following.z, following.value, following.spent
+        following = following._replace(best=jax.tree.map(partial(jnp.where, better), place, state.best))
+        return following, following.value < jnp.inf
     promised = -(following.gradient * following.share * following.step).sum()
     return following, (following.value < jnp.inf) & (promised > NEGLIGIBLE * jnp.abs(following.value))
 
@@ -176,12 +212,14 @@ def _shorter(slope: Real, rise: Real) -> Real:
     return jnp.where((bend > 0) & (bend < jnp.inf), jnp.clip(share, 0.1, 0.5), 0.25)
 
 
-@partial(jax.jit, static_argnames=("turns",))
-def search_many(families: Family, objective: Objective, starts: Real, turns: int) -> tuple[Found, dict[str, Real]]:
+@partial(jax.jit, static_argnames=("turns", "optimizer"))
+def search_many(
+    families: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None
+) -> tuple[Found, dict[str, Real]]:
     """``search`` of each of a batch of families, every number of which has one leading axis; and their symbols."""
 
     def one(family: Family) -> tuple[Found, dict[str, Any]]:
-        found = _search(family, objective, starts, turns)
+        found = _search(family, objective, starts, turns, optimizer)
         parameters = domains.values(family.domains, found.z)
         # The path of every one would fill the memory.
         return found._replace(path=None, path_values=None), family.symbols(parameters, family.build(parameters))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from functools import singledispatch
+from collections.abc import Callable, Sequence
+from functools import partial, singledispatch
 from typing import Any
 
 import jax
 import numpy as np
+import optax
 
 from accountants.pairs.hockey_stick import as_float64
 from accountants.tune import domains
@@ -22,7 +23,7 @@ from accountants.tune.family import Family, Member, checked, released
 from accountants.tune.objectives import Aim, Objective, as_objective
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.result import Many, Result
-from accountants.tune.search import Found, evaluate, search, search_many
+from accountants.tune.search import Found, Optimizer, evaluate, search, search_many
 from dpkernels import checks
 
 # A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
@@ -44,8 +45,12 @@ def best(
     at_most: float | None = None,
     starts: int | None = None,
     turns: int = TURNS,
+    optimizer: Optimizer | None = None,
 ) -> Result:
-    """The member of a family that makes an objective best, certified by the exact accountant.
+    """Return the best member of a family, by a BFGS method of this package's own unless ``optimizer`` names another.
+
+    The exact accountant certifies the member. The default method is written as an optax transformation, but is not one
+    of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and ``scipy.optimize.minimize``.
 
     Args:
         family: one of this package's, for one budget, or a ``Family`` of your own.
@@ -58,6 +63,10 @@ def best(
             of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed``
             pure ones without a rate up to 12 points, and once more around what is found.
         turns: how many evaluations each start has at most.
+        optimizer: an optax transformation, such as ``optax.adam(0.05)``. Its steps are taken as they are, but for steps
+            to where no member is feasible, which are shortened; the best point of all is returned. It is compiled once
+            for each object: define it once. A line search of its own evaluates the objective more often than
+            ``Result.evaluations`` says.
 
     Returns:
         The mechanism with its parameters, value, path and certificate.
@@ -66,7 +75,7 @@ def best(
         ValueError: an unknown method; starts or turns not in 1..100000; a budget that the family refuses; no member is
             feasible; the best value is not good enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
-        TypeError: no family; a family without a published search.
+        TypeError: no family; a family without a published search; an optimizer that is no optax transformation.
 
     Example:
         >>> from accountants import tune
@@ -78,7 +87,8 @@ def best(
     chosen = as_objective(objective)
     family = _one(family)
     if method == "gradient":
-        result = _by_gradient(aimed(family, chosen), chosen, starts, _counted("turns", turns))
+        search_with = partial(search, turns=_counted("turns", turns), optimizer=_optimizer(optimizer))
+        result = _by_gradient(aimed(family, chosen), chosen, starts, search_with)
     else:
         result = _by_enumeration(_with_theta(family, chosen), chosen)
     _check_reached(result, at_least, at_most)
@@ -98,7 +108,14 @@ def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[
     return sorted(results, key=lambda result: chosen.sign * result.value)
 
 
-def many(family: Family, objective: Aim, *, starts: int | None = None, turns: int = TURNS) -> Many:
+def many(
+    family: Family,
+    objective: Aim,
+    *,
+    starts: int | None = None,
+    turns: int = TURNS,
+    optimizer: Optimizer | None = None,
+) -> Many:
     """The best members at many budgets in one compiled call.
 
     Args:
@@ -106,6 +123,7 @@ def many(family: Family, objective: Aim, *, starts: int | None = None, turns: in
         objective: as for ``best``.
         starts: as for ``best``, but that nothing is searched twice.
         turns: as for ``best``.
+        optimizer: as for ``best``.
 
     Returns:
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
@@ -127,7 +145,8 @@ def many(family: Family, objective: Aim, *, starts: int | None = None, turns: in
     flat = jax.tree.unflatten(tree, columns)
     with jax.enable_x64(True):
         found, symbols = jax.tree.map(
-            np.asarray, search_many(flat, as_float64(chosen), points, _counted("turns", turns))
+            np.asarray,
+            search_many(flat, as_float64(chosen), points, _counted("turns", turns), _optimizer(optimizer)),
         )
     if not np.isfinite(found.value).all():
         at = int(np.argmin(np.isfinite(found.value)))
@@ -174,6 +193,12 @@ def _counted(name: str, value: int) -> int:
     return checks.whole(name, value, 1, 100_000)
 
 
+def _optimizer(optimizer: Any) -> Optimizer | None:
+    if optimizer is not None and not isinstance(optimizer, optax.GradientTransformation):
+        raise TypeError(f"optimizer: {optimizer!r} is no optax transformation, such as optax.adam(0.05)")
+    return optimizer
+
+
 def _starts(family: Family, count: int | None) -> np.ndarray:
     """The points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = domains.size(family.domains)
@@ -191,14 +216,14 @@ def _has_dips(family: Family) -> bool:
     return isinstance(family, Composed) and family.reports.rate is None and isinstance(family.inner, Budgeted)
 
 
-def _by_gradient(family: Family, objective: Objective, starts: int | None, turns: int) -> Result:
+def _by_gradient(family: Family, objective: Objective, starts: int | None, search_with: Callable[..., Any]) -> Result:
     points = _starts(family, starts)
     with jax.enable_x64(True):
         if not points.size:
             return _determined(family, objective)
-        found = _found(family, objective, points, turns)
+        found = _found(family, objective, points, search_with)
         if _has_dips(family) and np.isfinite(found.value):
-            again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), turns)
+            again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), search_with)
             both = found.evaluations + again.evaluations
             found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)
     if not np.isfinite(found.value):
@@ -211,8 +236,8 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, turns
     return _result(family, objective, parameters, mechanism, found)
 
 
-def _found(family: Family, objective: Objective, points: np.ndarray, turns: int) -> Found:
-    return jax.tree.map(np.asarray, search(as_float64(family), as_float64(objective), points, turns))
+def _found(family: Family, objective: Objective, points: np.ndarray, search_with: Callable[..., Any]) -> Found:
+    return jax.tree.map(np.asarray, search_with(as_float64(family), as_float64(objective), points))
 
 
 def _determined(family: Family, objective: Objective) -> Result:

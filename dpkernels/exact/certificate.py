@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.table import WORDS, Table
+from dpkernels.solve import first_feasible, floats_from
 from dpkernels.untrusted import brief
 
 # What no certificate covers, in the words of all of them.
@@ -199,9 +200,6 @@ def log_upper_bound(ratio: Fraction) -> float:
     """The least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
     near = Fraction(math.log(ratio))
     near += ratio / exp_lower_bound(near) - 1  # A step of Newton's: right to a float's last digits, also near 0.
-    least = max(0.0, float(near))
-    while least > 0 and exp_lower_bound(below := math.nextafter(least, 0.0)) >= ratio:
-        least = below
-    while exp_lower_bound(least) < ratio:
-        least = math.nextafter(least, math.inf)
-    return least
+    start = max(0.0, float(near))
+    below = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
+    return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)

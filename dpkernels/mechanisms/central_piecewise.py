@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
+from dpkernels.solve import bounded_minimum
 
 # Every step is a term of all formulas, and needs cells of its own in an exact table.
 _MOST_STEPS = 64
@@ -224,13 +224,11 @@ def _best_steps(make: Any) -> CentralPiecewise:
 def _best_core(make: Any, steps: int) -> CentralPiecewise:
     """The least worst-case variance over log r: it falls, then rises."""
     checks.whole("steps", steps, 1, _MOST_STEPS)
-    found = minimize_scalar(
-        lambda log_r: float(make(core=math.exp(log_r), steps=steps).worst_variance),
-        bounds=(math.log(1e-6), math.log(100.0)),
-        method="bounded",
-        options={"xatol": 1e-9},
-    )
-    return make(core=math.exp(found.x), steps=steps)
+
+    def variance(log_r: float) -> float:
+        return float(make(core=math.exp(log_r), steps=steps).worst_variance)
+
+    return make(core=math.exp(bounded_minimum(variance, math.log(1e-6), math.log(100.0), xatol=1e-9)[0]), steps=steps)
 
 
 def _published_core(epsilon: float, d: float, steps: int) -> float:

@@ -22,6 +22,7 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
 from dpkernels.numerics import Real
+from dpkernels.solve import first_feasible, floats_from
 
 WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
 BASES = ("constant", "quartic")
@@ -216,9 +217,8 @@ def multivariate(
     checks.interval(lower, upper)
     d = checks.whole("dimensions", dimensions, 1, 1 << 31)
     s = max(1, min(d, int(epsilon / 2.5))) if sampled is None else checks.whole("sampled", sampled, 1, d)
-    share = epsilon / s
-    while s * Fraction(repr(share)) > Fraction(repr(float(epsilon))):
-        share = math.nextafter(share, 0.0)
+    total = Fraction(repr(float(epsilon)))
+    share = first_feasible(floats_from(epsilon / s, 0.0), lambda share: s * Fraction(repr(share)) <= total)
     inner = MECHANISMS[coordinate](epsilon=share, lower=-1.0, upper=1.0)
     bounds = [np.asarray(end, np.float64) if np.ndim(end) else float(end) for end in (lower, upper)]
     return Multivariate(inner, bounds[0], bounds[1], d, s)

@@ -7,15 +7,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from accountants.tune import height
 from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
 from accountants.tune.families.reports import Budgeted
 from accountants.tune.family import Determined, Family
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
-from dpkernels.mechanisms.windowed.heights import CONDITIONS
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.square_wave import square_wave as named_square_wave
@@ -72,8 +71,8 @@ class Composite(Budgeted):
 
     def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
-        interval = self.epsilon, self.lower, self.upper
-        return height.windowed(self.window, base, parameters["m"], interval, self.condition)
+        k = heights.relative_height(self.window, base, parameters["m"], self.epsilon, self.condition)
+        return Windowed(self.window, base, parameters["m"], k, self.lower, self.upper, self.epsilon)
 
     def release(self, parameters: dict[str, Any]) -> Windowed:
         return named.composite(
@@ -116,8 +115,9 @@ class Piecewise(Budgeted):
         return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
 
     def build(self, parameters: dict[str, Real]) -> Windowed:
-        interval = self.epsilon, self.lower, self.upper
-        return height.windowed(named.WINDOWS[self.window], Constant(), 2 / parameters["eta"], interval, "sup_inf")
+        window, base, width = named.WINDOWS[self.window], Constant(), 2 / parameters["eta"]
+        k = heights.relative_height(window, base, width, self.epsilon, "sup_inf")
+        return Windowed(window, base, width, k, self.lower, self.upper, self.epsilon)
 
     def release(self, parameters: dict[str, Any]) -> Windowed:
         make = named.piecewise if self.window == "uniform" else named.piecewise_triangle
@@ -207,7 +207,7 @@ def composite(
             positive.
     """
     _check(epsilon, lower, upper)
-    checks.one_of("condition", condition, CONDITIONS)
+    checks.one_of("condition", condition, heights.CONDITIONS)
     return Composite(named.window_of(window), _base(base), epsilon, lower, upper, condition)
 
 

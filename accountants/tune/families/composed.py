@@ -76,11 +76,13 @@ class Composed(Family):
             return self._sampled(parameters["p"], self.at(parameters["p"]).build(_but_rate(parameters)))
         return self.inner.report(self.reports, parameters)
 
-    def release(self, parameters: dict[str, Any], about: float | None = None) -> Member:
+    def release(self, parameters: dict[str, Any], initial_guess: float | None = None) -> Member:
         """As private as the upper end of the rigorous bracket of all reports; see ``family.released``."""
         if isinstance(self.reports.rate, FreeRate):
-            return self._sampled(parameters["p"], self.at(parameters["p"]).release(_but_rate(parameters), about))
-        return self.inner.released_report(self.reports, parameters, about)
+            return self._sampled(
+                parameters["p"], self.at(parameters["p"]).release(_but_rate(parameters), initial_guess)
+            )
+        return self.inner.released_report(self.reports, parameters, initial_guess)
 
     def _sampled(self, p: Any, made: Any) -> Subsampled:
         return Subsampled(made, p, self.reports.rate.error(p), None)
@@ -108,8 +110,8 @@ def _(family: Composed, member: Member) -> Any:
 
 
 @released.register
-def _(family: Composed, parameters: dict[str, Any], about: float) -> Member:
-    return family.release(parameters, about)
+def _(family: Composed, parameters: dict[str, Any], initial_guess: float) -> Member:
+    return family.release(parameters, initial_guess)
 
 
 @realised.register

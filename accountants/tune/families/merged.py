@@ -19,7 +19,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import first_feasible
+from dpkernels.solve import MARGINS, first_feasible
 
 # Deeper falls between breaks, in units of eps, are no optimum.
 _DEEPEST = 1.5
@@ -76,16 +76,16 @@ class MergedLaplaces(Budgeted):
         """Rates lowered by rounding errors until the pure level, as computed, is at most eps."""
         rates = self._rates(parameters)
 
-        def lower(nudge: float) -> Additive:
+        def lower(margin: float) -> Additive:
             return named.merged_laplace(
-                rates=tuple(float(rate) * (1 - nudge) for rate in rates),
+                rates=tuple(float(rate) * (1 - margin) for rate in rates),
                 breaks=tuple(parameters["c"]),
                 sensitivity=self.sensitivity,
                 epsilon=self.epsilon,
                 delta=named.TABLE_DELTA,
             )
 
-        return first_feasible(lower, lambda made: realised_epsilon(made) <= self.epsilon)
+        return first_feasible(map(lower, MARGINS), lambda made: realised_epsilon(made) <= self.epsilon)
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)

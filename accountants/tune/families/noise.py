@@ -91,7 +91,7 @@ class PlainNoise(Determined, Report):
     def spent(self, member: Any) -> float:
         return 0.0
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
+    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Additive:
         return self.report(reports, parameters)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:

@@ -12,12 +12,12 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.composed import with_own_claim
-from accountants.calibrate.outward import least_private
+from accountants.calibrate.conservative import conservative_parameter
+from accountants.calibrate.reweighted import least_weight
 from accountants.scale import certain_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
-from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
-from accountants.tune.families.reports import Report, Reports, largest_loss, largest_loss_of
+from accountants.tune.families.reports import Report, Reports, largest_loss
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -85,12 +85,12 @@ class Recycled(Report):
         kernel, theta = self.drawn(parameters)
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
-        def wider(nudge: float) -> tuple[Distribution, float]:
-            law = rescaled(kernel, 1 + nudge)
+        def wider(margin: float) -> tuple[Distribution, float]:
+            law = rescaled(kernel, 1 + margin)
             return law, float(calibrate.recycling_rate(law, theta, **target))
 
         try:
-            law, q = first_feasible(wider, lambda made: not math.isnan(made[1]), _WIDENINGS)
+            law, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
         except NotPrivateError:
             return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
         return named.budget_recycled(law, theta=theta, q=q, **target)
@@ -105,8 +105,8 @@ class Recycled(Report):
 
     def report_domains(self, reports: Reports) -> dict[str, Domain]:
         """The scale in units of about what reports without recycling need."""
-        xp = namespace(reports.about, *jax.tree.leaves(self))
-        need = self.sensitivity / reports.about / xp.sqrt(self.kernel.variance)
+        xp = namespace(reports.gaussian_mu, *jax.tree.leaves(self))
+        need = self.sensitivity / reports.gaussian_mu / xp.sqrt(self.kernel.variance)
         return {**self.domains, scale_symbol(self.kernel): Positive(need, span=(0.1, 2.5))}
 
     def member(self, loss: Any, parameters: dict[str, Any]) -> Additive:
@@ -120,20 +120,20 @@ class Recycled(Report):
     def spent(self, member: Any) -> Any:
         return -jnp.log(member.noise.outside)
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
+    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Additive:
         """At the estimated q as narrow a kernel as the bracket allows: delta varies more with the width than with q.
 
         Its claim is that of one report.
         """
-        if about is not None:
-            checks.positive("about", about)
-        loss = largest_loss_of(self, reports, parameters) if about is None else about
+        if initial_guess is not None:
+            checks.positive("initial_guess", initial_guess)
+        loss = largest_loss(self, reports, parameters) if initial_guess is None else initial_guess
         symbol, epsilon, delta = scale_symbol(self.kernel), float(reports.epsilon), float(reports.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**parameters, symbol: parameters[symbol] * math.exp(t)})
 
-        t = least_private(lambda t: reports.of(wider(t)), epsilon, delta, near=about is not None)
+        t = conservative_parameter(lambda t: reports.of(wider(t)), epsilon, delta, is_known=initial_guess is not None)
         return with_own_claim(wider(t), delta / reports.count)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accountants import calibrate
+from accountants.calibrate.reweighted import shape_shift
 from accountants.scale import rescaled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.excess import recycled_excess
 from accountants.tune.families.recycled import recycled_symbols
 from accountants.tune.family import Family
 from dpkernels.distributions.base import Distribution
@@ -16,7 +16,6 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import root
 
 # The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
 _SPIKE, _THINNEST = 1e-2, 1e-8
@@ -71,7 +70,8 @@ class RecycledShape(Family):
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = self._shape(parameters)
-        shift = root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
+        weighted = shape.kernel, shape.high, shape.outside
+        shift = shape_shift(*weighted, self.epsilon, self.delta, most=2 * self._farthest)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def _shape(self, parameters: dict[str, Any]) -> Reweighted:
@@ -85,8 +85,3 @@ class RecycledShape(Family):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return recycled_symbols(self.kernel, mechanism.noise)
-
-
-def _excess(shift: Any, parameters: tuple[Reweighted, Real, Real]) -> Real:
-    shape, eps, delta = parameters
-    return recycled_excess(shape.kernel, shape.outside, shape.high, shift, eps, delta)

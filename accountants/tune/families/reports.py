@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from accountants import calibrate
-from accountants.calibrate.outward import log_mu
+from accountants.calibrate.conservative import log_mu, precise_parameter
 from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.hockey_stick import as_float64
 from accountants.pairs.worst import shifted, worst_pairs
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
@@ -21,10 +20,6 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import newton
-
-_FOUND = 1e-4  # The last step of ln loss, which leaves an error of about 1e-8.
-_TINY = 1e-300
 
 
 @pytree
@@ -45,7 +40,7 @@ class Reports:
     rate: Any
 
     @property
-    def about(self) -> Any:
+    def gaussian_mu(self) -> Any:
         """mu/(p sqrt T): the ratio of D and sigma that each of T Gaussian reports on samples may have, roughly."""
         xp = namespace(self.epsilon, self.delta, self.rate, self.count)
         mu = xp.exp(log_mu(xp.asarray(self.delta), self.epsilon))
@@ -80,7 +75,7 @@ class Report(Family):
         """What a report may spend, if ``released_report`` can start from there; traceable."""
 
     @abc.abstractmethod
-    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Mechanism:
+    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Mechanism:
         """The same as ``release``; from what it may spend, if that is known."""
 
     @abc.abstractmethod
@@ -110,37 +105,28 @@ class Budgeted(Report):
     def spent(self, member: Any) -> Any:
         return member.epsilon
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Mechanism:
+    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Mechanism:
         def constructor(*, epsilon: float) -> Any:
             return replace(self, epsilon=epsilon).release(parameters)  # type: ignore[type-var]
 
-        return calibrate.composed_budget(constructor, **vars(reports), about=about)
+        return calibrate.composed_budget(constructor, **vars(reports), initial_guess=initial_guess)
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return self.symbols(parameters, mechanism)
 
 
-def largest_loss(inner: Any, reports: Reports, parameters: dict[str, Any]) -> jax.Array:
-    """The loss at which reports of ``inner.member`` have their eps at delta; NaN where there is none.
+def largest_loss(inner: Any, reports: Reports, parameters: dict[str, Any]) -> Any:
+    """Return the loss of a report at which reports of ``inner.member`` meet their budget; NaN if there is none."""
+    xp = namespace(reports.epsilon, reports.delta, reports.count)
+    least, most = (xp.log(xp.asarray(end)) for end in checks.EPSILON_RANGE)
+    guess = xp.clip(xp.log(2 * reports.gaussian_mu), least, xp.log(reports.epsilon))
+    guess = guess if xp is np else jax.lax.stop_gradient(guess)
+    given, budget = (inner, reports, parameters), (reports.epsilon, reports.delta)
+    t = precise_parameter(_of_log_loss, given, *budget, initial_guess=-guess, ends=(-most, -least))
+    return namespace(t).exp(-t)
 
-    By Newton in ln loss on ln eps, which is next to linear in it, and rises.
-    """
-    least, most = (jnp.log(end) for end in checks.EPSILON_RANGE)
-    start = jax.lax.stop_gradient(jnp.clip(jnp.log(2 * reports.about), least, jnp.log(reports.epsilon)))
-    return jnp.exp(newton(_log_room, (inner, reports, parameters), start, (least, most), tolerance=_FOUND))
 
-
-def _log_room(t: Real, given: tuple[Any, Reports, dict[str, Any]]) -> Any:
-    """ln of the eps of the reports over that of reports of the loss e^t."""
+def _of_log_loss(t: Real, given: tuple[Any, Reports, dict[str, Any]]) -> Guarantee:
+    """Return the guarantee of reports of loss e^-t."""
     inner, reports, parameters = given
-    eps = reports.estimated(inner.member(jnp.exp(t), parameters)).epsilon(reports.delta)
-    return jnp.log(reports.epsilon) - jnp.log(jnp.clip(eps, _TINY, 1 / _TINY))
-
-
-def largest_loss_of(inner: Any, reports: Reports, parameters: dict[str, Any]) -> float:
-    """``largest_loss`` as a number."""
-    with jax.enable_x64(True):
-        return float(_largest_loss(as_float64(inner), as_float64(reports), as_float64(parameters)))
-
-
-_largest_loss = jax.jit(largest_loss)
+    return reports.estimated(inner.member(namespace(t).exp(-t), parameters))

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from accountants import recycling, subsampling
+from accountants.calibrate.reweighted import least_weight
 from accountants.profile import delta as realised_delta
 from accountants.recycling import Subsampled
 from accountants.scale import certain_shift, rescaled
 from accountants.tune import errors
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween, Positive
-from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import check_budget, scale_of
 from accountants.tune.families.recycled import SPAN, kernel_of
 from accountants.tune.family import Family

@@ -6,24 +6,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from accountants import calibrate
-from accountants.calibrate.shuffled import proven
-from accountants.shuffle.blanket import blanket
-from accountants.shuffle.integral import log_delta
+from accountants.calibrate.shuffled import log_budget, proven
 from accountants.tune.certified import realised, refuse_above
 from accountants.tune.domains import Domain
 from accountants.tune.families.bounded import Composite, Piecewise, Plain
 from accountants.tune.family import Family, Member
 from dpkernels import checks
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import root
-
-_RTOL = 1e-12
 
 
 @partial(pytree, static=("n",))
@@ -61,20 +54,8 @@ class Shuffled(Family):
 
     def build(self, parameters: dict[str, Real]) -> Member:
         """The member of the largest eps0 that meets the budget by the integral; NaN where there is none; traceable."""
-
-        def excess(t: Real, given: Any) -> Any:
-            family, chosen = given
-            made = blanket(family._member(jnp.exp(t), chosen)).pairs[0].upper
-            return jnp.maximum(log_delta(made, float(family.n), family.epsilon)[0], -700.0) - jnp.log(family.delta)
-
-        low, high = (jnp.log(jnp.asarray(end, jnp.float64)) for end in checks.EPSILON_RANGE)
-        given = jax.tree.map(lambda leaf: jnp.asarray(leaf, jnp.float64), (self, parameters))
-        t = root(excess, given, low, high, _RTOL)
-        feasible = excess(jax.lax.stop_gradient(low), jax.lax.stop_gradient(given)) <= 0
-        return self._member(jnp.where(feasible, jnp.exp(t), jnp.nan), parameters)
-
-    def _member(self, level: Any, parameters: dict[str, Any]) -> Any:
-        return replace(self.inner, epsilon=level).build(parameters)
+        t = log_budget(_member, (self.inner, parameters), n=self.n, epsilon=self.epsilon, delta=self.delta)
+        return _member(namespace(t).exp(t), (self.inner, parameters))
 
     def release(self, parameters: dict[str, Any]) -> Member:
         """As private as the upper end of the rigorous bracket of the integers."""
@@ -86,6 +67,11 @@ class Shuffled(Family):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**self.inner.symbols(parameters, mechanism), "epsilon of a report": mechanism.epsilon}
+
+
+def _member(level: Any, given: tuple[Any, dict[str, Any]]) -> Any:
+    inner, parameters = given
+    return replace(inner, epsilon=level).build(parameters)
 
 
 @realised.register

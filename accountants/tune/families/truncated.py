@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
 from accountants import calibrate
+from accountants.calibrate.reweighted import shape_shift
 from accountants.scale import rescaled
 from accountants.tune.domains import Between, Domain, LogBetween
 from accountants.tune.families.noise import check_budget, scale_of, scale_symbol
@@ -19,9 +20,8 @@ from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import root
 
 # Truncated noise as wide as the interval [-1, 1] lets it be nearly uniform, and so narrow that nothing is cut off.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
@@ -58,7 +58,8 @@ class _Truncated(Report):
     def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
         """As wide as all reports need."""
         law, D = self.shape(parameters), self.sensitivity
-        start = jax.lax.stop_gradient(D / reports.about / jnp.sqrt(law.variance))
+        start = D / reports.gaussian_mu / namespace(*jax.tree.leaves(law)).sqrt(law.variance)
+        start = start if isinstance(start, float | np.ndarray) else jax.lax.stop_gradient(start)
         made = reports.estimated(Additive(rescaled(law, start), D))
         factor = calibrate.widening(made, epsilon=reports.epsilon, delta=reports.delta)
         return Additive(rescaled(law, start * factor), D)
@@ -66,7 +67,7 @@ class _Truncated(Report):
     def spent(self, member: Any) -> float:
         return 0.0
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any], about: float | None) -> Additive:
+    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Additive:
         return calibrate.composed(self.shape(parameters), sensitivity=self.sensitivity, **vars(reports))
 
     def report_symbols(self, parameters: dict[str, Any], mechanism: Any) -> dict[str, Any]:
@@ -141,7 +142,7 @@ class TruncatedGaussian(_Truncated):
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = parameters["sigma/T"]
-        T = self.sensitivity / root(_truncated_excess, (shape, self.epsilon, self.delta), 0.0, 2.0)
+        T = self.sensitivity / shape_shift(Gaussian(shape), 1.0, 0.0, self.epsilon, self.delta, most=2.0)
         law = Reweighted(Gaussian(shape * T), -T, T, 0.0)
         return Additive(law, self.sensitivity, self.epsilon, self.delta)
 
@@ -152,19 +153,6 @@ class TruncatedGaussian(_Truncated):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
-
-
-def _truncated_excess(s: RealArray, parameters: tuple[Real, Real, Real]) -> Real:
-    """Z (delta(eps) - delta) of N(0, shape^2) on [-1, 1] over a shift s.
-
-    The loss exceeds eps below b = clip(s/2 - shape^2 eps/s, s - 1, 1).
-    """
-    shape, eps, delta = parameters
-    kernel = Gaussian(shape)
-    b = jnp.clip(jax.lax.stop_gradient(s / 2 - shape**2 * eps / s), s - 1, 1.0)
-    low, high = jnp.stack([-1.0 + 0 * s, -1.0 + 0 * s, -1.0 + 0 * s]), jnp.stack([b, b - s, 1.0 + 0 * s])
-    p, q, total = kernel.mass(low, high)
-    return p - jnp.exp(eps) * q - delta * total
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:

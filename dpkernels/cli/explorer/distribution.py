@@ -11,10 +11,10 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from accountants.tune.fisher import cdf_error
 from dpkernels.mechanisms.named import piecewise
+from dpkernels.solve import bounded_minimum, minimum_near_grid
 
 BUDGETS = (0.01, 12.0, 97)
 VALUES = (1e2, 1e8, 25)  # Of as many people.
@@ -52,10 +52,5 @@ def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[flo
 
     low, high = _WIDTHS
     if before is None:
-        scan = np.linspace(low, high, 25)
-        at = int(np.argmin([error(log_m) for log_m in scan]))
-        ends = scan[max(at - 1, 0)], scan[min(at + 1, 24)]
-    else:
-        ends = max(before - _NEAR, low), min(before + _NEAR, high)
-    best = minimize_scalar(error, bounds=ends, method="bounded", options={"xatol": 1e-4})
-    return float(best.x), float(best.fun)
+        return minimum_near_grid(error, np.linspace(low, high, 25), xatol=1e-4)
+    return bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4)

@@ -11,6 +11,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace, root_or_zero
 from dpkernels.pytrees import pytree
+from dpkernels.solve import newton_steps
 
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
 
@@ -145,8 +146,10 @@ class Quartic(Base):
         xp = namespace(u, r)
         mass = 2 * self.area * xp.minimum(u, 1 - u)
         d = 2 * mass / (r + root_or_zero(r**2 + 8 * bend * mass))
-        for _ in range(_NEWTON_STEPS):
+
+        def excess_and_slope(d: Any) -> tuple[Any, Any]:
             value = d * (r + 2 * bend * d * (1 - d + d**2 / 2 - d**3 / 10))
-            slope = r + bend * d * (4 - 6 * d + 4 * d**2 - d**3)
-            d = d + (mass - value) / slope
+            return value - mass, r + bend * d * (4 - 6 * d + 4 * d**2 - d**3)
+
+        d = newton_steps(excess_and_slope, d, _NEWTON_STEPS)
         return xp.where(u < 0.5, d - 1, 1 - d)

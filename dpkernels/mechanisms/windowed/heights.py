@@ -1,42 +1,50 @@
-"""How high a window may be at a budget, and the free parameters of least variance.
+"""The largest window height at a budget, and the free parameters of least variance.
 
-All in NumPy float64: this runs once, when a mechanism is built.
+Plain numbers are NumPy's in float64: this runs once, when a mechanism is built. A height may be traced by JAX.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import jax
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base, Quartic
-from dpkernels.mechanisms.windowed.mechanism import critical_points, distances
+from dpkernels.mechanisms.windowed.mechanism import critical_points, distances, kinks
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import maximum_on
+from dpkernels.numerics import Real, namespace
+from dpkernels.solve import maximum_between, maximum_on, minimum_near_grid
 
 CONDITIONS = ("pointwise", "sup_inf")
 OBJECTIVES = ("worst", "central")
+_XATOL = 1e-10  # Of the logarithms that are searched.
 
 
-def relative_height(window: Window, base: Base, width: float, epsilon: float, condition: str) -> float:
+def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
     """The largest ratio k / y of window to base height that is eps-DP.
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
 
+    Returns:
+        A float for plain numbers; for JAX ones a JAX scalar, differentiable, NaN where no positive height is eps-DP.
+
     Raises:
-        ValueError: no positive height is eps-DP.
+        ValueError: no positive height is eps-DP, of plain numbers.
     """
     checks.one_of("condition", condition, CONDITIONS)
+    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
     if condition == "sup_inf":
-        height = np.exp(epsilon) * base.lowest - 1
+        height = xp.exp(epsilon) * base.lowest - 1
     else:
-        height = np.expm1(epsilon) / _steepest(window, base, width, epsilon)
+        height = xp.expm1(epsilon) / _steepest(window, base, width, epsilon)
+    if xp is not np:
+        return xp.where(height > 0, height, xp.nan)
     if not height > 0:
         raise ValueError(
             f"epsilon: at {shortest(epsilon)} no positive window height is private; the base falls to "
@@ -46,14 +54,18 @@ def relative_height(window: Window, base: Base, width: float, epsilon: float, co
     return float(height)
 
 
-def _steepest(window: Window, base: Base, width: float, epsilon: float) -> float:
-    """Maximum over v of (ceiling - e^eps floor) / g."""
+def _steepest(window: Window, base: Base, width: Any, epsilon: Any) -> Any:
+    """Return the maximum over v of (ceiling - e^eps floor) / g."""
+    xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
 
-    def steepness(v: np.ndarray) -> np.ndarray:
+    def steepness(v: Any) -> Any:
         near, far = distances(v, width)
-        return (window.ceiling(near) - np.exp(epsilon) * window.floor(far)) / base.density(v)
+        return (window.ceiling(near) - xp.exp(epsilon) * window.floor(far)) / base.density(v)
 
-    return maximum_on(steepness, critical_points(window, base, width))
+    if xp is np:
+        return maximum_on(steepness, critical_points(window, base, width))
+    ends = xp.concatenate([kinks(window, base, width), xp.array([0.0, 1.0])])
+    return maximum_between(steepness, xp.sort(xp.clip(ends, 0.0, 1.0)))
 
 
 def height_at(relative: float, window: Window, base: Base, width: float) -> float:
@@ -85,7 +97,7 @@ def best_width(window: Window, base: Base, epsilon: float, condition: str, objec
         return variance_at(window, base, width, height, objective)
 
     # Quartic bases have two basins, below and above m = 1: the scan is dense there, and geometric towards 0.
-    logit, value = _minimise(variance, -12.0, 5.0, points=52)
+    logit, value = minimum_near_grid(variance, np.linspace(-12.0, 5.0, 52), xatol=_XATOL)
     return _width_of(logit), value
 
 
@@ -102,17 +114,5 @@ def best_quartic(window: Window, epsilon: float, condition: str, objective: str)
 
     # Under sup_inf an edge below e^-eps leaves no height.
     lowest = 1e-6 if condition == "pointwise" else np.exp(-epsilon) * (1 + 1e-6)
-    log_edge, value = _minimise(variance, float(np.log(lowest)), 0.0, points=9)
+    log_edge, value = minimum_near_grid(variance, np.linspace(float(np.log(lowest)), 0.0, 9), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
-
-
-def _minimise(function: Callable[[float], float], low: float, high: float, *, points: int) -> tuple[float, float]:
-    """Least value on [low, high]: a coarse scan for the basin, then Brent's method inside it."""
-    # Imported on use: it costs 0.15 s.
-    from scipy.optimize import minimize_scalar
-
-    grid = np.linspace(low, high, points)
-    at = int(np.argmin([function(float(point)) for point in grid]))
-    bounds = grid[max(at - 1, 0)], grid[min(at + 1, points - 1)]
-    result = minimize_scalar(function, bounds=bounds, method="bounded", options={"xatol": 1e-10})
-    return float(result.x), float(result.fun)

@@ -167,9 +167,14 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
     return xp.maximum(xp.abs(v) - reach, 0.0) / width, (xp.abs(v) + reach) / width
 
 
+def kinks(window: Window, base: Base, width: Real) -> Any:
+    """Return the distances from the middle where an extreme over inputs may bend or jump."""
+    xp, reach = namespace(width), 1 - width / 2
+    return xp.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
+
+
 def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
     """A dense grid of v in [0, 1] with both sides of every point where an extreme over inputs may bend or jump."""
-    reach = 1 - width / 2
-    v = np.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
+    v = kinks(window, base, width)
     v = np.concatenate([v, v * (1 - 1e-12), v * (1 + 1e-12)])
     return np.union1d(np.linspace(0, 1, 2049), v[(v > 0) & (v < 1)])
