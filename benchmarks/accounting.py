@@ -67,7 +67,7 @@ def _sampled(sigma: float) -> Any:
 
 
 def ours() -> Accountant:
-    """The precise values: characteristic functions, and the closed form of pure composition."""
+    """Our precise values: the FFT, the closed form of Gaussian composition, and that of pure composition."""
     gaussian = guarantee(dpk.gaussian(sigma=SIGMA), 1.0).repeat(COUNT)
     laplace = guarantee(dpk.laplace(epsilon=PURE)).repeat(COUNT)
     return Accountant(

@@ -1,1 +1,1 @@
-"""Composition: guarantees of many reports, by characteristic function, by loss distribution, with rigorous brackets."""
+"""Composition of many releases: precise values in closed form, by enumeration and by FFT, and rigorous brackets."""

@@ -125,7 +125,7 @@ def one_release(term: Term) -> tuple[Pair, ...]:
 
 
 def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:
-    """The term for the characteristic function: Gaussian noise alone in closed form, others by their nodes.
+    """Return the losses of the term: of Gaussian noise alone its mu, of others their outcomes.
 
     Of two pairs (asymmetric noise) the choice may differ from report to report: then those of their maximum.
 
