@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from dpkernels.mechanisms.windowed.bases import inward
 from dpkernels.numerics import namespace
 
 
@@ -55,7 +56,7 @@ class Side(NamedTuple):
         return (self.p, self.in_p), (self.q, self.in_q)
 
     def _base(self, e: Any) -> Any:
-        return self.pair.level * self.pair.base.inward(self.margin + e)
+        return self.pair.level * inward(self.pair.base, self.margin + e)
 
     def _window(self, e: Any, inside: Any) -> Any:
         z = e / self.pair.width

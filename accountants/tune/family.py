@@ -53,16 +53,18 @@ class Family(abc.ABC):
     def release(self, parameters: dict[str, Any]) -> Member:
         """The mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        """(the family without data units, and the ends of the interval that is [-1, 1] for it); None where unknown.
-
-        Its domains and members are those of this family, in units of half the interval.
-        """
-        return None
-
     @abc.abstractmethod
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         """Every parameter of a member by the source's symbols, those solved for too; traceable."""
+
+
+@singledispatch
+def on_unit(family: Family) -> tuple[Any, Any, Any] | None:
+    """(the family without data units, and the ends of the interval that is [-1, 1] for it); None where unknown.
+
+    Its domains and members are those of the family, in units of half the interval.
+    """
+    return None
 
 
 @singledispatch

@@ -6,7 +6,7 @@ import dataclasses
 from functools import singledispatch
 from typing import Any
 
-from accountants.tune.family import Family
+from accountants.tune.family import Family, on_unit
 from accountants.tune.objectives import Objective
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
@@ -23,7 +23,7 @@ def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objec
         The family, the objective, and the factor from its values to those in data units. A point of the search is the
         same member of both families.
     """
-    placed = None if objective.power is None else family.on_unit()
+    placed = None if objective.power is None else on_unit(family)
     if placed is None:
         return family, objective, 1.0
     unit, lower, upper = placed

@@ -10,7 +10,7 @@ from typing import Any
 from accountants.tune import height
 from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
 from accountants.tune.families.reports import Budgeted
-from accountants.tune.family import Determined, Family
+from accountants.tune.family import Determined, Family, on_unit
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.base import Mechanism
@@ -67,9 +67,6 @@ class Composite(Budgeted):
             return _LOWEST_EDGE
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
-
     def build(self, parameters: dict[str, Real]) -> Windowed:
         base = Quartic(parameters["r"]) if self.base is None else self.base
         interval = self.epsilon, self.lower, self.upper
@@ -112,9 +109,6 @@ class Piecewise(Budgeted):
     def domains(self) -> dict[str, Domain]:
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
-
     def build(self, parameters: dict[str, Real]) -> Windowed:
         interval = self.epsilon, self.lower, self.upper
         return height.windowed(named.WINDOWS[self.window], Constant(), 2 / parameters["eta"], interval, "sup_inf")
@@ -148,9 +142,6 @@ class SquareWaves(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
-
     def build(self, parameters: dict[str, Real]) -> SquareWave:
         return SquareWave(parameters["b"], self.lower, self.upper, self.epsilon)
 
@@ -172,11 +163,16 @@ class Plain(Determined, Budgeted):
     lower: Any
     upper: Any
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
-
     def build(self, parameters: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)
+
+
+@on_unit.register(Composite)
+@on_unit.register(Piecewise)
+@on_unit.register(SquareWaves)
+@on_unit.register(Plain)
+def _(family: Any) -> tuple[Any, Any, Any]:
+    return replace(family, lower=-1.0, upper=1.0), family.lower, family.upper
 
 
 # One of the user's own: a function, or its values at equal steps.

@@ -12,7 +12,7 @@ from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families.reports import Report, Reports
 from accountants.tune.families.sampled import FreeRate
-from accountants.tune.family import Family, Member, checked, released, spent
+from accountants.tune.family import Family, Member, checked, on_unit, released, spent
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -62,15 +62,6 @@ class Composed(Family):
             inner = replace(inner, sensitivity=inner.sensitivity / p)
         return Composed(inner, replace(self.reports, rate=p))
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        placed = self.inner.on_unit()
-        if placed is None:
-            return None
-        inner, lower, upper = placed
-        rate = self.reports.rate
-        rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
-        return Composed(inner, replace(self.reports, rate=rate)), lower, upper
-
     def build(self, parameters: dict[str, Real]) -> Member:
         if isinstance(self.reports.rate, FreeRate):
             return self._sampled(parameters["p"], self.at(parameters["p"]).build(_but_rate(parameters)))
@@ -100,6 +91,17 @@ class Composed(Family):
 
 def _but_rate(parameters: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in parameters.items() if name != "p"}
+
+
+@on_unit.register
+def _(family: Composed) -> tuple[Any, Any, Any] | None:
+    placed = on_unit(family.inner)
+    if placed is None:
+        return None
+    inner, lower, upper = placed
+    rate = family.reports.rate
+    rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
+    return Composed(inner, replace(family.reports, rate=rate)), lower, upper
 
 
 @spent.register

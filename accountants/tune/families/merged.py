@@ -13,6 +13,7 @@ from accountants.profile import epsilon as realised_epsilon
 from accountants.tune.domains import Between, Domain, Ordered
 from accountants.tune.families.noise import check_budget
 from accountants.tune.families.reports import Budgeted
+from accountants.tune.family import on_unit
 from dpkernels import checks
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.mechanisms import named_additive as named
@@ -56,9 +57,6 @@ class MergedLaplaces(Budgeted):
         low, high = (gap * self.sensitivity for gap in _GAPS)
         return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         breaks: Any = parameters["c"]
         law = MergedLaplace(tuple(self._rates(parameters)), tuple(breaks))
@@ -90,6 +88,11 @@ class MergedLaplaces(Budgeted):
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)
         return {"r": xp.stack(mechanism.noise.rates), "c": xp.stack(mechanism.noise.breaks)}
+
+
+@on_unit.register
+def _(family: MergedLaplaces) -> tuple[Any, Any, Any]:
+    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
 
 
 def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:

@@ -12,7 +12,7 @@ import jax
 from accountants import calibrate
 from accountants.tune.domains import Domain
 from accountants.tune.families.reports import Report, Reports
-from accountants.tune.family import Determined
+from accountants.tune.family import Determined, on_unit
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
@@ -75,9 +75,6 @@ class PlainNoise(Determined, Report):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0 if self.delta is None else self.delta
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         given = {} if self.delta is None else {"delta": self.delta}
         return _PLAIN[self.kind](epsilon=self.epsilon, sensitivity=self.sensitivity, **given)
@@ -96,6 +93,11 @@ class PlainNoise(Determined, Report):
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return scale_of(mechanism.noise, KERNELS[self.kind])
+
+
+@on_unit.register
+def _(family: PlainNoise) -> tuple[Any, Any, Any]:
+    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
 
 
 def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> PlainNoise:

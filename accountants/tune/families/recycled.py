@@ -18,6 +18,7 @@ from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
 from accountants.tune.families.reports import Report, Reports, largest_loss, largest_loss_of
+from accountants.tune.family import on_unit
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -70,10 +71,6 @@ class Recycled(Report):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
-
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        D, theta = self.sensitivity, self.theta
-        return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
     def build(self, parameters: dict[str, Real]) -> Additive:
         kernel, theta = self.drawn(parameters)
@@ -138,6 +135,12 @@ class Recycled(Report):
 
     def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return self.symbols(parameters, mechanism)
+
+
+@on_unit.register
+def _(family: Recycled) -> tuple[Any, Any, Any]:
+    D, theta = family.sensitivity, family.theta
+    return replace(family, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
 
 def recycled_symbols(unit: Distribution, noise: Reweighted) -> dict[str, Any]:

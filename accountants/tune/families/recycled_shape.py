@@ -10,7 +10,7 @@ from accountants.scale import rescaled
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.excess import recycled_excess
 from accountants.tune.families.recycled import recycled_symbols
-from accountants.tune.family import Family
+from accountants.tune.family import Family, on_unit
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
@@ -66,9 +66,6 @@ class RecycledShape(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         shape = self._shape(parameters)
         shift = safe_root(_excess, (shape, self.epsilon, self.delta), 0.0, 2 * self._farthest)
@@ -85,6 +82,11 @@ class RecycledShape(Family):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return recycled_symbols(self.kernel, mechanism.noise)
+
+
+@on_unit.register
+def _(family: RecycledShape) -> tuple[Any, Any, Any]:
+    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
 
 
 def _excess(shift: Any, parameters: tuple[Reweighted, Real, Real]) -> Real:

@@ -18,7 +18,7 @@ from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.excess import least_weight
 from accountants.tune.families.noise import check_budget, scale_of
 from accountants.tune.families.recycled import SPAN, kernel_of
-from accountants.tune.family import Family
+from accountants.tune.family import Family, on_unit
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -98,13 +98,6 @@ class SampledRecycled(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        """Of a sensitivity that is a multiple of D; of another function of it that is not known."""
-        if self.sensitivity_at not in (recycling.rescaled_sensitivity, recycling.published_sensitivity):
-            return None
-        D = self.sensitivity
-        return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
-
     def build(self, parameters: dict[str, Real]) -> Subsampled:
         p = parameters["p"]
         eps, delta, D = self.on_sample(p)
@@ -138,6 +131,15 @@ class SampledRecycled(Family):
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
         return {**scale_of(noise.kernel, self.kernel), "p": mechanism.rate, "q": 1 - noise.outside}
+
+
+@on_unit.register
+def _(family: SampledRecycled) -> tuple[Any, Any, Any] | None:
+    """Where the sensitivity is a multiple of D; of a user's own function of D this is not known."""
+    if family.sensitivity_at not in (recycling.rescaled_sensitivity, recycling.published_sensitivity):
+        return None
+    D = family.sensitivity
+    return replace(family, sensitivity=1.0, theta=family.theta / D, rate=family.rate.in_units(D)), -D, D
 
 
 @realised.register

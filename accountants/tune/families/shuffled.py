@@ -17,7 +17,7 @@ from accountants.shuffle.integral import log_delta
 from accountants.tune.certified import realised, refuse_above
 from accountants.tune.domains import Domain
 from accountants.tune.families.bounded import Composite, Piecewise, Plain
-from accountants.tune.family import Family, Member
+from accountants.tune.family import Family, Member, on_unit
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.pytrees import pytree
@@ -55,10 +55,6 @@ class Shuffled(Family):
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
 
-    def on_unit(self) -> tuple[Any, Any, Any] | None:
-        placed = self.inner.on_unit()
-        return None if placed is None else (replace(self, inner=placed[0]), *placed[1:])
-
     def build(self, parameters: dict[str, Real]) -> Member:
         """The member of the largest eps0 that meets the budget by the integral; NaN where there is none; traceable."""
 
@@ -86,6 +82,12 @@ class Shuffled(Family):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {**self.inner.symbols(parameters, mechanism), "epsilon of a report": mechanism.epsilon}
+
+
+@on_unit.register
+def _(family: Shuffled) -> tuple[Any, Any, Any] | None:
+    placed = on_unit(family.inner)
+    return None if placed is None else (replace(family, inner=placed[0]), *placed[1:])
 
 
 @realised.register

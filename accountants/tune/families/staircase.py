@@ -8,6 +8,7 @@ from typing import Any
 from accountants.tune.domains import Between, Domain
 from accountants.tune.families.noise import check_budget
 from accountants.tune.families.reports import Budgeted
+from accountants.tune.family import on_unit
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
@@ -36,9 +37,6 @@ class Staircases(Budgeted):
     def domains(self) -> dict[str, Domain]:
         return {"gamma": Between(0.0, 1.0)}
 
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
-
     def build(self, parameters: dict[str, Real]) -> Additive:
         law = Staircase(self.epsilon, self.sensitivity, parameters["gamma"])
         return Additive(law, self.sensitivity, self.epsilon, named.TABLE_DELTA)
@@ -48,6 +46,11 @@ class Staircases(Budgeted):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"gamma": parameters["gamma"]}
+
+
+@on_unit.register
+def _(family: Staircases) -> tuple[Any, Any, Any]:
+    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
 
 
 def staircase(*, epsilon: Real, sensitivity: Real = 1.0) -> Staircases:

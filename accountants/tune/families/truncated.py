@@ -14,6 +14,7 @@ from accountants.scale import rescaled
 from accountants.tune.domains import Between, Domain, LogBetween
 from accountants.tune.families.noise import check_budget, scale_of, scale_symbol
 from accountants.tune.families.reports import Report, Reports
+from accountants.tune.family import on_unit
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -39,9 +40,6 @@ class _Truncated(Report):
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, self.delta
-
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
 
     @property
     def _width(self) -> str:
@@ -152,6 +150,11 @@ class TruncatedGaussian(_Truncated):
 
     def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
+
+
+@on_unit.register
+def _(family: _Truncated) -> tuple[Any, Any, Any]:
+    return dataclasses.replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
 
 
 def _truncated_excess(s: RealArray, parameters: tuple[Real, Real, Real]) -> Real:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
+from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -58,9 +59,14 @@ class Base(Shape):
     def lowest(self) -> Real:
         """Infimum of the density over [-1, 1]."""
 
-    def inward(self, d: Real) -> Any:
-        """Height at a distance d in [0, 2] from an end of [-1, 1]; a low edge keeps its digits, 1 - d may not."""
-        return self.density(1 - d)
+
+@singledispatch
+def inward(base: Base, d: Real) -> Any:
+    """The height of a base at a distance d in [0, 2] from an end of [-1, 1]: a low edge keeps its digits.
+
+    1 - d may not.
+    """
+    return base.density(1 - d)
 
 
 @pytree
@@ -121,12 +127,7 @@ class Quartic(Base):
 
     def density(self, v: Real) -> Real:
         xp = namespace(v, self.edge)
-        return xp.where((v >= -1) & (v <= 1), self.inward(1 - xp.abs(v)), 0.0)
-
-    def inward(self, d: Real) -> Any:
-        """r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
-        d = namespace(d, self.edge).clip(d, 0.0, 2.0)
-        return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)
+        return xp.where((v >= -1) & (v <= 1), inward(self, 1 - xp.abs(v)), 0.0)
 
     def cdf(self, v: Real) -> Real:
         v = namespace(v, self.edge).clip(v, -1.0, 1.0)
@@ -150,3 +151,10 @@ class Quartic(Base):
             slope = r + bend * d * (4 - 6 * d + 4 * d**2 - d**3)
             d = d + (mass - value) / slope
         return xp.where(u < 0.5, d - 1, 1 - d)
+
+
+@inward.register
+def _(base: Quartic, d: Real) -> Any:
+    """r + (1 - r)(1 - v^4), with v = 1 - d and 1 - v^4 = (1 - v^2)(1 + v^2)."""
+    d = namespace(d, base.edge).clip(d, 0.0, 2.0)
+    return base.edge + (1 - base.edge) * d * (2 - d) * (1 + (1 - d) ** 2)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.mechanisms.windowed.bases import Base
+from dpkernels.mechanisms.windowed.bases import Base, inward
 from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, root_or_zero
 from dpkernels.pytrees import pytree
@@ -179,9 +179,6 @@ class TabulatedBase(Base):
     def density(self, v: Real) -> Real:
         return self.shape.density((v + 1) / 2)
 
-    def inward(self, d: Real) -> Any:
-        return self.shape.density(namespace(d).clip(d / 2, 0.0, 1.0))
-
     def cdf(self, v: Real) -> Real:
         return self.shape.cdf((v + 1) / 2)
 
@@ -190,6 +187,11 @@ class TabulatedBase(Base):
 
     def icdf(self, u: Real) -> Any:
         return 2 * self.shape.icdf(u) - 1
+
+
+@inward.register
+def _(base: TabulatedBase, d: Real) -> Any:
+    return base.shape.density(namespace(d).clip(d / 2, 0.0, 1.0))
 
 
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
