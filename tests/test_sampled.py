@@ -79,7 +79,11 @@ class Exact:
         k = self.kernel
         if isinstance(k, Gaussian):
             s = mpf(float(k.sigma))
-            return s * mp.sqrt(2 * mp.pi) * (mp.ncdf(b / s) - mp.ncdf(a / s) if a < 0 else mp.ncdf(-a / s) - mp.ncdf(-b / s))
+            return (
+                s
+                * mp.sqrt(2 * mp.pi)
+                * (mp.ncdf(b / s) - mp.ncdf(a / s) if a < 0 else mp.ncdf(-a / s) - mp.ncdf(-b / s))
+            )
         if a == -mp.inf:
             a, b = -b, mp.inf
         at = a + 1 if b == mp.inf else (a + b) / 2
@@ -122,7 +126,11 @@ def exact_stick(law, shifts, t):
         cuts = [a]
         for x, y in itertools.pairwise(points):
             if gap(x) * gap(y) < 0:
-                cuts.append(mp.findroot(gap, (x, y), solver="anderson", tol=1e-80, verify=False))
+                rises = gap(y) > 0
+                for _ in range(100):
+                    middle = (x + y) / 2
+                    x, y = (x, middle) if (gap(middle) > 0) == rises else (middle, y)
+                cuts.append(y)
         for x, y in itertools.pairwise([*cuts, b]):
             if gap((x + y) / 2) > 0:
                 total += sum(c * exact.kernel_mass(x - s, y - s) for s, c in coefficients if c)
