@@ -5,8 +5,8 @@ A mechanism is eps0-bounded-range (BR) if for any neighbours its loss ln p(y)/q(
 mechanism is eps0-BR. The worst loss is t with probability q_t = (1 - e^(t - eps0))/(1 - E), else t - eps0; E = e^-eps0.
 Neighbours are those for which the mechanisms' eps0 holds.
 
-Functions take NumPy arrays (float64) or JAX ones (in their precision), broadcast, and have derivatives. Floating point
-moves a delta by parts in 10^15 times the number of mechanisms, down to 1e-300.
+Functions take NumPy arrays (float64) or JAX ones (in their precision), broadcast, and have derivatives. Deltas are
+rounded upwards, by parts in 10^15 times the number of mechanisms, down to 1e-300.
 """
 
 from __future__ import annotations
@@ -26,12 +26,15 @@ from accountants.closed_forms.lattice import (
     log_ways,
     numbers,
     raised,
+    split,
 )
 from accountants.closed_forms.pure import MOST, checked_delta, pure_level, pure_losses, upper_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import while_loop
 
+# In the last place of 1, of each mechanism and of the logarithms, that a probability may be off by.
+_UNITS = 2
 # On [0, 1]: 16 nodes keep ``_mean_slope`` to 1e-15.
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2
 
@@ -134,20 +137,26 @@ def _slope(z: Real) -> Real:
     return xp.where(near, x / fraction / 2, 0.5 / xp.tanh(far / 2) - 1 / far)
 
 
-def _mix_losses(m: int, n: int, eps0: Real, t: Real) -> tuple[Real, Real, Real]:
-    """top, step and mass of the loss of the mix, the BR mechanisms' at t."""
+def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) -> tuple[Real, Real, Real]:
+    """top, step and mass of the loss of the mix, the BR mechanisms' at t, which is a gap below eps0."""
     xp = namespace(eps0, t)
-    mass = xp.convolve(xp.exp(_log_binomial(m, eps0, t)), _doubled(pure_losses(eps0, n)[2]))
+    mass = xp.convolve(_binomial(m, eps0, t, eps0 - t if gap is None else gap), _doubled(pure_losses(eps0, n)[2]))
     return m * t + n * eps0, eps0, mass
 
 
-def _log_binomial(m: int, eps0: Any, t: Any) -> Any:
-    """ln P(I = i), i = 0..m, on a last axis: I of m BR losses are t - eps0, with probability 1 - q_t each."""
+def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
+    """P(I = i), i = 0..m, on a last axis, rounded upwards: I of m BR losses are t - eps0.
+
+    Each is, with probability 1 - q_t. The gap is eps0 - t, which t may have lost to rounding.
+    """
     xp = namespace(eps0, t)
-    i, t = np.arange(m + 1), xp.expand_dims(t, -1)
+    i = np.arange(m + 1)
+    t, gap = xp.expand_dims(t, -1), xp.expand_dims(gap, -1)
     whole = xp.log(-xp.expm1(-eps0))
-    log_q, log_rest = xp.log(-xp.expm1(t - eps0)) - whole, xp.log(-xp.expm1(-t)) + t - eps0 - whole
-    return xp.asarray(log_ways(m), t.dtype) + i * log_rest + (m - i) * log_q
+    log_q, log_rest = xp.log(-xp.expm1(-gap)) - whole, xp.log(-xp.expm1(-t)) - gap - whole
+    parts = xp.asarray(log_ways(m), t.dtype), i * log_rest, (m - i) * log_q
+    (size,) = _frozen(sum(abs(part) for part in parts))
+    return xp.exp(sum(parts[1:], parts[0])) * (1 + _UNITS * xp.finfo(t.dtype).eps * (1 + m + size))
 
 
 def _doubled(mass: Real) -> Real:
@@ -156,28 +165,42 @@ def _doubled(mass: Real) -> Real:
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
-def _best_t(m: int, n: int, eps0: Any, eps: Real) -> Any:
-    """t_l of Theorem 3's best l; numbers in, a number out, without derivative.
+def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
+    """t_l of Theorem 3's best l, eps0 - t_l, and l; numbers in, numbers out, without derivative.
 
     The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], the bracket of 2 J alone.
+    Products of l and eps0 are exact, so that next to the largest loss eps0 - t_l has its digits.
     """
     xp = namespace(eps0, eps)
     z = n - xp.minimum(eps / eps0, m + n)
     l = xp.floor(z).astype(int) + np.arange(-1, m + 2)  # noqa: E741
-    t = (eps + (l + 1 - n) * eps0) / (m + 1)
-    inside = (t > 0) & (t < eps0)
-    t = xp.where(inside, t, eps0 / 2)
+    high, low = split(eps0)
+    t = ((eps + (l + 1 - n) * high) + (l + 1 - n) * low) / (m + 1)
+    gap = (((m + n - l) * high - eps) + (m + n - l) * low) / (m + 1)
+    inside = (t > 0) & (gap > 0)
+    t, gap = xp.where(inside, t, eps0 / 2), xp.where(inside, gap, eps0 / 2)
     sums = lattice_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
     at = xp.clip(l[:, None] - np.arange(m + 1) + 1, 0, None)
-    weight = xp.exp(_log_binomial(m, eps0, t))
+    weight = _binomial(m, eps0, t, gap)
     B, C = ((weight * some[at]).sum(-1) for some in sums)
-    return t[xp.argmax(xp.where(inside, -xp.expm1(t - eps0) * B + C, -1.0))]
+    best = xp.argmax(xp.where(inside, -xp.expm1(-gap) * B + C, -1.0))
+    return t[best], gap[best], l[best]
 
 
 def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     if m == 0:
         return upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
-    return lattice_delta(*_mix_losses(m, n, eps0, _best_t(m, n, *_frozen(eps0, eps))), eps)
+    still, at = _frozen(eps0, eps)
+    t, gap, l = _best_t(m, n, still, at)  # noqa: E741
+
+    def excess(s: Any, eps: Any) -> Any:
+        """The loss less eps, whose derivative is that at t held fixed."""
+        moving = (n - s) * eps0 - eps
+        return gap + (l - s) * still + (moving - _frozen(moving)[0])
+
+    found = lattice_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
+    xp = namespace(found)
+    return xp.minimum(found * (1 + 8 * xp.finfo(found.dtype).eps), 1.0)
 
 
 def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
@@ -205,7 +228,7 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
         # Quadratic at first, for all but extreme arguments; then bisection, where gain is half of the bracket.
         step, t, low, high, _ = state
         x = xp.where(step < 8, low, (low + high) / 2)
-        new = _best_t(m, n, eps0, x)
+        new, _, _ = _best_t(m, n, eps0, x)
         found = eps_at(new)
         better, below = found > low, found < x
         gain = xp.where(step < 8, found - low, (high - low) / 2)
