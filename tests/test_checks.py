@@ -64,6 +64,15 @@ def test_text_for_an_end(make):
         make(epsilon=1.0, lower="0", upper=1.0)
 
 
+@pytest.mark.parametrize("made", [dpk.piecewise, dpk.piecewise_triangle])
+def test_windows_whose_squares_vanish_are_refused(made):
+    with pytest.raises(ValueError, match=r"eta: 1e\+300 is not in \[1, 2e\+100\]"):
+        made(epsilon=1.0, lower=0.0, upper=120.0, eta=1e300)
+    with pytest.raises(ValueError, match="width: 1e-200 is not in"):
+        dpk.composite("sine", "constant", epsilon=1.0, lower=0.0, upper=120.0, width=1e-200)
+    assert np.isfinite(float(made(epsilon=1.0, lower=0.0, upper=120.0, eta=1e100).worst_variance))
+
+
 @pytest.mark.parametrize("eta", [1.0, 0.5, 0.0, -3.0, np.inf, np.nan])
 @pytest.mark.parametrize("make", [dpk.piecewise, dpk.piecewise_triangle])
 def test_eta_out_of_range(make, eta):

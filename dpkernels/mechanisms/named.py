@@ -18,7 +18,7 @@ from dpkernels.mechanisms.optimal.search import optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant
-from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
 from dpkernels.numerics import Real
@@ -54,13 +54,13 @@ def composite(
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP).
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
-        width: m in (0, 2); by default the best.
+        width: m in [1e-100, 2); by default the best.
         condition: "pointwise" (exact) or "sup_inf" (sufficient, the source's).
         objective: what the default parameters minimise, "worst" or "central" variance.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in (0, 2); an unknown name; a shape that is
-            not symmetric and positive; a base or width at which no height is private.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in [1e-100, 2); an unknown name; a shape that
+            is not symmetric and positive; a base or width at which no height is private.
 
     Example:
         >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
@@ -75,6 +75,7 @@ def composite(
     if width is None:
         width = heights.best_width(h, g, epsilon, condition, objective)[0]
     checks.within("width", width, 0.0, 2.0, open_ends=True)
+    checks.within("width", width, NARROWEST, 2.0)
     m = checks.number("width", width)
     relative = heights.relative_height(h, g, m, epsilon, condition)
     return Windowed(h, g, m, relative, lower, upper, epsilon)
@@ -89,11 +90,11 @@ def piecewise(
         epsilon: pure-DP budget; any two inputs are neighbours.
         lower: smallest valid input.
         upper: largest valid input.
-        eta: output half-width over window half-width, above 1; by default the best.
+        eta: output half-width over window half-width, above 1 and up to 2e100; by default the best.
         objective: what the default eta minimises, "worst" or "central" variance.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; eta not above 1; an unknown objective.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; eta not in (1, 2e100]; an unknown objective.
 
     Example:
         >>> float(piecewise(epsilon=1.0, lower=-1.0, upper=1.0).worst_variance).__round__(4)
@@ -167,6 +168,7 @@ def _width(eta: float | None) -> float | None:
     if eta is None:
         return None
     checks.within("eta", eta, 1.0, math.inf, open_ends=True)
+    checks.within("eta", eta, 1.0, 2 / NARROWEST)
     return 2 / checks.number("eta", eta)
 
 

@@ -159,7 +159,7 @@ def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
         form = parse_json(own)
         check_fields(form)
         written = Layout.from_dict(form["layout"]) if "layout" in form else None
-        if "parts" in form.get("output", {}):
+        if given is None and "parts" in form.get("output", {}):
             raise ValueError("it is that of a release of many files; REPORTS is then their folder")
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{place}: is not the sidecar of a release") from error

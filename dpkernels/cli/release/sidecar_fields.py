@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from dpkernels.cli.release.sidecar import FORMAT
 from dpkernels.untrusted import brief
 
 Check = Callable[[Any], bool]
@@ -72,6 +73,8 @@ def check_fields(form: Any) -> None:
     Raises:
         ValueError: names the field, its value, and what it must be.
     """
+    if type(form) is dict and type(form.get("format")) is int and not 1 <= form["format"] <= FORMAT:
+        raise ValueError(f"format {brief(form['format'])}; this version reads 1 to {FORMAT}")
     _check("", form, _FIELDS)
     for number, column in enumerate(form["columns"]):
         _check(f"columns[{number}].", column, _COLUMN)

@@ -21,7 +21,7 @@ from dpkernels.cli.mechanisms.choose import exact_form
 from dpkernels.cli.mechanisms.mechanism_table import RECIPES
 from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.release.output import own_sidecar
-from dpkernels.cli.release.sidecar import FORMAT, exact_total, parameters, title, total, versions
+from dpkernels.cli.release.sidecar import exact_total, parameters, title, total, versions
 from dpkernels.cli.release.sidecar_fields import check_fields
 from dpkernels.cli.release.verify_output import VerifiedColumn, check_same, outputs, verified_output
 from dpkernels.decimals import shortest
@@ -72,10 +72,6 @@ def _settling(text: str, own: str, target: Path) -> list[str]:
 
 
 def _verified(path: Path, form: dict[str, Any]) -> list[str]:
-    if type(form["format"]) is not int or not 1 <= form["format"] <= FORMAT:
-        raise ValueError(f"{path}: format {form['format']!r}; this version reads 1 to {FORMAT}")
-    if not form["columns"]:
-        raise CertificateError(f"{path}: has no columns")
     if form["format"] == 1:  # which had no delta, and only columns without one
         form = {**form, "delta": 0.0, "realised_delta": 0.0}
     columns = [_column(column, form) for column in form["columns"]]

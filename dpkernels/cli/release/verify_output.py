@@ -21,7 +21,9 @@ from dpkernels.cli.release.sidecar import title
 from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.untrusted import integer
+from dpkernels.untrusted import brief, integer
+
+_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
 
 _MOST_PROBLEMS = 10  # that one message lists
 
@@ -74,7 +76,11 @@ def check_same(word: str, stated: Any, found: Any, where: str = "its columns") -
         CertificateError: it is not.
     """
     if type(stated) is not type(found) or stated != found:
-        raise CertificateError(f"{word}: the file says {stated}, {where} {found}")
+        raise CertificateError(f"{word}: the file says {_short(stated)}, {where} {_short(found)}")
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= _LONGEST else brief(value)
 
 
 def verified_output(

@@ -23,6 +23,8 @@ from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
+NARROWEST = 1e-100  # A window's width: its square does not vanish.
+
 
 @pytree
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class Windowed(Parabolic):
     Attributes:
         window: the window h.
         base: the base g.
-        width: m in (0, 2), the window's width where the output interval is [-1, 1].
+        width: m in [1e-100, 2), the window's width where the output interval is [-1, 1].
         relative_height: k / y above 0, the window's peak over the base's. Where y is small k alone would not tell it:
             at eps 20 the base's mass is 1e-6, and 1 - S1 has one digit in float32.
         lower: smallest valid input.
@@ -40,7 +42,8 @@ class Windowed(Parabolic):
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
 
     Raises:
-        ValueError: width not in (0, 2); relative_height not positive; not lower < upper; epsilon not in [0.01, 20].
+        ValueError: width not in [1e-100, 2); relative_height not positive; not lower < upper; epsilon not in
+            [0.01, 20].
     """
 
     window: Window
@@ -55,6 +58,7 @@ class Windowed(Parabolic):
         checks.epsilon(self.epsilon)
         checks.interval(self.lower, self.upper)
         checks.within("width", self.width, 0.0, 2.0, open_ends=True)
+        checks.within("width", self.width, NARROWEST, 2.0)
         checks.positive("relative_height", self.relative_height)
 
     @classmethod
