@@ -25,7 +25,6 @@ def listed(*patterns):
 
 
 SOURCES = listed("dpkernels/*.py", "accountants/*.py")
-TYPED = [*SOURCES, *listed("benchmarks/*.py")]
 pytestmark = pytest.mark.skipif(not SOURCES, reason="not a git checkout")
 every_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 

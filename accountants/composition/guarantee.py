@@ -133,9 +133,10 @@ class Guarantee:
         return self._read("delta", epsilon, profile)
 
     def epsilon(self, delta: Real) -> Any:
-        """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP; inf if there is none.
+        """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
 
-        It is as accurate as ``delta``. Derivatives are implicit. JAX values are inf too where floats do not tell which eps.
+        It is inf if there is none, and as accurate as ``delta``. Derivatives are implicit. JAX values are inf too where
+        floats do not tell which eps.
 
         Raises:
             ValueError: delta is not in (0, 1).

@@ -29,6 +29,7 @@ class Pair(abc.ABC):
 
     @property
     def rounds_up(self) -> bool:
+        """Whether the hockey stick is an upper bound as computed."""
         return False
 
     @abc.abstractmethod
