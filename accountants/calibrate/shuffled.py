@@ -72,7 +72,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
     return first_feasible(map(made, _MARGINS), lambda one: proven(one, n).upper_bound(epsilon) <= delta)
 
 
-def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Real, delta: Real) -> Any:
+def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Any, delta: Any) -> Any:
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
     Args:
@@ -92,7 +92,8 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     excess = partial(_excess, member, n)
     if xp is np:
         return math.nan if excess(low, given) > 0 else _from_below(partial(_at, excess, given), low, high)
-    t = root(excess, given, *promote(low, high, epsilon)[:2], _RTOL)
+    first, last, _ = promote(low, high, epsilon)
+    t = root(excess, given, first, last, _RTOL)
     is_feasible = excess(xp.asarray(low, epsilon.dtype), jax.lax.stop_gradient(given)) <= 0
     return xp.where(is_feasible, t, xp.nan)
 

@@ -61,7 +61,7 @@ def enumerate_outcomes(terms: tuple[Term, ...], ways: tuple[bool, ...]) -> list[
         ways: one direction for each, with a neighbour that has one record more if it is true.
     """
     pairs = [_atoms(term) for term in terms]
-    counts = [_count(term) for term in terms]
+    counts: list[Any] = [_count(term) for term in terms]
     size = 1
     for pair, count in zip(pairs, counts, strict=True):
         if pair is None or count is None:

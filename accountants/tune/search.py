@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +29,7 @@ _ARMIJO = 1e-4  # The share of the promised fall that a step must bring: Nocedal
 TRACES: list[str] = []  # Names of families, one each time a search is compiled.
 
 
-Optimizer = optax.GradientTransformation
+Optimizer: TypeAlias = Any  # An optax.GradientTransformation, whose package has no types.
 
 
 class Found(NamedTuple):
@@ -184,7 +184,7 @@ def _turn(
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient, spends = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
-    accepted = jnp.isfinite(gradient).all() & (value < jnp.inf)
+    accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
     if rule.only_down:
         accepted &= value <= state.value + _ARMIJO * slope
     else:
