@@ -75,7 +75,7 @@ def endless_gain(start: Any, a: Any) -> Any:
     factor = xp.exp(xp.minimum(a * (start + a / 2), 0.97 * math.log(float(kind.max))))
     apart = p - factor * q
     units = (1 + _nearest(start, np.inf) ** 2) * p
-    units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * factor * q
+    units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * (factor * q)
     near = apart < _SHARE * p
     summed = _where_any(near, _by_nodes, start, np.inf + 0 * start, a, 0.0 * start)
     summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(_nearest(start, np.inf) ** 2)))
