@@ -78,7 +78,9 @@ def test_floats_of_many_scores_leave_what_their_sums_cannot_tell():
     """Sums of 5,000 weights are off by many roundings; next to their boundaries floats are right or do not decide."""
     gaps, epsilon = gaps_of(np.random.default_rng(7).integers(0, 200, 5000)), 0.03
     with mpmath.workdps(40):
-        ends = [int(mpmath.floor(mpmath.ldexp(end, 64))) for end in boundaries(gaps, epsilon)]
+        powers = [mpmath.exp(-mpmath.mpf(repr(epsilon)) * n) for n in range(200)]
+        sums = list(itertools.accumulate(powers[gap] for gap in gaps.tolist()))
+        ends = [int(mpmath.floor(mpmath.ldexp(end / sums[-1], 64))) for end in sums]
     undecided = 0
     for i in range(0, 4999, 50):
         for away in (-(1 << 16), -(1 << 13), -(1 << 11), 1 << 11, 1 << 13, 1 << 16):

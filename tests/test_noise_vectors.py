@@ -109,6 +109,17 @@ def test_the_l1_bound_holds_for_any_table(epsilon):
         assert worst_delta(table, shifts_of(claim), epsilon) <= certificate.realised_delta
 
 
+def test_the_l1_bound_is_the_same_for_noise_and_its_mirror_image():
+    """Neighbours move either way: of weights that halve from code to code one way costs a half, the other nothing."""
+    weights = [1 << (15 - j) for j in range(16)]
+    weights[-1] += 1
+    claim = VectorClaim(1.0, 0.9999, 1.0, "l1", 1, 1.0, None)
+    tables = plain_table(weights, 0), plain_table(weights[::-1], -15)
+    bounds = [certify_vector(table, claim).realised_delta for table in tables]
+    assert bounds[0] == bounds[1]
+    assert 0.5 <= float(bounds[0]) <= 0.51
+
+
 def test_the_l1_bound_is_useful():
     """For a pure law with finite ends it is at most e^eps - 1 times what they cost anyway."""
     table = small_lattice_table(4.0, 40, 64)
