@@ -135,6 +135,16 @@ def test_asymmetric_noise_bounds_every_choice_of_signs():
     assert high <= 1.1 * max(top for _, top in choices)
 
 
+def test_asymmetric_noise_is_bounded_where_two_signs_are_worst():
+    """Two reports that move opposite ways reveal 1 % more here than two that move alike, whichever way."""
+    one, eps = guarantee(Additive(Reweighted(Gaussian(1.0), -1.0, 0.62, 0.74)), 0.51), 0.306
+    first, second = one.terms[0].pairs
+    alike = [Guarantee((Term((pair,), 2),)).bracket(epsilon=eps)[1] for pair in (first, second)]
+    opposite = Guarantee((Term((first,), 1), Term((second,), 1))).bracket(epsilon=eps)[0]
+    assert opposite > 1.01 * max(alike)
+    assert one.repeat(2).bracket(epsilon=eps)[1] >= opposite
+
+
 # The discretisations themselves
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 from fractions import Fraction
 
@@ -71,6 +72,22 @@ def test_floats_decide_as_integers_do_or_not_at_all(scores, epsilon):
             decided += 1
             assert found == choice._by_integers(gaps, eps, fixed(u, 64))
     assert decided > 150
+
+
+def test_floats_of_many_scores_leave_what_their_sums_cannot_tell():
+    """Sums of 5,000 weights are off by many roundings; next to their boundaries floats are right or do not decide."""
+    gaps, epsilon = gaps_of(np.random.default_rng(7).integers(0, 200, 5000)), 0.03
+    with mpmath.workdps(40):
+        powers = [mpmath.exp(-mpmath.mpf(repr(epsilon)) * n) for n in range(200)]
+        sums = list(itertools.accumulate(powers[gap] for gap in gaps.tolist()))
+        ends = [int(mpmath.floor(mpmath.ldexp(end / sums[-1], 64))) for end in sums]
+    undecided = 0
+    for i in range(0, 4999, 50):
+        for away in (-(1 << 16), -(1 << 13), -(1 << 11), 1 << 11, 1 << 13, 1 << 16):
+            found = choice._by_floats(gaps, rational(epsilon), ends[i] + away)
+            undecided += found is None
+            assert found in (None, bisect.bisect_left(ends, ends[i] + away + 1))
+    assert undecided > 150
 
 
 @pytest.mark.parametrize("distance", [2**-70, 2**-140, 2**-300])

@@ -249,6 +249,20 @@ def test_missing_values_are_dropped_or_kept(run: Run, known_secret: None) -> Non
     assert run("certify", "--verify", f"kept/{SIDECAR}").code == 0
 
 
+def test_parts_are_named_in_the_order_of_their_rows(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is done first: here the last."""
+    write(Path("in"), files=4)
+    each = LocalEngine.each
+
+    def reversed_(self: LocalEngine, *given: Any) -> Any:
+        yield from list(each(self, *given))[::-1]
+
+    monkeypatch.setattr(LocalEngine, "each", reversed_)
+    assert run("perturb", "in", "out", *AGE).code == 0
+    parts = json.loads(Path("out", SIDECAR).read_text())["output"]["parts"]
+    assert [part["name"] for part in parts] == [f"part-{number}.parquet" for number in range(4)]
+
+
 def test_a_ledger_is_charged_once(run: Run) -> None:
     write(Path("in"))
     paid = ("--ledger", "people.ledger", "--budget", "1.5")

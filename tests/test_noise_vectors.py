@@ -18,7 +18,8 @@ from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import read_certificate
 from dpkernels.exact.noise.lattice import density_tables, noise_tables
 from dpkernels.exact.noise.normal import BITS, FAR, cell_masses, ndtr_bounds, root_up
-from dpkernels.exact.noise.vectors import VectorClaim, VectorNoiseCertificate, certify_vector
+from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise.vectors import VectorClaim, VectorNoiseCertificate, _distance, certify_vector
 from dpkernels.mechanisms.additive_vector import growth
 
 RNG = np.random.default_rng(13)
@@ -106,6 +107,17 @@ def test_the_l1_bound_holds_for_any_table(epsilon):
         except CertificateError:
             continue  # A bound above 1 says nothing.
         assert worst_delta(table, shifts_of(claim), epsilon) <= certificate.realised_delta
+
+
+def test_the_l1_bound_is_the_same_for_noise_and_its_mirror_image():
+    """Neighbours move either way: of weights that halve from code to code one way costs a half, the other nothing."""
+    weights = [1 << (15 - j) for j in range(16)]
+    weights[-1] += 1
+    claim = VectorClaim(1.0, 0.9999, 1.0, "l1", 1, 1.0, None)
+    tables = plain_table(weights, 0), plain_table(weights[::-1], -15)
+    bounds = [certify_vector(table, claim).realised_delta for table in tables]
+    assert bounds[0] == bounds[1]
+    assert 0.5 <= float(bounds[0]) <= 0.51
 
 
 def test_the_l1_bound_is_useful():
@@ -278,6 +290,22 @@ def test_cell_masses_are_enclosed(sigma):
         assert sum(wrong) * count / len(some) <= 2 * mpmath.mpf(error.numerator) / error.denominator
     assert error < Fraction(1, 10**11) or sigma < 40
     assert len(masses) == count
+
+
+def test_the_distance_from_the_normal_law_is_bounded_from_above():
+    """Of weights that are above the law just where the computed masses are, so that their errors all add up."""
+    sigma = Fraction(32)
+    far = int(FAR * sigma) - 1
+    masses, _ = cell_masses(sigma, far + 1)
+    with mpmath.workdps(80):
+        edges = [mpmath.ncdf((-j - mpmath.mpf(1) / 2) / 32) for j in range(-1, far + 1)]
+        true = [above - below for above, below in itertools.pairwise(edges)]
+        computed = [mpmath.mpf(mass) / 2**BITS for mass in masses]
+        half = [int(m * 2**64) + (c > t) for m, t, c in zip(true, true, computed, strict=True)]
+        law, weights = true[:0:-1] + true, half[:0:-1] + half
+        exact = mpmath.fsum(max(mpmath.mpf(w) / 2**64 - t, 0) for w, t in zip(weights, law, strict=True))
+        found = _distance(NoiseTable(np.array(weights, np.uint64), -far, 64, 0, 1), sigma)
+        assert exact <= mpmath.mpf(found.numerator) / found.denominator <= exact + mpmath.mpf(2) ** -54
 
 
 # Mechanisms.
