@@ -15,7 +15,7 @@ from accountants.shuffle import shuffled as account
 from accountants.shuffle.blanket import blanket
 from dpkernels import checks
 from dpkernels.exact.certify import certify
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import namespace
 from dpkernels.solve import first_feasible, promote, root
 
 # Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.

@@ -182,6 +182,8 @@ def _turn(
     """
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
+    value: Any
+    gradient: Any
     value, gradient, spends = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
     accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
