@@ -173,7 +173,7 @@ def _begin(rule: _Rule, z: RealArray) -> _Descent:
 
 
 def _turn(
-    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Real, begins: Real
+    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Real, begins: Any
 ) -> tuple[_Descent, RealArray]:
     """Return (the state after one trial, whether there is more to do).
 
@@ -182,8 +182,6 @@ def _turn(
     """
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
-    value: Any
-    gradient: Any
     value, gradient, spends = value_and_gradient(function, trial)
     slope = (state.gradient * move).sum()
     accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
