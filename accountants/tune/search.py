@@ -173,7 +173,7 @@ def _begin(rule: _Rule, z: RealArray) -> _Descent:
 
 
 def _turn(
-    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Real, begins: Any
+    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Any, begins: Any
 ) -> tuple[_Descent, RealArray]:
     """Return (the state after one trial, whether there is more to do).
 
