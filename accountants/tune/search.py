@@ -173,7 +173,7 @@ def _begin(rule: _Rule, z: RealArray) -> _Descent:
 
 
 def _turn(
-    function: Callable[[Real], Real], rule: _Rule, state: _Descent, point: Any, begins: Any
+    function: Callable[[Any], Any], rule: _Rule, state: _Descent, point: Any, begins: Any
 ) -> tuple[_Descent, RealArray]:
     """Return (the state after one trial, whether there is more to do).
 
@@ -181,9 +181,9 @@ def _turn(
     steps down are taken, the step is shortened.
     """
     move = jnp.where(begins, 0.0, state.share * state.step)
-    trial = jnp.where(begins, point, optax.apply_updates(state.z, move))
+    trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
     value, gradient, spends = value_and_gradient(function, trial)
-    slope = (state.gradient * move).sum()
+    slope: Any = (state.gradient * move).sum()
     accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
     if rule.only_down:
         accepted &= value <= state.value + _ARMIJO * slope
