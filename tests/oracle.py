@@ -453,9 +453,15 @@ def _staircase(law, weights, D, eps):
     """All pieces of the middle, and one period on either side of it for all that follow, each e^-eps as high."""
     period, gamma, q = mp.mpf(float(law.period)), mp.mpf(float(law.gamma)), mp.exp(-mp.mpf(float(law.epsilon)))
 
+    powers = [mp.mpf(1)]
+
     def height(x):
-        k = mp.floor(abs(x) / period)
-        return q ** (k if abs(x) / period - k < gamma else k + 1) * _weight(weights, x)
+        position = abs(x) / period
+        k = int(mp.floor(position))
+        k = k if position - k < gamma else k + 1
+        while len(powers) <= k:
+            powers.append(powers[-1] * q)
+        return powers[k] * _weight(weights, x)
 
     edges = [edge for low, high, _ in weights for edge in (low, high)]
     low, high = min([0, D, *edges, *(edge + D for edge in edges)]), max([0, D, *edges, *(edge + D for edge in edges)])

@@ -46,8 +46,7 @@ def first(item):
     return item[0]
 
 
-@pytest.mark.quick(*QUICK)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", QUICK)
 def test_no_profile_is_below_the_truth(name):
     assert search(name, FEW)[0][0] >= -BELOW
 

@@ -8,6 +8,7 @@ import zlib
 
 import numpy as np
 import pytest
+from helpers import slow
 from random_mechanisms import BOUNDED, FAMILIES, between, budgets, somewhere
 
 import accountants
@@ -38,8 +39,7 @@ def place_of(random, name):
     return exactly(random) if name in RATIOS else somewhere(random)
 
 
-@pytest.mark.quick(*QUICK)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", slow(FAMILIES, *(FAMILIES.keys() - set(QUICK))))
 def test_profiles_have_no_place_and_no_unit(name):
     """Bit by bit: delta at five budgets and eps at one delta, of mechanisms anywhere."""
     for random in draws(name, EACH):
