@@ -58,8 +58,8 @@ def composite(
         objective: what the default parameters minimise, "worst" or "central" variance.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in [1e-100, 2); an unknown name; a shape that
-            is not symmetric and positive; a base or width at which no height is private.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; width not in [1e-100, 2); an unknown name; a shape
+            that is not symmetric and positive; a base or width at which no height is private.
 
     Example:
         >>> m = composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=120.0)
