@@ -387,3 +387,19 @@ def test_10000_changed_forms_and_files(tmp_path):
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (3600, 3600)),
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if not name.startswith("former ")])
+def test_numbers_of_another_type_are_refused(name):
+    """A float or a truth value equals an integer in Python, and reads as something else to those who only read."""
+    form = json.loads(text(name))
+    for key, value in form.items():
+        if type(value) is int:
+            others = [float(value), *([True] if value == 1 else [])]
+        elif type(value) is float and value.is_integer():
+            others = [int(value)]
+        else:
+            continue
+        for other in others:
+            with pytest.raises(CertificateError):
+                read_certificate({**form, key: other})
