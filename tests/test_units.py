@@ -24,6 +24,10 @@ QUICK = ("uniform-constant", "sine-constant", "duchi", "hybrid", "square-wave", 
 NOWHERE = (0.0, 1.0)
 
 
+# Ratios of these are rounded alone: lattices jump, and the optimal mechanism's lengths are read as decimals.
+ROUNDED = sorted(name for name in RATIOS if "discrete" not in name and name != "optimal")
+
+
 def draws(name, count, seed=0):
     for index in range(count):
         yield np.random.default_rng([seed, index, zlib.crc32(name.encode())])
@@ -36,6 +40,10 @@ def exactly(random):
 
 
 def place_of(random, name):
+    """The program of an optimal mechanism reads its lengths as the decimals that they print as."""
+    if name == "optimal":
+        unit = 10.0 ** int(random.integers(0, 7))
+        return unit * int(random.integers(-1000, 1000)), unit
     return exactly(random) if name in RATIOS else somewhere(random)
 
 
@@ -52,10 +60,9 @@ def test_profiles_have_no_place_and_no_unit(name):
         assert accountants.epsilon(here, 0.0) == accountants.epsilon(there, 0.0)
 
 
-@pytest.mark.quick("laplace", "gaussian", "central-piecewise")
-@pytest.mark.parametrize("name", sorted(name for name in RATIOS if "discrete" not in name))
+@pytest.mark.parametrize("name", slow(ROUNDED, *(set(ROUNDED) - {"laplace", "gaussian", "central-piecewise"})))
 def test_a_ratio_of_lengths_is_only_rounded(name):
-    """In any unit; where a rounded ratio moves delta by no more than 1e-12 of it. Lattices jump with the ratio."""
+    """In any unit; where a rounded ratio moves delta by no more than 1e-12 of it."""
     for random in draws(name, 8, seed=1):
         make = FAMILIES[name](random)
         here, there = make(*NOWHERE), make(0.0, between(random, 1e-6, 1e6))
@@ -65,11 +72,12 @@ def test_a_ratio_of_lengths_is_only_rounded(name):
         np.testing.assert_allclose(moved[known], found[known], rtol=1e-12)
 
 
+OF_GUARANTEES = ("uniform-constant", "sine-constant", "triangle-quartic", "table-table", "hybrid")
 OTHERS = ("bracket", "inverse bracket", "renyi", "composed", "sampled", "kept")
 
 
 @pytest.mark.quick("kept-uniform-constant", "bracket-sine-constant")
-@pytest.mark.parametrize("name", ["uniform-constant", "sine-constant", "triangle-quartic", "table-table", "hybrid"])
+@pytest.mark.parametrize("name", slow(OF_GUARANTEES, "triangle-quartic", "table-table"))
 @pytest.mark.parametrize("what", OTHERS)
 def test_guarantees_have_no_place_and_no_unit(name, what):
     """Brackets, Renyi divergences, compositions, samples and forms, bit by bit."""
@@ -127,7 +135,7 @@ CALIBRATED = {
     ),
     "staircase": lambda D: calibrate.staircase(epsilon=1.0, delta=1e-3, sensitivity=D),
     "truncated-laplace": lambda D: calibrate.truncated_laplace(epsilon=1.0, delta=1e-4, sensitivity=D),
-    "truncated-gaussian": lambda D: calibrate.truncated_gaussian(epsilon=1.0, delta=1e-3, sensitivity=D, bound=9 * D),
+    "truncated-gaussian": lambda D: calibrate.truncated_gaussian(epsilon=1.0, delta=1e-3, sensitivity=D, bound=12 * D),
     "best-bound": lambda D: calibrate.truncated_gaussian(epsilon=0.2, delta=2e-2, sensitivity=D),
     "recycled": lambda D: calibrate.budget_recycled(
         dpk.Gaussian(3.3 * D), theta=4 * D, epsilon=1.0, delta=1e-4, sensitivity=D
@@ -154,15 +162,14 @@ def lengths(law):
 @pytest.mark.quick("gaussian", "laplace", "truncated-laplace")
 @pytest.mark.parametrize("name", CALIBRATED)
 def test_calibration_has_no_unit(name):
-    """In a unit of a power of 2 bit by bit; in any other but for rounding."""
-    here, doubled, other = (CALIBRATED[name](D) for D in (1.0, 2.0**-30, 1234.567))
-    assert [length * 2.0**-30 for length in lengths(here.noise)] == lengths(doubled.noise)
-    np.testing.assert_allclose(lengths(other.noise), np.multiply(lengths(here.noise), 1234.567), rtol=1e-12)
-    for m in (here, other):
-        if m.delta is not None:
-            assert accountants.delta(m, m.epsilon) <= m.delta
-    outside = [getattr(m.noise, "outside", 0.0) for m in (here, doubled, other)]
-    assert outside[0] == outside[1] == pytest.approx(outside[2], rel=1e-11)
+    """But for rounding; and the claim is met in any unit."""
+    here = CALIBRATED[name](1.0)
+    for D in (2.0**-30, 1234.567):
+        there = CALIBRATED[name](D)
+        np.testing.assert_allclose(lengths(there.noise), np.multiply(lengths(here.noise), D), rtol=1e-12)
+        assert getattr(there.noise, "outside", 0.0) == pytest.approx(getattr(here.noise, "outside", 0.0), rel=1e-11)
+        if there.delta is not None:
+            assert accountants.delta(there, there.epsilon) <= there.delta
 
 
 @pytest.mark.thorough
@@ -217,16 +224,19 @@ OBJECTIVES = {
 
 
 @pytest.mark.quick("piecewise", "hybrid")
-@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.parametrize(
+    "name", slow(TUNED, *(TUNED.keys() - {"piecewise", "hybrid", "sine", "recycled", "square-wave"}))
+)
 def test_tuning_has_no_place_and_no_unit(name):
-    """At a place where lengths are multiples of the unit in floats too, every parameter is the same, bit by bit."""
+    """At a place where lengths are multiples of the unit in floats too: parameters of bounded ones bit by bit."""
     family, chosen = TUNED[name]
     objective, power = OBJECTIVES[chosen]
     here, there = (tune.best(family(*at), objective(*at)) for at in (NOWHERE, (2.0**33, 2.0**-4)))
     assert there.value == pytest.approx(here.value * 2.0 ** (-4 * power), rel=1e-12)
     assert there.evaluations == here.evaluations
     if hasattr(here.mechanism, "noise"):
-        assert [length * 2.0**-4 for length in lengths(here.mechanism.noise)] == lengths(there.mechanism.noise)
+        found = lengths(there.mechanism.noise)
+        np.testing.assert_allclose(found, np.multiply(lengths(here.mechanism.noise), 2.0**-4), rtol=1e-12)
     else:
         moved = dataclasses.replace(here.mechanism, **place(here.mechanism, *there.mechanism.input_interval))
         assert moved == there.mechanism
