@@ -128,7 +128,7 @@ def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
 
     ends = jnp.zeros_like(delta), jnp.full_like(delta, top)
     # Not "above": where the profile is NaN, it is not known to be enough.
-    eps = halved(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 20)[1]
+    eps = halved(lambda eps: ~(at(eps) <= delta), *ends, jnp.finfo(delta.dtype).nmant + 34)[1]
     eps = jnp.where(at(ends[0]) <= delta, 0.0, eps)
     return jnp.where(at(ends[1]) <= delta, eps, jnp.inf)
 

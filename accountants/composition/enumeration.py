@@ -61,19 +61,20 @@ def outcomes(terms: tuple[Term, ...], ways: tuple[bool, ...]) -> list[Outcomes] 
         terms: what is composed.
         ways: one direction for each, with a neighbour that has one record more if it is true.
     """
-    pairs = [_atoms(term) for term in terms]
-    counts = [_count(term) for term in terms]
+    tables: list[tuple[Atoms, int]] = []
     size = 1
-    for pair, count in zip(pairs, counts, strict=True):
+    for term in terms:
+        pair, count = _atoms(term), _count(term)
         if pair is None or count is None:
             return None
         size *= math.comb(count + len(pair.p) - 1, count)
         if size > MOST:
             return None
+        tables.append((pair, count))
     found = []
     for added in ways:
         p, q = np.ones(1), np.ones(1)
-        for pair, count in zip(pairs, counts, strict=True):
+        for pair, count in tables:
             xp = namespace(pair.p, pair.q, p, q)
             here, there = (pair.q, pair.p) if added else (pair.p, pair.q)
             p = xp.multiply.outer(p, _repeated(here, count)).ravel()

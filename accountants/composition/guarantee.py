@@ -114,10 +114,20 @@ class Guarantee:
     def delta(self, epsilon: Real) -> Any:
         """The least delta at eps.
 
-        By Fourier transform (``fourier``), of Gaussian noise alone by characteristic function, one report by its exact
-        profile: precise to about 1e-9, and 1e-5 where few reports meet a delta that only their largest losses do, or of
-        two pairs but smooth noise's (both: eps up to 3e-5 above); tens of a staircase's samples: 2e-6, derivative 2e-2;
-        a few samples: 1e-3 (1.3 % at worst) next to the largest loss of so many of them. ``bracket`` has the truth.
+        The value is an estimate, and ``bracket`` has rigorous bounds. Relative errors of delta:
+
+        | what is composed | how | error |
+        |---|---|---|
+        | one release, on all the data or on a sample | its exact profile, rounded upwards | 1e-11 |
+        | releases of few outcomes (2^18 together) of several mechanisms | one by one | 1e-12 |
+        | Gaussian noise alone | characteristic function | 1e-9 |
+        | others | Fourier transform | 1e-9 |
+        | several tables of different losses, more outcomes together | Fourier transform | 1e-7 |
+        | few reports, next to their largest losses; two pairs but smooth noise's | Fourier transform | 1e-5 |
+        | tens of a staircase's samples | Fourier transform | 2e-6, of derivatives 2e-2 |
+        | a few samples, next to the largest loss of so many | Fourier transform | 1e-3, at worst 1.3e-2 |
+
+        One release next to its largest loss has an error of some 1e-14 instead, in delta.
 
         Args:
             epsilon: eps >= 0, any shape.

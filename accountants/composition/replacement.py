@@ -81,10 +81,11 @@ class Replaced(Pair):
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
+        """That of the pair without samples."""
         return self.pair.joint
 
     @property
-    def rounds_up(self) -> bool:
+    def rounds_up(self) -> bool:  # type: ignore[override]
         """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
         if isinstance(self.pair, Shifted):
             return self.pair.rounds_up and not len(self.pair.noise.edges)

@@ -30,10 +30,7 @@ class Pair(abc.ABC):
 
     joint: ClassVar[bool] = False
     has_two_ways: ClassVar[bool] = False
-
-    @property
-    def rounds_up(self) -> bool:
-        return False
+    rounds_up: ClassVar[bool] = False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:

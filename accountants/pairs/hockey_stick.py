@@ -67,7 +67,7 @@ def curve(pairs: tuple[Pair, ...]) -> Curve:
     """
     sticks = [pair.hockey_stick() for pair in pairs]
 
-    def at(epsilon: Real) -> Any:
+    def at(epsilon: Any) -> Any:
         known = jnp.minimum(epsilon, cap(epsilon.dtype))
         values = [stick(known if pair.rounds_up else lowered(known)) for pair, stick in zip(pairs, sticks, strict=True)]
         return jnp.clip(jnp.stack(values).max(0), 0.0, 1.0)

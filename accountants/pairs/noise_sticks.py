@@ -23,7 +23,7 @@ from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
 
-# Units in the last place: of numbers that a budget is made of, and of the normalisation of reweighted noise.
+# In the last place: of numbers that a budget is made of, and of the normalisation of reweighted noise.
 _UNITS, _UNITS_REWEIGHTED = 4, 256
 
 

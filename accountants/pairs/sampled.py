@@ -98,14 +98,12 @@ class Sampled(Pair):
     removed: bool = False
 
     has_two_ways: ClassVar[bool] = True
+    rounds_up: ClassVar[bool] = True
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
+        """That of the pair without samples."""
         return self.pair.joint
-
-    @property
-    def rounds_up(self) -> bool:
-        return True
 
     def hockey_stick(self) -> Curve:
         if self.removed:

@@ -44,7 +44,7 @@ class Shifted(Pair):
     periods: int = _TRACED_PERIODS
 
     @property
-    def rounds_up(self) -> bool:
+    def rounds_up(self) -> bool:  # type: ignore[override]
         """Whether it is Gaussian noise, truncated or recycled or not."""
         return self.noise.law.degree == 2
 
