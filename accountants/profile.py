@@ -134,7 +134,7 @@ def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
     at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)
     # Not "above": where the profile is NaN, it is not known to be enough.
-    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, xp.finfo(delta.dtype).nmant + 20)[1]
+    eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, xp.finfo(delta.dtype).nmant + 34)[1]
     eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
     return xp.where(at(ends[1]) <= delta, eps, np.inf)
 

@@ -100,6 +100,7 @@ class Sampled(Pair):
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
+        """That of the pair without samples."""
         return self.pair.joint
 
     @property
