@@ -251,7 +251,8 @@ def newton(
     """
     parameters, start, ends = promote(parameters, initial_guess, ends)
     if namespace(start) is np:
-        return _root_near(partial(_at, falling, parameters), float(start), *map(float, ends), tolerance, longest, clip)
+        low, high = map(float, ends)
+        return _root_near(partial(_at, falling, parameters), float(start), low, high, tolerance, longest, clip)
     return _implicit_root(_Newton(tolerance, longest, clip), falling, parameters, (start, ends))
 
 

@@ -129,7 +129,7 @@ def best_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float:
 
     def variance(T: float) -> float:
         sigma = _truncated_sigma(T, epsilon, delta, sensitivity, **_COARSE)
-        return np.inf if math.isnan(sigma) else Reweighted(Gaussian(sigma), -T, T, 0.0).variance
+        return np.inf if math.isnan(sigma) else float(Reweighted(Gaussian(sigma), -T, T, 0.0).variance)
 
     low = least_bound(epsilon, delta, sensitivity)
     far = 10 * smallest_scale(Gaussian(1.0), epsilon, delta, sensitivity)
