@@ -177,7 +177,7 @@ def test_budget_from_where_it_is_known():
         assert guarantee(again).repeat(10).bracket(delta=1e-6)[1] <= 1.0
         assert again.epsilon == pytest.approx(made.epsilon, rel=WIDTH)
     for wrong in (-1.0, 0.0, math.nan):
-        with pytest.raises(ValueError, match=r"^about: "):
+        with pytest.raises(ValueError, match=r"^initial_guess: "):
             calibrate.composed_budget(dpk.piecewise, **target, initial_guess=wrong)
 
 

@@ -24,7 +24,7 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.solve import convex_root, root
 
-LEAST_WEIGHT = 1e-15  # Of the outside: q stays below 1.
+LEAST_WEIGHT = 2.0**-53  # Of the outside: q is at most the float before 1.
 
 
 def excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:

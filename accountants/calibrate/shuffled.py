@@ -92,10 +92,9 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     excess = partial(_excess, member, n)
     if xp is np:
         return math.nan if excess(low, given) > 0 else _from_below(partial(_at, excess, given), low, high)
-    first, last, _ = promote(low, high, epsilon)
-    t = root(excess, given, first, last, _RTOL)
-    is_feasible = excess(xp.asarray(low, epsilon.dtype), jax.lax.stop_gradient(given)) <= 0
-    return xp.where(is_feasible, t, xp.nan)
+    lowest, highest, _ = promote(low, high, epsilon)
+    t = root(excess, given, lowest, highest, _RTOL)
+    return xp.where(excess(lowest, jax.lax.stop_gradient(given)) <= 0, t, xp.nan)
 
 
 def _at(excess: Callable[[float, Any], float], given: Any, t: float) -> float:

@@ -1,11 +1,12 @@
-"""Tuning: the member of a family that makes an objective best at a budget, by optax, certified before it is returned.
+"""Tuning: the best member of a family at a budget, by a BFGS method of its own or any optax transformation.
 
     result = tune.best(tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5), tune.acceptance(theta=1.0))
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
-Free parameters declare domains and move through bijections; what the budget determines is solved for, with implicit
-derivatives, so that every point of a search is private and nothing is penalised. Searches run from several starts, each
-the best of some points, in one compiled loop, which ends where no step promises anything or the best gains nothing.
+The exact accountant certifies a result before it is returned. Free parameters declare domains and move through
+bijections. What the budget determines is solved for by ``calibrate``, with implicit derivatives. So every point of a
+search is private and nothing is penalised. Searches run from several starts, each the best of some points, in one
+compiled loop. It ends where no step promises anything, or the best gains nothing.
 """
 
 from accountants.tune.certified import NotPrivateError
