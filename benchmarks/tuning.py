@@ -7,6 +7,10 @@ Cold is the first call of a fresh process after its imports, with all that it co
 took, which other work on the machine does not change as much; warm the median of five calls at
 other budgets, certificates included. The sources' searches are vectorised here, which their own code is not, and
 evaluated by the same compiled objectives; their evaluations are of the objective, for recycling of the privacy profile.
+
+The second table compares optimizers: the default, which is BFGS of this package's own; optax.lbfgs and optax.adam in
+the same compiled search; and scipy.optimize.minimize over members of plain numbers, without compiling the search. SciPy
+uses the method of Nelder and Mead, from the best of the points that the default begins at, and certifies nothing.
 """
 
 from __future__ import annotations
@@ -21,8 +25,12 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
+from scipy.optimize import minimize
 
 from accountants import tune
+from accountants.tune.domains import values
+from accountants.tune.tuning import aimed, starting_points
 from benchmarks.shown import machine, markdown, parser_of
 
 SIGNED: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
@@ -78,7 +86,16 @@ CASES: dict[str, Case] = {
     ),
 }
 QUICK = ("piecewise", "recycled gaussian")
+COMPARED = (*QUICK, "triangle on quartic, pointwise", "recycled laplace", "truncated gaussian", "10 reports, piecewise")
 EPSILON = 1.0
+
+# Name -> an optax transformation; None for the default. SciPy's has no transformation.
+OPTIMIZERS: dict[str, Any] = {
+    "default": None,
+    "optax.lbfgs": optax.lbfgs(),
+    "optax.adam(0.05)": optax.adam(0.05),
+    "scipy.optimize.minimize": None,
+}
 
 
 def timed(call: Callable[[], Any]) -> tuple[float, float, Any]:
@@ -107,9 +124,54 @@ def measured(name: str, method: str) -> dict[str, Any]:
     }
 
 
-def in_a_fresh_process(name: str, method: str) -> dict[str, Any]:
-    """``measured`` in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.tuning", "--one", name, "--method", method]
+def by_scipy(family: Any, objective: Any) -> tuple[float, int]:
+    """Return (the best objective, evaluations) by SciPy over members of plain numbers."""
+    target = aimed(family, objective)
+    points = starting_points(target, None)
+
+    def cost(z: np.ndarray) -> float:
+        try:
+            member = target.build(values(target.domains, z))
+        except ValueError:  # Plain numbers that are infeasible are refused.
+            return np.inf
+        numbers = [np.asarray(leaf) for leaf in jax.tree.leaves(member)]
+        known = all(np.isfinite(number).all() for number in numbers)
+        return objective.sign * float(objective(member)) if known else np.inf
+
+    with jax.enable_x64(True):
+        best = min((cost(z), tuple(z)) for z in points.reshape(-1, points.shape[-1]))[1]
+        found = minimize(cost, best, method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12})
+    return objective.sign * float(found.fun), found.nfev + points[..., 0].size
+
+
+def by_optimizer(name: str, optimizer: str) -> dict[str, Any]:
+    """Measure one case by one optimizer: seconds of the processor first and later, evaluations, value."""
+    family, objective = CASES[name]
+    jax.numpy.zeros(2).block_until_ready()  # The backend's start is no part of a search.
+
+    def once(epsilon: float) -> tuple[float, int]:
+        if optimizer == "scipy.optimize.minimize":
+            return by_scipy(family(epsilon), objective)
+        found = tune.best(family(epsilon), objective, optimizer=OPTIMIZERS[optimizer])
+        return found.value, found.evaluations
+
+    _, first, (value, evaluations) = timed(lambda: once(EPSILON))
+    later = [timed(partial(once, float(eps)))[1] for eps in EPSILON * np.linspace(1.1, 2.0, WARM)]
+    return {"first": first, "later": float(np.median(later)), "evaluations": evaluations, "value": value}
+
+
+def optimizer_rows(names: Any) -> Iterator[list[str]]:
+    """Yield one row a case and optimizer."""
+    for name in names:
+        for optimizer in OPTIMIZERS:
+            found = in_a_fresh_process(name, "--optimizer", optimizer)
+            times = [f"{found['first']:.2f}", f"{1e3 * found['later']:.1f}"]
+            yield [name, optimizer, *times, f"{found['evaluations']}", f"{found['value']:.9g}"]
+
+
+def in_a_fresh_process(name: str, option: str, value: str) -> dict[str, Any]:
+    """Measure a case by a method or by an optimizer in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.tuning", "--one", name, option, value]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -118,7 +180,7 @@ def rows(names: Any) -> Iterator[list[str]]:
     """One row a case and method."""
     for name in names:
         for method in ("gradient", "enumeration"):
-            found = in_a_fresh_process(name, method)
+            found = in_a_fresh_process(name, "--method", method)
             if "error" in found:
                 yield [name, method, "", "", "", "", found["error"].split(";")[0]]
                 continue
@@ -141,13 +203,19 @@ def main() -> None:
     parser = parser_of(__doc__, "two families and 20 budgets")
     parser.add_argument("--one", choices=CASES, help="one case only, as JSON")
     parser.add_argument("--method", choices=("gradient", "enumeration"), default="gradient", help="of --one")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, help="of --one, instead of a method")
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(measured(options.one, options.method)))
+        by_method = options.optimizer is None
+        found = measured(options.one, options.method) if by_method else by_optimizer(options.one, options.optimizer)
+        print(json.dumps(found))
         return
     print(f"{machine()}\n")
     header = ["family", "method", "cold, s", "of a core, s", "warm, ms", "evaluations", "objective at eps = 1"]
     print(markdown(header, rows(QUICK if options.quick else CASES)))
+    print()
+    header = ["family", "optimizer", "first, s of a core", "later, ms of a core", "evaluations", "objective at eps = 1"]
+    print(markdown(header, optimizer_rows(QUICK if options.quick else COMPARED)))
     print()
     print(
         markdown(["family", "budgets", "cold, s", "warm, s", "evaluations"], many_rows(20 if options.quick else 1000))

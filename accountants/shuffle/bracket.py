@@ -272,14 +272,10 @@ def crossing(delta_at: Any, target: float, start: float, slope: float, side: int
         return abs(math.log(max(value, 1e-300) / target)) / -slope
 
     start, least = max(start, 0.0), _CLOSER * max(start, 1e-12)
-    walk: dict[str, Any] = {
-        "direction": side,
-        "overshoot": 1 + 1e-3,
-        "least": least,
-        "growth": 2.0,
-        "steps": _MOST_STEPS,
-    }
     try:
-        return max(conservative_root(missing, start, **walk), 0.0)
+        found = conservative_root(
+            missing, start, direction=side, overshoot=1 + 1e-3, least=least, growth=2.0, steps=_MOST_STEPS
+        )
+        return max(found, 0.0)
     except NotPrivateError:
         return math.inf if side > 0 else 0.0

@@ -137,7 +137,7 @@ def many(
     numbers, tree = jax.tree.flatten(as_float64(family))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
-    points = _starts(family, starts)
+    points = starting_points(family, starts)
     if not points.size:
         with jax.enable_x64(True):
             results = [_determined(jax.tree.unflatten(tree, row), chosen) for row in zip(*columns, strict=True)]
@@ -199,8 +199,8 @@ def _optimizer(optimizer: Any) -> Optimizer | None:
     return optimizer
 
 
-def _starts(family: Family, count: int | None) -> np.ndarray:
-    """The points of each start, neighbours where one number is free: of shape (points, starts, free)."""
+def starting_points(family: Family, count: int | None) -> np.ndarray:
+    """Return the points of each start, neighbours where one number is free: of shape (points, starts, free)."""
     free = domains.size(family.domains)
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
@@ -217,7 +217,7 @@ def _has_dips(family: Family) -> bool:
 
 
 def _by_gradient(family: Family, objective: Objective, starts: int | None, search_with: Callable[..., Any]) -> Result:
-    points = _starts(family, starts)
+    points = starting_points(family, starts)
     with jax.enable_x64(True):
         if not points.size:
             return _determined(family, objective)
