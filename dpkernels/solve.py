@@ -25,6 +25,7 @@ from dpkernels.numerics import Real, RealArray, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NEWTON_STEPS = 60
+_SECANTS, _FOUND = 100, 1e-11  # Steps of a bracket at most, and its relative width at the end.
 _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
 # and its value, which is flat there, to about 1e-12. It starts off a knot to one side of it.
@@ -165,6 +166,37 @@ def invert_increasing(function: Callable[[Real], Real], target: Any, low: Any, h
     low, high = (end.astype(target.dtype) for end in (low, high))
     low, high = bisect(lambda y: function(y) < target, low, high, xp.finfo(target.dtype).nmant + 8)
     return (low + high) / 2
+
+
+# Roots of arrays
+
+
+def falling_root(function: Callable[[Any], Any], low: Any, high: Any) -> np.ndarray:
+    """Return where a falling function of plain numbers is 0 between two ends, to rounding; elementwise.
+
+    By the Illinois method: secants of a bracket, of which an end that stays twice counts for half.
+
+    Args:
+        function: maps x to values of its shape.
+        low: where the function is at least 0, if it has a root there.
+        high: where it is at most 0.
+    """
+    low, high = (np.array(end, np.float64) for end in np.broadcast_arrays(low, high))
+    above_low, below_high = function(low), function(high)
+    last = np.zeros(low.shape, int)
+    for _ in range(_SECANTS):
+        fall = above_low - below_high
+        x = np.clip(low + (high - low) * above_low / np.where(fall > 0, fall, 1.0), low, high)
+        value = function(x)
+        side = np.where(value > 0, 1, -1)
+        again = side == last
+        low, high = np.where(side > 0, x, low), np.where(side > 0, high, x)
+        above_low = np.where(side > 0, value, np.where(again, above_low / 2, above_low))
+        below_high = np.where(side > 0, np.where(again, below_high / 2, below_high), value)
+        last = side
+        if ((high - low <= _FOUND * np.abs(high)) | (value == 0)).all():
+            break
+    return x
 
 
 # Roots

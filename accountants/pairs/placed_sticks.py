@@ -24,14 +24,14 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 from dpkernels.mechanisms.windowed.windows import Triangle, Uniform
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
-from dpkernels.solve import bisect, turning_points
+from dpkernels.solve import bisect, falling_root, turning_points
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
 # Cells that a piece is searched in for turns of the loss, and the most turns that are kept.
 _CELLS, _TURNS = 64, 3
 # Halvings for a turn, to the last digit of float64; steps for a cut, of which the table below leaves a small bracket.
-_BISECTIONS, _SECANTS = 60, 6
+_BISECTIONS, _NEWTON_STEPS = 60, 3
 # Relative distance from a knot at which its one side is looked at; pieces shorter than the second need no turns.
 _INSET, _LEAST = 1e-12, 1e-13
 # Units in the last place by which the derivatives of two equal densities may differ.
@@ -215,37 +215,40 @@ def _drops(side: Side, runs: _Runs) -> Real:
 
 
 def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
-    """Return the share of a run, from its top, where the loss is above eps: bracketed by the table, then by secants.
+    """Return the share of a run, from its top, where the loss is above eps: bracketed by the table, then its root.
 
-    At its end the integrand is 0, so the first derivative of delta needs none of it; JAX has one, for the second.
+    An error in the share loses its square: the integrand is 0 at the end. So the first derivative of delta needs none
+    of the share; JAX numbers have one, for the second.
     """
-    xp = namespace(eps, drops)
+    xp = namespace(eps, drops, run.top)
     frozen, level = without_derivative((run, eps))
     shares = like(_SHARES, drops)
     drop = xp.sqrt(xp.maximum(frozen.loss - level, 0.0))
     j = xp.clip(xp.searchsorted(drops, drop, side="right") - 1, 0, len(shares) - 2)
     low, high, step = shares[j], shares[j + 1], drops[j + 1] - drops[j]
-
-    def gap(share: Any, run: _Runs = frozen, eps: Any = level) -> Any:
-        """p - e^eps q: not the loss, which may bend by e^eps where the window ends."""
-        e = run.top + run.extent * share
-        return side.p(e, run.in_p) - xp.exp(eps) * side.q(e, run.in_q)
-
-    share = low + (high - low) * xp.clip((drop - drops[j]) / xp.where(step > 0, step, 1.0), 0.0, 1.0)
-    value_low, value_high = gap(low), gap(high)
-    for _ in range(_SECANTS):
-        value = gap(share)
-        above = value > 0
-        # The end that stays counts for half, so that both ends come nearer (Illinois).
-        value_high = xp.where(above, value_high / 2, value)
-        value_low = xp.where(above, value, value_low / 2)
-        low, high = xp.where(above, share, low), xp.where(above, high, share)
-        fall = value_low - value_high
-        share = xp.clip(low + (high - low) * value_low / xp.where(fall > 0, fall, 1.0), low, high)
     partial = (drop > 0) & (drop < drops[-1])
-    share = without_derivative(share)
-    if xp is jnp:
-        rate = jax.lax.stop_gradient(jax.jvp(gap, (share,), (jnp.ones_like(share),))[1])
-        newton = share - gap(share, run, eps) / jnp.where(rate != 0, rate, 1.0)
-        share = jnp.where(partial, jnp.clip(newton, low, high), share)
+    if xp is np:
+        share = falling_root(lambda share: _gap(side, run, share, eps), low, high)
+    else:
+        share = low + (high - low) * jnp.clip((drop - drops[j]) / jnp.where(step > 0, step, 1.0), 0.0, 1.0)
+        for _ in range(_NEWTON_STEPS):
+            share = jnp.clip(share - _newton_step(side, frozen, share, level), low, high)
+        share = jax.lax.stop_gradient(share)
+        share = jnp.clip(share - jnp.where(partial, _newton_step(side, run, share, eps), 0.0), low, high)
     return xp.where(drop <= 0, 0.0, xp.where(partial, share, 1.0))
+
+
+def _gap(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
+    """p - e^eps q at a share of a run: not the loss, which may bend by e^eps where the window ends."""
+    e = run.top + run.extent * share
+    return side.p(e, run.in_p) - namespace(e, eps).exp(eps) * side.q(e, run.in_q)
+
+
+def _newton_step(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
+    """The gap over its derivative in the share; JAX numbers only."""
+
+    def gap(share: Any) -> Any:
+        return _gap(side, run, share, eps)
+
+    rate = jax.lax.stop_gradient(jax.jvp(gap, (share,), (jnp.ones_like(share),))[1])
+    return gap(share) / jnp.where(rate != 0, rate, 1.0)
