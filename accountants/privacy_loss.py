@@ -86,7 +86,7 @@ class SmoothPieces:
             log_p, log_q, loss = self.log_p(x, i), self.log_q(x, i), self.loss(x, i)
             xp = namespace(loss, rate)
             there = sampled_loss(loss, rate)
-            return xp.where(loss == np.inf, log_p + xp.log(rate), log_q + xp.where(there < np.inf, there, 0.0))
+            return xp.where(loss == np.inf, log_p + xp.log(rate), log_q + xp.where(there == np.inf, 0.0, there))
 
         return dataclasses.replace(
             self,
@@ -170,8 +170,8 @@ class PrivacyLossDistribution:
         """The distribution of (r p + (1 - r) q, q): the record that tells p from q is in a Poisson sample of rate r."""
         xp = namespace(self.loss, rate)
         sampled = sampled_loss(self.loss, rate)
-        finite = xp.isfinite(self.loss)
-        change = xp.where(finite, self.loss, 0.0) - xp.where(finite, sampled, 0.0)
+        infinite = xp.isinf(self.loss)
+        change = xp.where(infinite, 0.0, self.loss) - xp.where(infinite, 0.0, sampled)
         width = self.width * rate * xp.exp(change)
         pieces = tuple(piece.subsampled(rate) for piece in self.pieces)
         p = rate * self.p + (1 - rate) * self.q
@@ -260,12 +260,15 @@ def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
 def sampled_loss(loss: Any, rate: Any) -> Any:
     """Return log(1 + r (e^loss - 1)), the loss on a Poisson sample of rate r."""
     xp = namespace(loss, rate)
-    finite = xp.isfinite(loss)
-    known = xp.where(finite, loss, 0.0)
-    large = known > _LARGE
-    near = xp.log1p(rate * xp.expm1(xp.where(large, 0.0, known)))
-    there = xp.where(large, known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0))), near)
-    return xp.where(finite, there, xp.where(loss > 0, np.inf, xp.log1p(-rate)))
+    infinite = xp.isinf(loss)
+    known = xp.where(infinite, 0.0, loss)  # NaN stays.
+    large, small = known > _LARGE, known < -1
+    near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, known)))
+    far = known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0)))
+    # Next to the least loss, log(1 - r), that sum would cancel; 1 - r is exact where it is small.
+    low = xp.log((1 - rate) + rate * xp.exp(xp.where(small, known, 0.0)))
+    there = xp.where(large, far, xp.where(small, low, near))
+    return xp.where(infinite, xp.where(loss > 0, np.inf, xp.log1p(-rate)), there)
 
 
 def _loss_before_sampling(loss: Any, rate: Any) -> Any:

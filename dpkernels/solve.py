@@ -648,6 +648,15 @@ def _narrow(function: Function, parameters: Any, state: tuple[Real, ...]) -> tup
     return step + 1, low, left, right, high, at_left, at_right
 
 
+def shares_with_ends(count: int) -> np.ndarray:
+    """Return increasing numbers from 0 to 1: ``count`` evenly spaced ones, and ones that come ever nearer to both ends.
+
+    At these a turn is seen however near to an end it is: between neighbouring points the distance only doubles.
+    """
+    near = 2.0 ** -np.arange(math.ceil(math.log2(count)), 28.0)
+    return np.unique(np.concatenate([np.linspace(0.0, 1.0, count), near, 1 - near]))
+
+
 def turning_points(function: Callable[[Any, Any], Any], points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (turns, rows): where functions of plain numbers turn from rising to falling or back.
 

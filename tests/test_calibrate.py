@@ -265,7 +265,7 @@ def test_delta_is_not_monotone_in_the_rate():
 
 def test_a_truncation_that_is_private_gives_the_last_rate_below_one():
     m = calibrate.budget_recycled(Gaussian(2.0), theta=5.0, epsilon=0.5, delta=0.2)
-    assert 1 - m.noise.outside == math.nextafter(1.0, 0.0)
+    assert 0 < m.noise.outside < 1e-14
     assert realised(m) <= 0.2
 
 

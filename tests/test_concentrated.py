@@ -72,7 +72,7 @@ def test_both_conversions_agree():
 def test_gaussian_noise_does_not_exceed_the_conversion(eps):
     for sigma in (0.5, 1.0, 5.0):
         exact = float(additive_profile(Gaussian(sigma), 1.0, eps))
-        assert exact <= cdp.best_delta(cdp.gaussian_rho(sigma), eps)
+        assert exact <= cdp.best_delta(cdp.gaussian_rho(sigma), eps) + np.finfo(float).tiny  # As Gaussian delta has.
 
 
 def test_nothing_costs_nothing():

@@ -215,6 +215,8 @@ class ComposedBounds:
         if exponent > _OVERFLOWS and side > 0:  # The tilt is for an eps far off, and weights may be 0 by underflow.
             return 1.0
         finite = np.exp(min(exponent, _OVERFLOWS)) * max(value, 0.0)
+        if np.isnan(finite):
+            raise ValueError("epsilon, delta: there is no bracket; the losses, or their masses, are beyond the floats")
         return float(min(self.infinite + finite, 1.0))
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.numerics import gauss_legendre
-from dpkernels.solve import bisect, turning_points
+from dpkernels.solve import bisect, shares_with_ends, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
 # Points at which turns of the loss are searched for: of one piece, of all pieces together, and of one of very many.
@@ -25,8 +25,7 @@ _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
 _INVERSE_STEPS = 56  # Bisections for a point with a given loss.
 # At a knot itself a density may jump: how far from it, of a piece's length, it is looked at.
 _INSET = 1e-12
-# Knots no further apart, relative to the farthest, are one but for rounding; losses that differ less are equal.
-_ROUNDING, _CONSTANT = 64 * 2.0**-52, 1e-13
+_CONSTANT = 4e-15  # Losses that differ less, relatively, are equal; the margins of the bounds are twice as much.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
 _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
 # An atom this near to the grid, in steps, is on it.
@@ -211,12 +210,11 @@ def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
 
 def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     left, right = np.asarray(source.left, np.float64), np.asarray(source.right, np.float64)
-    rounding = _ROUNDING * np.abs(np.concatenate([left, right])).max(initial=0.0)
-    number = np.flatnonzero(right - left > rounding)
+    number = np.flatnonzero(right > left)
     left, right = left[number], right[number]
     count = int(np.clip(_ALL_SAMPLES // max(len(number), 1), _FEWEST_SAMPLES, _SAMPLES))
     inset = _INSET * (right - left)
-    shares = np.linspace(0.0, 1.0, count)
+    shares = shares_with_ends(count)
     x = (left + inset)[:, None] * (1 - shares) + (right - inset)[:, None] * shares
     level = source.loss(x, number[:, None])
     infinite = np.isinf(level).all(1)
@@ -228,7 +226,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
         raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
     panels = whole.refined(whole.panels(), _EXACT) if len(whole) else whole.panels()
     masses = (np.bincount(panels.piece, mass, len(whole)) for mass in whole.masses(panels))
-    atoms = (*masses, level[constant, count // 2])
+    atoms = (*masses, level[constant, len(shares) // 2])
     number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
     order = np.lexsort((np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])))

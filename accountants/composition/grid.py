@@ -172,7 +172,9 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     xp = namespace(whole.loss)
     loss = whole.finite[1]
     lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
-    step = step_on_atoms((loss.max() - lowest) / (_SIZE - 4), atoms[1])
+    # Of one loss alone the grid has no width.
+    least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
+    step = step_on_atoms(least, atoms[1])
     offset = atoms[0] - step * without_derivative(xp.floor((atoms[0] - lowest) / step) + 1)
     masses = [_connect_dots(one, offset, step)[::-1] for one in several]
     profile = first = profile_on_grid(masses[0], 0.0, step)[0]

@@ -67,6 +67,8 @@ class Densities(Pair):
         columns = np.array([(piece.left, piece.right, piece.scale, *panel) for piece, *panel in ends])
         p, q, loss = (np.asarray(leaf).reshape(len(ends), -1) for leaf in (self.nodes.p, self.nodes.q, self.nodes.loss))
         finite = np.isfinite(loss).all(1)
+        if not np.isinf(loss[~finite]).all():
+            raise ValueError("log_p, log_q: one density becomes 0 between two knots; put a knot there")
         atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
         left, right, scale, start, end = columns[finite].T
 

@@ -69,6 +69,10 @@ class Placed(Pair):
         pair = _floating(self)
         if isinstance(self.window, Uniform) and isinstance(self.base, Constant):
             return _flat(pair)
+        apart = checks.concrete(self.apart)
+        if apart is not None and np.all(apart == 0):
+            one = namespace(pair.width).ones_like(pair.width)[None]
+            return PrivacyLossDistribution.of_masses(one, one)
         own, other = (self._pieces(side_of(one, beyond=True)) for one in (pair, pair.mirror()))
         return join([own, other.mirrored()])
 
@@ -86,9 +90,13 @@ class Placed(Pair):
             SmoothPieces(side.left, side.right, log_density(0), log_density(1), loss, self._steepness)
         )
 
-    def _steepness(self, left: np.ndarray, right: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Half a sine is pi over its width; other shapes are polynomials of degree 4 at most between their knots."""
-        return 0 * left + (np.pi / float(self.width) if isinstance(self.window, Sine) else 0.0)
+    @property
+    def _steepness(self) -> Callable[[Any, Any, Any], Any] | None:
+        """That of the window and of the base, whichever is larger; None where one of them says none."""
+        steep, flat = self.window.steepness, self.base.steepness
+        if steep is None or flat is None:
+            return None
+        return lambda left, _, __: 0 * left + max(steep / float(self.width), flat)
 
     def mirror(self) -> Placed:
         return Placed(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)

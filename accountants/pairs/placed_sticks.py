@@ -24,7 +24,7 @@ from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 from dpkernels.mechanisms.windowed.windows import Triangle, Uniform
 from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
-from dpkernels.solve import bisect, falling_root, turning_points
+from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
@@ -140,7 +140,7 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     some = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
-    shares: Any = np.linspace(0.0, 1.0, cells + 1)
+    shares: Any = shares_with_ends(cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
     starts, rows = np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])

@@ -123,9 +123,10 @@ def loss_pieces(pair: Shifted) -> tuple[PrivacyLossDistribution, PrivacyLossDist
     pieces, law, D = split(pair), pair.noise.law, pair.shift
     xp = namespace(pieces.at)
     if law.degree == 0:
-        p = xp.exp(pieces.log_p) * pieces.width * noise_sticks.step_copies(pair, pieces.at)
-        finite = xp.isfinite(pieces.loss)
-        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), 0.0)
+        size = pieces.width * noise_sticks.step_copies(pair, pieces.at)
+        p, finite = xp.exp(pieces.log_p) * size, xp.isfinite(pieces.loss)
+        alone = pieces.weight_q * xp.exp(law.log_prob(pieces.at - D)) * size  # Where p is 0.
+        q = xp.where(finite, p * xp.exp(-xp.where(finite, pieces.loss, 0.0)), xp.where(p > 0, 0.0, alone))
         return PrivacyLossDistribution(p, q, pieces.loss, 0 * p), None
     constant = (pieces.slope == 0) & (pieces.width > 0)
     p = pieces.weight_p * law.mass(pieces.left, pieces.right)

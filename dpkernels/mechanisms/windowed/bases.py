@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,7 +17,15 @@ _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for ev
 
 
 class Shape(abc.ABC):
-    """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1]."""
+    """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
+
+    Attributes:
+        steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
+            (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
+            are then refused.
+    """
+
+    steepness: ClassVar[float | None] = None
 
     @property
     @abc.abstractmethod
@@ -71,6 +79,7 @@ class Constant(Base):
 
     area = 1.0
     spread = 1 / 3
+    steepness = 0.0
     lowest = 1.0
     kinks = np.zeros(0)
 
@@ -98,6 +107,8 @@ class Quartic(Base):
     Raises:
         ValueError: edge not in [1e-9, 1].
     """
+
+    steepness: ClassVar[float | None] = 0.0
 
     edge: Any
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -111,6 +111,8 @@ def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
 class TabulatedWindow(Window):
     """A window of the user's own: a symmetric piecewise linear density on [0, 1] with peak 1."""
 
+    steepness: ClassVar[float | None] = 0.0
+
     shape: PiecewiseLinear
 
     @property
@@ -157,6 +159,8 @@ class TabulatedWindow(Window):
 @dataclass(frozen=True)
 class TabulatedBase(Base):
     """A base of the user's own: an even piecewise linear density on [-1, 1] with peak 1."""
+
+    steepness: ClassVar[float | None] = 0.0
 
     shape: PiecewiseLinear
 

@@ -50,6 +50,7 @@ class Uniform(_Unimodal):
 
     area = 1.0
     spread = 1 / 12
+    steepness = 0.0
 
     def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
@@ -71,6 +72,7 @@ class Sine(_Unimodal):
 
     area = 2 / np.pi
     spread = 1 / 4 - 2 / np.pi**2
+    steepness = np.pi
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
@@ -94,6 +96,7 @@ class Triangle(_Unimodal):
 
     area = 0.5
     spread = 1 / 24
+    steepness = 0.0
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
