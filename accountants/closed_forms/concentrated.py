@@ -106,7 +106,8 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
     terms = [x * (some - eps), x**2 * some, -np.log1p(x), -x * np.log1p(1 / x)]
     size = 1 + sum(np.abs(term) for term in terms)
     exponent = sum(terms[1:], terms[0]) + 1.5 * np.finfo(float).eps * size
-    return np.where(rho > 0, np.exp(np.minimum(exponent, 0.0)), 0.0)
+    # It is positive also where floats do not hold it.
+    return np.where(rho > 0, np.maximum(np.exp(np.minimum(exponent, 0.0)), np.finfo(float).tiny), 0.0)
 
 
 def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:

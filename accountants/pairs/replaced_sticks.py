@@ -211,7 +211,8 @@ def _exponentials(noise: Any, D: Any, rate: Any) -> Curve:
 
         return at
 
-    return lambda eps: total(term, (logs, slopes, pieces.width, lowering), eps)
+    rounding = 1 + _UNITS * jnp.finfo(logs.dtype).eps
+    return lambda eps: rounding * total(term, (logs, slopes, pieces.width, lowering), eps)
 
 
 def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
