@@ -47,7 +47,7 @@ def precise_parameter(
     *,
     initial_guess: Real = 0.0,
     ends: tuple[Real, Real] = ENDS,
-    tolerance: float = 1e-6,
+    tolerance: float = 1e-5,
     clip: bool = False,
 ) -> Any:
     """Return the t at which reports are (eps, delta)-DP by the precise composition, or NaN if there is none.
