@@ -227,6 +227,7 @@ def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
     j = xp.clip(xp.searchsorted(drops, drop, side="right") - 1, 0, len(shares) - 2)
     low, high, step = shares[j], shares[j + 1], drops[j + 1] - drops[j]
     partial = (drop > 0) & (drop < drops[-1])
+    share: Any
     if xp is np:
         share = falling_root(lambda share: _gap(side, run, share, eps), low, high)
     else:

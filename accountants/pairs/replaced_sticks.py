@@ -211,7 +211,7 @@ def _exponentials(noise: Any, D: Any, rate: Any) -> Curve:
 
         return at
 
-    rounding = 1 + _UNITS * jnp.finfo(logs.dtype).eps
+    rounding = 1 + _UNITS * np.finfo(logs.dtype).eps
     return lambda eps: rounding * total(term, (logs, slopes, pieces.width, lowering), eps)
 
 
