@@ -179,7 +179,11 @@ class Guarantee:
         return None if count is None else bool(count == 1)
 
     def directions(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
-        """What is composed, for either direction of a neighbour: delta is the largest. JAX arrays; see ``losses``."""
+        """What is composed, for either direction of a neighbour: delta is the largest of theirs.
+
+        Args:
+            panels: see ``PrivacyLossDistribution.nodes``.
+        """
         return tuple(zip(*(parts_of(term, self.ways, panels) for term in self.terms), strict=True))
 
     @property

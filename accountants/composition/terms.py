@@ -132,7 +132,7 @@ def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Repeat
     Args:
         term: the reports.
         ways: one part for each, with a neighbour that has one record more if it is true.
-        panels: see ``losses``.
+        panels: see ``PrivacyLossDistribution.nodes``.
     """
     if is_gaussian(term):
         (pair,) = term.pairs

@@ -28,22 +28,6 @@ from dpkernels.pytrees import pytree
 _UNITS = 8
 
 
-def sampled_profile(profile: Curve, mirror_profile: Curve, rate: Any, epsilon: Any) -> Any:
-    """Return delta at eps of one release on a Poisson sample, one record added or removed.
-
-    Args:
-        profile: eps -> H_t(P, Q), for eps >= 0, P being the law with the record.
-        mirror_profile: eps -> H_t(Q, P).
-        rate: r, in (0, 1].
-        epsilon: eps >= 0; NumPy or JAX, of the kind that the profiles take.
-
-    Returns:
-        The larger one of both directions; an upper bound as computed where the profiles are.
-    """
-    added, removed = with_added_record(profile, rate)(epsilon), with_removed_record(mirror_profile, rate)(epsilon)
-    return namespace(added, removed).maximum(added, removed)
-
-
 def with_added_record(profile: Curve, rate: Any) -> Curve:
     """Return eps -> r H_s(P, Q), from eps -> H_t(P, Q): an upper bound where that is one."""
 
