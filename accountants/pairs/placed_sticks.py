@@ -36,6 +36,8 @@ _BISECTIONS, _NEWTON_STEPS = 60, 3
 _INSET, _LEAST = 1e-12, 1e-13
 # Units in the last place by which the derivatives of two equal densities may differ.
 _UNITS = 16
+# So many values of linear pieces are computed together.
+_TOGETHER = 1 << 20
 # Shares of a run at which its loss is tabled: dense near the top.
 _SHARES = np.linspace(0, 1, 257) ** 2
 _NODES, _WEIGHTS = gauss_legendre(8)
@@ -81,7 +83,13 @@ def _linear(side: Side) -> Curve:
 
         return at
 
-    return lambda eps: total(term, items, eps)
+    def delta(eps: Any) -> Any:
+        # A table has thousands of pieces: of plain numbers they are taken together, for some eps at a time.
+        if namespace(eps, side.left) is not np or np.size(eps) * len(side.left) > _TOGETHER:
+            return total(term, items, eps)
+        return term(items)(np.asarray(eps)[..., None]).sum(-1)
+
+    return delta
 
 
 # Smooth densities
