@@ -340,3 +340,11 @@ def test_trade_off_of_gaussian():
     found = gaussian(1 / mu).trade_off(alpha)
     assert np.all(found <= exact + 1e-12)
     np.testing.assert_allclose(found, exact, atol=2e-3)
+
+
+def test_nothing_is_left_at_an_infinite_epsilon():
+    """But the mass of infinite losses."""
+    made = guarantee(dpk.truncated_laplace(epsilon=1.0, delta=1e-3, sensitivity=1.0))
+    assert made.repeat(3).delta(np.inf) == pytest.approx(made.repeat(3).delta(500.0), rel=1e-12)
+    for one in (guarantee(dpk.gaussian(sigma=1.0), 1.0), guarantee(dpk.laplace(epsilon=1.0))):
+        assert one.repeat(3).delta(np.inf) == one.repeat(3).delta(np.array([np.inf, 1e308]))[1] == 0.0

@@ -60,7 +60,7 @@ def evaluate(made: Any, at: Real, what: str) -> Any:
     """
     if namespace(at, *jax.tree.leaves(made)) is jnp:
         return _evaluate_traced(made, at, what)
-    at = np.asarray(at, np.float64)
+    at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Of an infinite eps, too.
     one = _evaluator(as_float64(made), what)
     with np.errstate(all="ignore"):
         return plain(np.array([one(x) for x in at.ravel()]).reshape(at.shape)[()])
@@ -71,7 +71,7 @@ def _evaluator(made: Any, what: str) -> Callable[[Any], Any]:
     with np.errstate(all="ignore"):
         coarse = made.directions()
         if what == "renyi":
-            return lambda order: max(cumulant.renyi_divergence(parts, order) for parts in coarse)
+            return lambda order: np.max([cumulant.renyi_divergence(parts, order) for parts in coarse])  # NaN stays.
         fine = coarse if is_gaussian(coarse[0]) else made.directions(PANELS)
     directions = [
         tuple(tuple(part.pruned().padded() for part in parts) for parts in nodes)
