@@ -155,15 +155,16 @@ def test_intervals_of_groups_hold_with_room_for_their_own_simulation() -> None:
 
 
 def test_intervals_are_narrower_with_more_known() -> None:
-    x = np.arange(10) * 3.0
+    """Counts are so large that no interval ends at 0, whatever the noise is."""
+    x = 1000 + np.arange(10) * 3.0
     form = vector_noise(14)
     r = dpk.perturb(stacked(HIERARCHY, 10) @ x, form)
     plain = dpk.consistent_counts(r[:10], vector_noise(10))
     tied = dpk.consistent_counts(r, form, groups=HIERARCHY)
-    known = dpk.consistent_counts(r, form, groups=HIERARCHY, total=135)
+    known = dpk.consistent_counts(r, form, groups=HIERARCHY, total=10135)
     widths = [np.subtract(*one.interval()[::-1])[:10].sum() for one in (plain, tied, known)]
     assert widths == sorted(widths, reverse=True)
-    np.testing.assert_allclose(np.array(known.interval())[:, -1], 135, rtol=1e-14)
+    np.testing.assert_allclose(np.array(known.interval())[:, -1], 10135, rtol=1e-14)
     for one in (plain, tied, known):
         low, high = one.interval(0.5)
         assert (low >= 0).all()

@@ -475,7 +475,7 @@ def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
         monkeypatch.setattr(
             placed_sticks,
             "side_of",
-            lambda pair: (d := pieces(pair))._replace(**{name: getattr(d, name)[1:] for name in OF_PIECES}),
+            lambda pair: (d := pieces(pair))._replace(**{name: getattr(d, name)[2:] for name in OF_PIECES}),
         )
     elif fault == "turns":
         monkeypatch.setattr(placed_sticks, "_turns", lambda pieces, cells, most: pieces.right[None])

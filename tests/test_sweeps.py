@@ -459,7 +459,8 @@ def test_delta_next_to_the_largest_loss(settings, name):
             for at, value in zip(eps, found, strict=True):
                 exact = exact_delta(name, m, at)
                 lowest = min(lowest, float(mp.mpf(value) - exact * (1 - mp.mpf(lost))))
-                highest = max(highest, float((mp.mpf(value) - exact) / (1 + at)) / EPSILON["float64"])
+                above = mp.mpf(value) - exact * (1 + mp.mpf(lost))
+                highest = max(highest, float(above / (1 + at)) / EPSILON["float64"])
     assert lowest >= 0.0, lowest
     assert highest < 60  # With those of the log densities, which of merged laws are far from 0.
 
