@@ -95,7 +95,8 @@ def _integral(crowd: Crowd, L: Any, n: Real, c: Real, width: Real, size: tuple[i
     top = xp.log1p(crowd.gamma * (crowd.mass * decay).sum())
     log_size, angle = _log1p(re, im)
     rest = 1 - crowd.gamma
-    none = xp.where(rest > 0, xp.exp(n * (xp.log(xp.where(rest > 0, rest, 1.0)) - top)), 0.0)
+    # At most 1, as 1 - gamma is at most 1 - gamma + gamma E e^(c L).
+    none = xp.where(rest > 0, xp.exp(xp.minimum(n * (xp.log(xp.where(rest > 0, rest, 1.0)) - top), 0.0)), 0.0)
     size_of = xp.exp(n * (log_size - top))
     real, imaginary = size_of * xp.cos(n * angle) - none, size_of * xp.sin(n * angle)
     # 1/s^2 = (c^2 - u^2 - 2 i c u)/|s|^4.
