@@ -254,7 +254,7 @@ HARD = [
 ]
 
 
-@pytest.mark.quick("0-*", "3-*")
+@pytest.mark.quick("*-0", "*-3")
 @pytest.mark.parametrize("case", range(len(HARD)))
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 def test_far_from_ordinary_parameters(case, adjacency):
@@ -368,7 +368,7 @@ SLOPES = {
         .delta(jnp.float64(0.1))
     ),
     "recycled-laplace-theta": lambda v, way: (
-        guarantee(Additive(Reweighted(Laplace(1.0), -4 * v, 4 * v, 0.4)), 1.0)
+        guarantee(Additive(Reweighted(Laplace(1.0), -5 * v, 5 * v, 0.4)), 1.0)
         .subsample(0.3, way)
         .delta(jnp.float64(0.1))
     ),
@@ -382,6 +382,10 @@ SLOPES = {
 def test_gradients(x64, name, adjacency):
     both = jax.jit(jax.value_and_grad(lambda v: SLOPES[name](v, adjacency)))
     at = 0.25
+    if name.endswith("theta") and adjacency == "replace":  # Traced bounds are not known to be even.
+        with pytest.raises(ValueError, match="under tracing not known to be"):
+            both(jnp.float64(at))
+        return
     found = float(both(jnp.float64(at))[1])
     expected = slope_by_differences(lambda v: both(jnp.float64(v))[0], at, 1e-4)
     assert found == pytest.approx(expected, rel=1e-6)

@@ -49,7 +49,9 @@ class Outcomes(NamedTuple):
         slope = -xp.exp(high) * xp.where(p > xp.exp(high) * q, q, 0.0).sum()
         steep = slope < 0
         eps = high - xp.where(steep, (self.delta(high) - delta) / xp.where(steep, slope, -1.0), 0.0)
-        eps = xp.where(still.delta(0.0 * top) <= goal, 0.0, xp.maximum(eps, low))
+        # At least low. The derivative is that of the step; a maximum of equal values would halve it.
+        eps = eps + without_derivative(xp.maximum(low - eps, 0.0))
+        eps = xp.where(still.delta(0.0 * top) <= goal, 0.0, eps)
         return xp.where(xp.where(q > 0, 0.0, p).sum() >= goal, np.inf, eps)
 
 
