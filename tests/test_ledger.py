@@ -172,9 +172,9 @@ def test_kill_9_at_random_moments(tmp_path: Path) -> None:
     assert statement.spent.epsilon == Fraction(len(statement.entries), 1000) <= Fraction(1, 2)
 
 
-STOPPED = """
+# A process dies before a statement that starts with a word.
+STOPPING = """
 path = sys.argv[1]
-from dpkernels.budgets import ledger_file
 import sqlite3
 def stopping(word, connect=sqlite3.connect):
     class Stopping(sqlite3.Connection):
@@ -182,6 +182,10 @@ def stopping(word, connect=sqlite3.connect):
             if self.in_transaction and statement.startswith(word): os.kill(os.getpid(), signal.SIGKILL)
             return super().execute(statement, *more)
     return lambda *given, **named: connect(*given, **named, factory=Stopping)
+"""
+STOPPED = (
+    STOPPING
+    + """
 for word in ("INSERT", "UPDATE", "COMMIT"):
     child = os.fork()
     if child == 0:
@@ -193,6 +197,7 @@ for word in ("INSERT", "UPDATE", "COMMIT"):
     assert len(Ledger(path).statement().entries) == 5
 print(json.dumps("done"))
 """
+)
 
 
 def test_kill_9_before_every_step_of_a_charge(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from dataset_helpers import AGE as COLUMN_AGE
 from dataset_helpers import write as write_dataset
 from test_cli import AGE, GOOD_CSV, Run, assert_nothing_but, assert_refused, command
-from test_ledger import LEDGER, READ_ONLY, SMALL, forged, light, some_charges, sql
+from test_ledger import LEDGER, READ_ONLY, SMALL, STOPPING, forged, light, some_charges, sql
 from test_ledger import shown as ledger_shown
 
 from dpkernels.budgets import ledger_file, statements
@@ -134,16 +134,9 @@ with os.fdopen(reading) as said: print(json.dumps([ends, [int(one) for one in sa
     assert len(statement.entries) > 12
 
 
-STOPPED = """
-path = sys.argv[1]
-import sqlite3
-import tempfile
-def stopping(word, connect=sqlite3.connect):
-    class Stopping(sqlite3.Connection):
-        def execute(self, statement, *more):
-            if self.in_transaction and statement.startswith(word): os.kill(os.getpid(), signal.SIGKILL)
-            return super().execute(statement, *more)
-    return lambda *given, **named: connect(*given, **named, factory=Stopping)
+STOPPED = (
+    STOPPING
+    + """
 connect, left = sqlite3.connect, []
 for word in ("INSERT", "ALTER", "UPDATE charges", "UPDATE budget", "COMMIT"):
     child = os.fork()
@@ -158,6 +151,7 @@ for word in ("INSERT", "ALTER", "UPDATE charges", "UPDATE budget", "COMMIT"):
     left.append([len(found.entries), len(found.voided)])
 print(json.dumps(left))
 """
+)
 
 
 def test_kill_9_before_every_step_of_a_void_keeps_the_charge(tmp_path: Path) -> None:
