@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import additive_profile
-from accountants.pairs.units import rescaled
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.dominating_pairs.units import rescaled
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian

@@ -28,7 +28,7 @@ import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.discrete import Atoms
 from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.distributions.gaussian import Gaussian
 

@@ -20,8 +20,8 @@ from accountants.composition.bounds import ComposedBounds, Masses, above, below,
 from accountants.composition.cells import Cells, cells_on_grid, split_monotone
 from accountants.composition.cumulant import ConvergenceError
 from accountants.composition.guarantee import Guarantee, Term
-from accountants.pairs.shifted import Shifted
-from accountants.pairs.worst import worst_pairs
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -149,7 +149,7 @@ def test_asymmetric_noise_is_bounded_where_two_signs_are_worst():
 
 
 def cells(step, mechanism, D=None):
-    return cells_on_grid(split_monotone(worst_pairs(mechanism, D)[0].privacy_loss()), step)
+    return cells_on_grid(split_monotone(dominating_pairs(mechanism, D)[0].privacy_loss()), step)
 
 
 PAIRS = {
@@ -311,7 +311,7 @@ def test_losses_far_beyond_any_budget():
 
 
 def test_parameters_that_are_not_numbers_have_no_bracket():
-    broken = Guarantee((Term((Shifted(Gaussian(1.0), math.nan),), 1),))
+    broken = Guarantee((Term((AdditivePair(Gaussian(1.0), math.nan),), 1),))
     with pytest.raises(ValueError, match="no tilt"):
         broken.bracket(delta=1e-3)
 

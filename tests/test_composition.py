@@ -15,7 +15,7 @@ import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition.guarantee import Guarantee, Term
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.discrete import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

@@ -32,8 +32,7 @@ from accountants.composition.cells import (
 )
 from accountants.composition.replacement import replaced_privacy_loss
 from accountants.composition.terms import Term
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible, root
@@ -527,12 +526,12 @@ def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
     return tuple(zip(*found, strict=True))
 
 
-def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:
+def _turned(pairs: tuple[DominatingPair, ...], turn: int) -> tuple[DominatingPair, ...]:
     first = turn % len(pairs)
     return pairs[first:] + pairs[:first]
 
 
-def _losses(pair: Pair, term: Term, added: bool) -> MonotoneLoss:
+def _losses(pair: DominatingPair, term: Term, added: bool) -> MonotoneLoss:
     pair = as_float64(pair)
     with np.errstate(all="ignore"):
         if term.rate is not None and term.adjacency == "replace":

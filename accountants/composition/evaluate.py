@@ -24,7 +24,7 @@ from accountants.composition.base import ComposedProfile
 from accountants.composition.cumulant import RepeatedLosses, infinity_mass
 from accountants.composition.gaussian import GaussianProfile, is_gaussian
 from accountants.composition.terms import one_release
-from accountants.pairs.hockey_stick import as_float64, profile
+from accountants.dominating_pairs.base import as_float64, profile
 from accountants.profile import epsilon_of
 from dpkernels.batching import some_at_a_time
 from dpkernels.numerics import Real, RealArray, like, namespace, plain, without_derivative

@@ -37,9 +37,8 @@ from accountants.composition.terms import (
     parts_of,
     with_mirror,
 )
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import profile
-from accountants.pairs.worst import take_none, worst_pairs
+from accountants.dominating_pairs.base import DominatingPair, profile
+from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
 from accountants.profile import epsilon_of
 from dpkernels import checks
 from dpkernels.numerics import Real, floating, namespace, plain
@@ -279,12 +278,12 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         TypeError: an unknown mechanism.
         ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is not one of laws.
     """
-    if isinstance(mechanism, Pair):
-        take_none(sensitivity)
+    if isinstance(mechanism, DominatingPair):
+        reject_sensitivity(sensitivity)
         if namespace(*jax.tree.leaves(mechanism)) is np:
             mechanism.check()
         return Guarantee((Term(with_mirror(mechanism), 1),))
-    return Guarantee((Term(worst_pairs(mechanism, sensitivity), 1),))
+    return Guarantee((Term(dominating_pairs(mechanism, sensitivity), 1),))
 
 
 def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from accountants.closed_forms.lattice import log_ways
 from accountants.composition.replacement import replaced_atoms
 from accountants.composition.terms import Term
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.discrete import Atoms
 from dpkernels import checks
 from dpkernels.numerics import Real, map_over, namespace, without_derivative
 from dpkernels.solve import bisect

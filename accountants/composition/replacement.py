@@ -22,12 +22,18 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs import replaced_sticks
-from accountants.pairs.base import Curve, Pair
-from accountants.pairs.noise_sticks import knots_of, step_copies, width_between
-from accountants.pairs.sampled import upper, with_added_record
-from accountants.pairs.shifted import REACH, Shifted, steepness_of_quadratic, unseen
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs import replaced_noise
+from accountants.dominating_pairs.additive import (
+    REACH,
+    AdditivePair,
+    knots_of,
+    steepness_of_quadratic,
+    step_copies,
+    unseen,
+    width_between,
+)
+from accountants.dominating_pairs.base import Curve, DominatingPair, upper, with_added_record
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -63,7 +69,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 
 @pytree
 @dataclass(frozen=True)
-class Replaced(Pair):
+class Replaced(DominatingPair):
     """The worst pair of one release on a Poisson sample with one record replaced; its own mirror.
 
     Attributes:
@@ -71,7 +77,7 @@ class Replaced(Pair):
         rate: r, in (0, 1].
     """
 
-    pair: Pair
+    pair: DominatingPair
     rate: Any
 
     @property
@@ -81,7 +87,7 @@ class Replaced(Pair):
     @property
     def rounds_up(self) -> bool:
         """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
-        if isinstance(self.pair, Shifted):
+        if isinstance(self.pair, AdditivePair):
             return self.pair.rounds_up and not len(self.pair.noise.edges)
         return not _is_lattice(self.pair)
 
@@ -128,10 +134,10 @@ def replaced_stick(pair: Any, rate: Any) -> Curve:
 
 
 @replaced_stick.register
-def _(pair: Shifted, rate: Any) -> Curve:
+def _(pair: AdditivePair, rate: Any) -> Curve:
     D = namespace(pair.shift).abs(pair.shift)
     if pair.noise.law.degree:
-        return replaced_sticks.of_noise(pair.noise, D, rate)
+        return replaced_noise.of_noise(pair.noise, D, rate)
     nodes = _of_steps(pair, _Laws.of(pair, rate))
     return Atoms(nodes.p, nodes.q).hockey_stick()
 
@@ -200,7 +206,7 @@ class _Laws:
     rate: Any
 
     @classmethod
-    def of(cls, pair: Shifted, rate: Any) -> _Laws:
+    def of(cls, pair: AdditivePair, rate: Any) -> _Laws:
         return cls(pair.noise, namespace(pair.shift).abs(pair.shift), rate)
 
     def log_p(self, y: Real) -> Any:
@@ -236,7 +242,7 @@ class _Laws:
 
 
 @replaced_privacy_loss.register
-def _(pair: Shifted, rate: Any) -> PrivacyLossDistribution:
+def _(pair: AdditivePair, rate: Any) -> PrivacyLossDistribution:
     laws = _Laws.of(pair, rate)
     if pair.noise.law.degree == 0:
         return _of_steps(pair, laws)
@@ -250,14 +256,14 @@ def _(pair: Shifted, rate: Any) -> PrivacyLossDistribution:
     return join([PrivacyLossDistribution.of_pieces(_between(_ends(pair), laws, _PANELS)), outer])
 
 
-def _ends(pair: Shifted) -> Any:
+def _ends(pair: AdditivePair) -> Any:
     """All knots, increasing."""
     xp = namespace(*jax.tree.leaves(pair))
     knots, D = knots_of(pair), xp.abs(pair.shift)
     return xp.sort(xp.concatenate([knots - D, knots, knots + D]))
 
 
-def _of_steps(pair: Shifted, laws: _Laws) -> PrivacyLossDistribution:
+def _of_steps(pair: AdditivePair, laws: _Laws) -> PrivacyLossDistribution:
     ends = _ends(pair)
     at = (ends[:-1] + ends[1:]) / 2
     mass = width_between(ends[:-1], ends[1:], laws.D) * step_copies(pair, at)
@@ -271,7 +277,7 @@ def _outer(laws: _Laws, last: Real) -> PrivacyLossDistribution:
     return join([upper, upper.mirrored()])
 
 
-def _within_reach(pair: Shifted, laws: _Laws) -> Any:
+def _within_reach(pair: AdditivePair, laws: _Laws) -> Any:
     law: Any = pair.noise.law
     xp = namespace(*jax.tree.leaves(pair))
     limit = xp.abs(pair.shift) + REACH * law.sigma + floating(xp.zeros(1))

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from accountants.pairs.base import Mixed
-from accountants.pairs.placed import Placed
-from accountants.pairs.shifted import Shifted
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import Mixed
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -24,7 +24,7 @@ from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
 Kinds = Mapping[str, type]
 # What pairs are made of, by name.
 PARTS: tuple[type, ...] = (
-    *(Atoms, Mixed, Placed, Shifted),
+    *(Atoms, Mixed, WindowedPair, AdditivePair),
     *(Gaussian, Laplace, MergedLaplace, Reweighted, Staircase),
     *(Constant, Quartic, Sine, Triangle, Uniform),
     *(PiecewiseLinear, TabulatedBase, TabulatedWindow),

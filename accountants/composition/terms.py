@@ -12,9 +12,8 @@ import numpy as np
 from accountants.composition.cumulant import RepeatedLoss
 from accountants.composition.grid import pointwise_maximum
 from accountants.composition.replacement import Replaced, check_replaceable, replaced_privacy_loss
-from accountants.pairs.base import Pair
-from accountants.pairs.sampled import Sampled
-from accountants.pairs.shifted import Shifted, larger
+from accountants.dominating_pairs.additive import AdditivePair, larger_profile
+from accountants.dominating_pairs.base import DominatingPair, Sampled
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -92,11 +91,12 @@ def check_terms(terms: Any) -> None:
         if not (isinstance(term.pairs, tuple) and term.pairs):
             raise ValueError("form: the pairs of a term are one or more")
         for pair in term.pairs:
-            if not isinstance(pair, Pair):
+            if not isinstance(pair, DominatingPair):
                 raise ValueError(f"form: {type(pair).__name__} is no pair of laws")
             pair.check()
         first, *others = term.pairs
-        if isinstance(first, Shifted) and others not in ([], [first.mirror()]):  # What ``parts_of`` takes them for.
+        expected: tuple[list[Any], ...] = [], [first.mirror()]  # By ``parts_of``.
+        if isinstance(first, AdditivePair) and others not in expected:
             raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
         if term.adjacency == "replace":
             check_replaceable(term.pairs)
@@ -110,12 +110,12 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
     return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
 
 
-def both_ways(pairs: tuple[Any, ...]) -> tuple[Pair, ...]:
+def both_ways(pairs: tuple[Any, ...]) -> tuple[DominatingPair, ...]:
     """The pairs, and the mirrors of those that may have another profile."""
     return (*pairs, *(pair.mirror() for pair in pairs if pair.has_two_ways))
 
 
-def one_release(term: Term) -> tuple[Pair, ...]:
+def one_release(term: Term) -> tuple[DominatingPair, ...]:
     """The pairs of one release of the term, sampled or not: its profile is their maximum, exactly."""
     if term.rate is None:
         return both_ways(term.pairs)
@@ -150,7 +150,7 @@ def parts_of(term: Term, ways: tuple[bool, ...], panels: int = 0) -> list[Repeat
 def is_gaussian(term: Term) -> bool:
     """Whether it is Gaussian noise on all the data, of which any number of reports is one."""
     (pair, *others) = term.pairs
-    return not others and term.rate is None and isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
+    return not others and term.rate is None and isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
 
 
 def _nodes(term: Term, panels: int) -> list[PrivacyLossDistribution]:
@@ -158,8 +158,8 @@ def _nodes(term: Term, panels: int) -> list[PrivacyLossDistribution]:
     first, rate = term.pairs[0], term.rate
     if rate is not None and term.adjacency == "replace":
         return [replaced_privacy_loss(pair, rate).nodes(panels) for pair in term.pairs]
-    if len(term.pairs) > 1 and isinstance(first, Shifted) and first.noise.law.degree > 0:
-        nodes = larger(first, panels)
+    if len(term.pairs) > 1 and isinstance(first, AdditivePair) and first.noise.law.degree > 0:
+        nodes = larger_profile(first, panels)
         return [nodes if rate is None else nodes.subsampled(rate)]
     losses = [pair.privacy_loss() for pair in term.pairs]
     return [(one if rate is None else one.subsampled(rate)).nodes(panels) for one in losses]

@@ -1,30 +1,245 @@
-"""Hockey sticks of a ``Placed`` pair, piece by piece between the knots of both densities.
-
-On the scaled reports v, mirrored so that the window of p is the right one, with middles s' < s,
-
-    p(v) - e^eps q(v) = k (h_p(v) - e^eps h_q(v)) - (e^eps - 1) y g(v)
-
-is positive only between the middle of s' and s and the window's end s + m/2: elsewhere h_p <= h_q, or h_p = 0.
-Piecewise linear windows on piecewise linear bases: closed form. Others: the loss does not depend on eps, so its
-monotone runs are found once; each holds one interval {loss > eps}, whose end is a root and whose mass a quadrature.
-"""
+"""The dominating pair of a windowed mechanism: two densities on the same reports, each with its own window."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs.base import Pair
-from accountants.pairs.noise_sticks import Curve, total
-from accountants.pairs.sides import Side, side_of
-from dpkernels.mechanisms.windowed.bases import Constant
-from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
-from dpkernels.mechanisms.windowed.windows import Triangle, Uniform
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
+from accountants.dominating_pairs.additive import total
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
+from dpkernels import checks
+from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
+from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
+
+# How far beyond the reports a window of a file may reach, for rounding.
+_ROUNDING = 1e-12
+
+
+@pytree
+@dataclass(frozen=True)
+class WindowedPair(DominatingPair):
+    """p and q: a base, and a window on it at one of two places; on the scaled reports [-1, 1].
+
+    The numbers have no unit: neither the place nor the unit of the data has any effect on them.
+
+    Attributes:
+        window: a window that falls from its middle.
+        base: a base that falls from 0.
+        width: m in (0, 2), the width of the window.
+        relative_height: k/y, the window's peak over the base's.
+        apart: how far the middle of p's window is to the right of the middle of q's.
+        centre: the point half-way between both middles; 0 for the two ends of the input interval.
+    """
+
+    window: Window
+    base: Base
+    width: Any
+    relative_height: Any
+    apart: Any
+    centre: Any = 0.0
+
+    @property
+    def level(self) -> Any:
+        """y, the base's height at its peak."""
+        return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
+
+    @property
+    def height(self) -> Any:
+        """k, the window's peak."""
+        return self.relative_height * self.level
+
+    def hockey_stick(self) -> Curve:
+        return divergence_of_windowed(_floating(self))
+
+    def largest_loss(self) -> Real:
+        return largest_loss_of_windowed(_floating(self))
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        pair = _floating(self)
+        if isinstance(self.window, Uniform) and isinstance(self.base, Constant):
+            return _flat(pair)
+        apart = checks.concrete(self.apart)
+        if apart is not None and np.all(apart == 0):
+            one = namespace(pair.width).ones_like(pair.width)[None]
+            return PrivacyLossDistribution.of_masses(one, one)
+        own, other = (self._pieces(side_of(one, beyond=True)) for one in (pair, pair.mirror()))
+        return join([own, other.mirrored()])
+
+    def _pieces(self, side: Side) -> PrivacyLossDistribution:
+        """The pieces between the knots of both densities, on one side."""
+
+        def log_density(number: int) -> Callable[[Any, Any], Any]:
+            density, inside = side.densities[number]
+            return lambda e, i: namespace(e, side.left).log(density(e, inside[i]))
+
+        def loss(e: Any, i: Any) -> Any:
+            return side.loss(e, side.in_p[i], side.in_q[i])
+
+        return PrivacyLossDistribution.of_pieces(
+            SmoothPieces(side.left, side.right, log_density(0), log_density(1), loss, self._steepness)
+        )
+
+    @property
+    def _steepness(self) -> Callable[[Any, Any, Any], Any] | None:
+        """That of the window and of the base, whichever is larger; None where one of them says none."""
+        steep, flat = self.window.steepness, self.base.steepness
+        if steep is None or flat is None:
+            return None
+        return lambda left, _, __: 0 * left + max(steep / float(self.width), flat)
+
+    def mirror(self) -> WindowedPair:
+        return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
+
+    def asymmetry(self) -> Any:
+        return namespace(self.centre).abs(self.centre)
+
+    def check(self) -> None:
+        _check_shapes(self)
+        checks.within("width", self.width, 0.0, 2.0, open_ends=True)
+        checks.positive("relative_height", self.relative_height)
+        room = 1 - self.width / 2 + _ROUNDING
+        for sign in (1, -1):
+            checks.within("apart, centre", self.centre + sign * self.apart / 2, -room, room)
+
+
+def pair_of_ends(mechanism: Windowed) -> WindowedPair:
+    """The pair of the two ends of the input interval, at which the window meets the ends of the reports."""
+    m = mechanism
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width)
+
+
+def square_wave_pair(mechanism: SquareWave) -> WindowedPair:
+    """The same of a square wave, whose window may cover all but little of the reports: 1/b of them, and less."""
+    b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
+    return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
+
+
+def windowed_pair(mechanism: Windowed, x: Any, other: Any) -> WindowedPair:
+    """The pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
+    m = mechanism
+    share = (x - other) / (m.upper - m.lower)
+    off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
+    reach = 1 - m.width / 2
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * share, reach * off)
+
+
+def _floating(pair: WindowedPair) -> WindowedPair:
+    xp = namespace(*jax.tree.leaves(pair))
+    return jax.tree.map(lambda leaf: floating(xp.asarray(leaf)), pair)
+
+
+def _check_shapes(pair: WindowedPair) -> None:
+    """A table must be one that ``window_from`` and ``base_from`` make, and fall from its middle."""
+    for make, kind in ((window_from, TabulatedWindow), (base_from, TabulatedBase)):
+        for name in ("window", "base"):
+            shape = getattr(pair, name)
+            if isinstance(shape, kind) and not (make(shape.shape.values) == shape and falls(shape)):
+                raise ValueError(f"{name}: is not even with a peak of 1, or does not fall from its middle")
+
+
+def falls(shape: Window | Base) -> bool:
+    """Whether a window or a base falls from its middle for certain: of a user's own class it is not known."""
+    if not isinstance(shape, TabulatedWindow | TabulatedBase):
+        return isinstance(shape, Uniform | Sine | Triangle | Constant | Quartic)
+    outward = shape.shape.heights[len(shape.shape.heights) // 2 :]
+    return bool(np.all(np.diff(outward) <= 0))
+
+
+def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
+    """A flat window on a flat base: within p's window alone, within both or neither, and within q's alone."""
+    xp = namespace(*jax.tree.leaves(pair))
+    alone = xp.minimum(xp.abs(pair.apart), pair.width)
+    high, low = (pair.level + pair.height) * alone, pair.level * alone
+    same = (pair.level + pair.height) * (pair.width - alone) + pair.level * (2 - pair.width - alone)
+    loss = xp.where(pair.apart == 0, 0.0, xp.log1p(pair.relative_height))
+    p = xp.stack([high, same, low])
+    return PrivacyLossDistribution(p, p[::-1], xp.stack([loss, 0 * loss, -loss]), 0 * p)
+
+
+class Side(NamedTuple):
+    """Pieces between the knots of both densities, from the end of the reports to the point half-way.
+
+    Attributes:
+        pair: the pair, for which p's window is on this side.
+        apart: the distance of the windows' middles.
+        margin: the distance of p's window from the end of the reports.
+        left: the outer end of each piece.
+        right: its inner end.
+        in_p: whether p's window covers the piece.
+        in_q: whether q's window does.
+    """
+
+    pair: Any
+    apart: Any
+    margin: Any
+    left: Any
+    right: Any
+    in_p: Any
+    in_q: Any
+
+    def p(self, e: Any, inside: Any) -> Any:
+        """The density of p at e; at the end of a piece its limit from inside the piece."""
+        return self._base(e) + self._window(e, inside)
+
+    def q(self, e: Any, inside: Any) -> Any:
+        """The density of q."""
+        return self._base(e) + self._window(e - self.apart, inside)
+
+    def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
+        """The log of p/q."""
+        ratio = self.p(e, in_p) / self.q(e, in_q)
+        return namespace(ratio).log(ratio)
+
+    @property
+    def densities(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Both densities, each with whether its window covers the pieces."""
+        return (self.p, self.in_p), (self.q, self.in_q)
+
+    def _base(self, e: Any) -> Any:
+        return self.pair.level * self.pair.base.inward(self.margin + e)
+
+    def _window(self, e: Any, inside: Any) -> Any:
+        z = e / self.pair.width
+        xp = namespace(z)
+        return xp.where(inside, self.pair.height * self.pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
+
+
+def side_of(pair: Any, *, beyond: bool = False) -> Side:
+    """The side on which p's window is.
+
+    Args:
+        pair: a ``WindowedPair`` pair.
+        beyond: whether the reports beyond p's window count too; the loss is 0 there.
+    """
+    xp = namespace(*jax.tree.leaves(pair))
+    width, apart = pair.width, xp.abs(pair.apart)
+    to_the_right = xp.where(pair.apart >= 0, 1.0, -1.0)
+    margin = xp.maximum((1 - width / 2 - apart / 2) - to_the_right * pair.centre, 0.0)
+    shares = np.unique(np.concatenate([0.5 - pair.window.kinks, 0.5 + pair.window.kinks]))
+    base = np.unique(np.concatenate([1 - pair.base.kinks, 1 + pair.base.kinks]))
+    last = (width + apart) / 2
+    first = -margin if beyond else 0 * last
+    # Of q's window only the outer half is on this side.
+    knots = xp.concatenate(
+        [xp.stack([first, last]), width * shares, apart + width * shares[shares < 0.5], base - margin]
+    )
+    ends = xp.sort(xp.clip(knots, first, last))
+    left, right = ends[:-1], ends[1:]
+    middle = left + (right - left) / 2
+    return Side(pair, apart, margin, left, right, (middle > 0) & (middle < width), middle > apart)
+
 
 _LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
 _TABULATED = (TabulatedWindow, TabulatedBase)
@@ -47,12 +262,12 @@ def _is_linear(pair: Any) -> bool:
     return isinstance(pair.window, _LINEAR) and isinstance(pair.base, _LINEAR)
 
 
-def of_placed(pair: Pair) -> Curve:
+def divergence_of_windowed(pair: DominatingPair) -> Curve:
     """eps -> delta(eps)."""
     return _linear(side_of(pair)) if _is_linear(pair) else _smooth(side_of(pair))
 
 
-def largest_loss_of_placed(pair: Any) -> Any:
+def largest_loss_of_windowed(pair: Any) -> Any:
     """The supremum of the loss."""
     side = side_of(pair)
     xp = namespace(side.left)

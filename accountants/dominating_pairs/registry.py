@@ -18,17 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from accountants.pairs import pure, rows
-from accountants.pairs.base import Mixed, Pair
-from accountants.pairs.densities import Densities
-from accountants.pairs.placed import ends_of, falls, square_wave_ends
-from accountants.pairs.shifted import is_even, shifted
-from accountants.pairs.tables import Atoms, pure_points
+from accountants.dominating_pairs import discrete
+from accountants.dominating_pairs.additive import additive_pair, is_even
+from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
+from accountants.dominating_pairs.densities import Densities
+from accountants.dominating_pairs.discrete import Atoms, pure_points
+from accountants.dominating_pairs.windowed import falls, pair_of_ends, square_wave_pair
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.form import ExactForm
+from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
 from dpkernels.exact.noise.form import ExactNoise
 from dpkernels.exact.rows.form import ExactRows
 from dpkernels.exact.windows.form import ExactWindow
@@ -36,15 +37,17 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import Real, namespace
+from dpkernels.solve import maximum_on
 
 
 @singledispatch
-def worst_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
+def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     """Pairs whose hockey sticks' pointwise maximum is the mechanism's profile at every eps >= 0.
 
     Args:
@@ -62,21 +65,21 @@ def worst_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
 
-@worst_pairs.register
-def _(mechanism: Pair, sensitivity: Any = None) -> tuple[Any, ...]:
+@dominating_pairs.register
+def _(mechanism: DominatingPair, sensitivity: Any = None) -> tuple[Any, ...]:
     """A pair by itself, such as two weight tables of the user's own."""
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return (mechanism,)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Densities, sensitivity: Any = None) -> tuple[Any, ...]:
     """The pair and its mirror."""
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return (mechanism, mechanism.mirror())
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Additive, sensitivity: Any = None) -> tuple[Any, ...]:
     return noise_pairs(mechanism.noise, sensitivity_of(mechanism, sensitivity))
 
@@ -109,7 +112,7 @@ def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
 @noise_pairs.register
 def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
     shifts = (sensitivity,) if is_even(noise) else (sensitivity, -sensitivity)
-    return tuple(shifted(noise, shift) for shift in shifts)
+    return tuple(additive_pair(noise, shift) for shift in shifts)
 
 
 @noise_pairs.register
@@ -134,7 +137,7 @@ def _(noise: Lattice, sensitivity: Real) -> tuple[Any, ...]:
     return (Atoms(xp.concatenate([weights, xp.zeros(n)]), xp.concatenate([xp.zeros(n), weights]), n),)
 
 
-def take_none(sensitivity: Any) -> None:
+def reject_sensitivity(sensitivity: Any) -> None:
     """Refuse a sensitivity for a bounded mechanism, which has none or one of its own.
 
     Raises:
@@ -147,90 +150,168 @@ def take_none(sensitivity: Any) -> None:
         )
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends of the input interval, for a window and a base that fall from their middles.
 
     Other shapes (a user's humps, a base that rises to its edge, a class of a user's own): the pair of two points of the
     mechanism's pure level eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
     """
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     if falls(mechanism.window) and falls(mechanism.base):
-        return (ends_of(mechanism),)
-    level = pure.epsilon(mechanism)
+        return (pair_of_ends(mechanism),)
+    level = pure_epsilon(mechanism)
     return (pure_points(level),)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: SquareWave, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends of the input interval; stretched, these are reports of a type-I piecewise mechanism."""
-    take_none(sensitivity)
-    return (square_wave_ends(mechanism),)
+    reject_sensitivity(sensitivity)
+    return (square_wave_pair(mechanism),)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends, since either probability is affine in the input; they are those of randomised response."""
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return (pure_points(mechanism.epsilon),)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
     """The two ends are worst for either part, with the choice of the part revealed.
 
     Exact where a report tells the part, as a density and two points do; for other parts an upper bound.
     """
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return _mixed(mechanism.weight, mechanism)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
     """The pairs of one reported coordinate: which one is drawn apart from the data, and any of them may change.
 
     Raises:
         ValueError: several reported coordinates, whose reports compose.
     """
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     if mechanism.sampled > 1:
         raise ValueError(
             f"mechanism: reports {mechanism.sampled} coordinates, which compose; for one the profile is known, "
             "and accountants.epsilon(mechanism) is the pure level of all"
         )
-    return worst_pairs(mechanism.coordinate)
+    return dominating_pairs(mechanism.coordinate)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
     """The choice revealed; both parts at the two ends."""
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return _mixed(float(form.certificate.weight), form)
 
 
 def _mixed(weight: Real, mixture: Any) -> tuple[Mixed]:
-    (first,), (second,) = worst_pairs(mixture.first), worst_pairs(mixture.second)
+    (first,), (second,) = dominating_pairs(mixture.first), dominating_pairs(mixture.second)
     return (Mixed(weight, first, second),)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
-    return rows.exact_noise_pairs(form, sensitivity)
+    return discrete.exact_noise_pairs(form, sensitivity)
 
 
 _ROWS: dict[type, Callable[[Any], Any]] = {
-    Optimal: rows.optimal_pair,
-    CentralPiecewise: rows.central_pair,
-    ExactRows: rows.rows_pair,
-    ExactWindow: rows.window_pair,
+    Optimal: discrete.optimal_pair,
+    CentralPiecewise: discrete.central_pair,
+    ExactRows: discrete.rows_pair,
+    ExactWindow: discrete.window_pair,
 }
 
 
-@worst_pairs.register(Optimal)
-@worst_pairs.register(CentralPiecewise)
-@worst_pairs.register(ExactRows)
-@worst_pairs.register(ExactWindow)
+@dominating_pairs.register(Optimal)
+@dominating_pairs.register(CentralPiecewise)
+@dominating_pairs.register(ExactRows)
+@dominating_pairs.register(ExactWindow)
 def _(mechanism: Mechanism, sensitivity: Any = None) -> tuple[Any, ...]:
     """One pair of which the profile is the table's, or barely above it; neighbours are those of the mechanism."""
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return (_ROWS[type(mechanism)](mechanism),)
+
+
+@singledispatch
+def pure_epsilon(mechanism: Any) -> float:
+    """The smallest eps for which the mechanism is eps-DP.
+
+    Neighbouring: any two inputs of its interval, or those within the sensitivity of one that has it.
+
+    Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
+    with every kink, refined at the best. Mixtures: an upper bound, that of the choice revealed. Exact forms: from the
+    integers; inf for tables of noise, which end. Covers one report of a float mechanism in exact arithmetic;
+    floating-point sampling is not covered.
+
+    Raises:
+        TypeError: an unknown mechanism.
+    """
+    raise TypeError(f"mechanism: {type(mechanism).__name__} has no known privacy level")
+
+
+@pure_epsilon.register
+def _(mechanism: Windowed) -> float:
+
+    def loss(v: np.ndarray) -> np.ndarray:
+        high, low = mechanism.envelope(v)
+        return np.log(high / low)
+
+    return maximum_on(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
+
+
+@pure_epsilon.register
+def _(mechanism: SquareWave) -> float:
+    """Its eps: e^eps is the ratio of its two densities."""
+    return float(mechanism.epsilon)
+
+
+@pure_epsilon.register
+def _(mechanism: TwoPoint) -> float:
+    """Its eps: the ends have the odds e^eps and e^-eps."""
+    return float(mechanism.epsilon)
+
+
+@pure_epsilon.register
+def _(mechanism: Mixture) -> float:
+    return max(pure_epsilon(mechanism.first), pure_epsilon(mechanism.second))
+
+
+@pure_epsilon.register
+def _(mechanism: Multivariate) -> float:
+    return mechanism.sampled * pure_epsilon(mechanism.coordinate)
+
+
+@pure_epsilon.register(ExactForm)
+@pure_epsilon.register(ExactMultivariate)
+def _(mechanism: Any) -> float:
+    return float(mechanism.certificate.realised_epsilon)
+
+
+@pure_epsilon.register
+def _(mechanism: ExactNoise) -> float:
+    """A report beyond the shifted table's end is impossible for the other input; the claim is of (eps, delta)."""
+    return math.inf
+
+
+@pure_epsilon.register
+def _(mechanism: Optimal) -> float:
+    """The largest log ratio of neighbouring discrete."""
+    return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
+
+
+@pure_epsilon.register
+def _(mechanism: CentralPiecewise) -> float:
+    """Its eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
+    return float(mechanism.epsilon)
+
+
+def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
+    """delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``noise_pairs``."""
+    return profile(noise_pairs(noise, sensitivity), epsilon)

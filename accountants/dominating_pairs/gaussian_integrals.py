@@ -1,4 +1,4 @@
-"""Hockey-stick integrals of Gaussian densities without cancellation, rounded upwards.
+"""Hockey-stick divergences of Gaussian densities without cancellation, rounded upwards.
 
 Where p is a Gaussian and the loss rises with slope a towards the upper end, in units of sigma,
 

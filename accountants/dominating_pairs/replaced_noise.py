@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from accountants.pairs import gaussian_sticks
-from accountants.pairs.base import Curve
-from accountants.pairs.noise_sticks import exponential_growth, in_units, inside, knots_of, total, width_between
+from accountants.dominating_pairs import gaussian_integrals
+from accountants.dominating_pairs.additive import exponential_growth, in_units, inside, knots_of, total, width_between
+from accountants.dominating_pairs.base import Curve
 from dpkernels.numerics import RealArray, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
@@ -121,8 +121,8 @@ def _of_one_gaussian(a: Any, rate: Any, eps: RealArray) -> Any:
     eps = eps - _UNITS * kind.eps * xp.abs(without_derivative(eps))
     one = xp.ones_like(eps)
     cut, _ = _cut(a, rate, eps, (one, one, one))
-    own = gaussian_sticks.endless_gain(cut - a, a)
-    other = xp.exp(eps - a * cut - a**2 / 2) * gaussian_sticks.endless_gain(cut, a)
+    own = gaussian_integrals.endless_gain(cut - a, a)
+    other = xp.exp(eps - a * cut - a**2 / 2) * gaussian_integrals.endless_gain(cut, a)
     return _sized(rate * (own + other), cut, a, eps) + kind.tiny
 
 
@@ -143,8 +143,8 @@ def _gaussians(noise: Any, D: Any, rate: Any) -> Curve:
             # Nothing of p below where it is possible; an end at -inf is one where p is not above t q.
             there = some & ~((start >= right) | xp.isinf(start) | (piece.width <= 0))
             start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, right - start), 1.0)
-            one, _, mass = gaussian_sticks.gain(start - a, rest, a, 0.0 * start)
-            two, _, _ = gaussian_sticks.gain(start, rest, a, 0.0 * start)
+            one, _, mass = gaussian_integrals.gain(start - a, rest, a, 0.0 * start)
+            two, _, _ = gaussian_integrals.gain(start, rest, a, 0.0 * start)
             factor = xp.exp(xp.where(there, eps - a * start - a**2 / 2, 0.0))
             gained = rate * (own * one + other * factor * two)
             ahead = rate * (own * xp.exp(a * start - a**2 / 2) - other * factor) - (1 - rate) * free * xp.expm1(eps)
