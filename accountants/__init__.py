@@ -9,8 +9,8 @@ a number.
 
 from accountants import calibrate, recycling, tune
 from accountants.closed_forms.approximate import parallel_composition
-from accountants.composition.comparison import compare
-from accountants.composition.guarantee import Guarantee, guarantee
+from accountants.comparison import compare
+from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
 from accountants.pairs.densities import densities
 from accountants.pairs.tables import randomised_response, weights

@@ -24,8 +24,8 @@ from accountants.composition.cells import (
     cells_on_grid,
     split_monotone,
 )
-from accountants.composition.replacement import replaced_privacy_loss
 from accountants.pairs.placed import falls
+from accountants.pairs.replaced import replaced_privacy_loss
 from accountants.pairs.worst import worst_pairs
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian

@@ -11,7 +11,8 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.conservative import log_mu, precise_parameter
-from accountants.composition.guarantee import Guarantee, Term, guarantee
+from accountants.composition.self_composed import SelfComposed
+from accountants.guarantee import Guarantee, guarantee
 from accountants.pairs.worst import shifted, worst_pairs
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
@@ -56,7 +57,7 @@ class Reports:
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
         pairs = (shifted(mechanism.noise, mechanism.sensitivity),) if even else worst_pairs(mechanism)
-        return Guarantee((Term(pairs, self.count, self.rate),))
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
 
 class Report(Family):
