@@ -23,7 +23,7 @@ CHOSEN = {"01": 2, "02": 2, "04": 2, "05": 4, "07": 4, "08": 1, "10": 1}
 
 def pictures(path: Path) -> list[bytes]:
     """Run a notebook and return its pictures as PNG files, in order."""
-    import jupytext
+    import jupytext  # type: ignore[import-untyped]
     import nbclient
 
     notebook: Any = jupytext.read(path)

@@ -13,35 +13,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import outcomes, serial
 from accountants.composition.bounds import Bracket
-from accountants.composition.cumulant import ConvergenceError, RepeatedLosses
-from accountants.composition.evaluate import evaluate, evaluate_one_or_more, largest_infinity_mass
-from accountants.composition.replacement import check_replaceable
-from accountants.composition.terms import (
-    ADJACENCIES,
-    Term,
-    check_terms,
+from accountants.composition.evaluate import evaluate
+from accountants.composition.self_composed import (
+    NEIGHBOURS,
+    ConvergenceError,
+    RepeatedLosses,
+    SelfComposed,
+    check_releases,
+    infinity_mass,
     neighbouring,
-    one_adjacency,
-    one_release,
-    parts_of,
     with_mirror,
+    with_one_neighbouring,
 )
-from accountants.dominating_pairs.base import DominatingPair, profile
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
-from accountants.profile import epsilon_of
+from accountants.dominating_pairs.replaced import check_replaceable
+from accountants.guarantee_json import from_json_form, to_json_form
 from dpkernels import checks
-from dpkernels.numerics import Real, floating, namespace, plain
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 
@@ -54,7 +51,7 @@ class Guarantee:
         terms: what is composed.
     """
 
-    terms: tuple[Term, ...]
+    terms: tuple[SelfComposed, ...]
 
     def repeat(self, count: Real) -> Guarantee:
         """The same reports ``count`` times.
@@ -78,7 +75,7 @@ class Guarantee:
         Raises:
             ValueError: samples with added and removed records, and samples with replaced ones.
         """
-        return Guarantee(one_adjacency(sum((other.terms for other in others), self.terms)))
+        return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
 
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Every report on a Poisson sample of its own, of this rate.
@@ -97,13 +94,15 @@ class Guarantee:
                 noise, tables or densities.
         """
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
-        checks.one_of("adjacency", adjacency, ADJACENCIES)
-        if any(term.rate is not None for term in self.terms):
+        checks.one_of("adjacency", adjacency, NEIGHBOURS)
+        if any(term.sampling_rate is not None for term in self.terms):
             raise ValueError("rate: these reports are on samples already")
         if adjacency == "replace":
             for term in self.terms:
                 check_replaceable(term.pairs)
-        return Guarantee(tuple(dataclasses.replace(term, rate=rate, adjacency=adjacency) for term in self.terms))
+        return Guarantee(
+            tuple(dataclasses.replace(term, sampling_rate=rate, neighbours=adjacency) for term in self.terms)
+        )
 
     @property
     def neighbouring(self) -> str:
@@ -129,7 +128,7 @@ class Guarantee:
             ValueError: epsilon negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._read("delta", epsilon, profile)
+        return evaluate(self, "delta", epsilon)
 
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
@@ -142,53 +141,29 @@ class Guarantee:
             ConvergenceError: floats do not tell which eps, as at deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = self._read("epsilon", delta, epsilon_of)
-        if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self._certain < delta)):
-            raise ConvergenceError(f"delta: {np.min(delta):g}; floats do not tell which eps reaches it")
+        found = evaluate(self, "epsilon", delta)
+        if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self.infinity_mass < delta)):
+            raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return found
 
-    def _read(self, what: str, at: Any, exact: Callable[..., Any]) -> Any:
-        """The value, by one of the ways there are."""
-        if self._single:
-            return plain(exact(one_release(self.terms[0]), at))
-        if self._single is None:
-            return evaluate_one_or_more(self, floating(jnp.asarray(at)), what)
-        some = outcomes.enumerate_outcomes(self.terms, self.ways) if len(self.terms) > 1 else None
-        if some is not None:
-            return plain(outcomes.evaluate(what, some, at))
-        return self._composed(what, at)
-
-    def _composed(self, what: str, at: Real) -> Any:
-        if namespace(at, *jax.tree.leaves(self)) is jnp:
-            return evaluate(self, floating(jnp.asarray(at)), what)
-        return evaluate(self, at, what)
+    @property
+    def infinity_mass(self) -> float:
+        """The probability that some loss is infinite, in the direction of neighbours in which it is larger."""
+        return float(max(infinity_mass(parts) for parts in as_float64(self).repeated_losses()))
 
     @property
-    def _certain(self) -> float:
-        """The probability that some loss is infinite."""
-        return largest_infinity_mass(self)
+    def neighbour_directions(self) -> tuple[bool, ...]:
+        """Whether the pairs are mirrored, for each direction of neighbours that is composed; delta is the largest."""
+        return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
-    @property
-    def _single(self) -> bool | None:
-        """Whether it is one release, on a sample or not; None where the count is traced, and may be 1."""
-        (term, *others) = self.terms
-        if others:
-            return False
-        count = checks.concrete(term.count)
-        return None if count is None else bool(count == 1)
-
-    def directions(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
-        """What is composed, for either direction of a neighbour: delta is the largest of theirs.
+    def repeated_losses(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
+        """Return what is composed, for each direction of neighbours.
 
         Args:
             panels: see ``PrivacyLossDistribution.nodes``.
         """
-        return tuple(zip(*(parts_of(term, self.ways, panels) for term in self.terms), strict=True))
-
-    @property
-    def ways(self) -> tuple[bool, ...]:
-        """Whether the neighbour has one record more: both, but where a pair and its mirror have one profile."""
-        return (False, True) if any(term.has_directions for term in self.terms) else (False,)
+        mirrors = self.neighbour_directions
+        return tuple(zip(*(term.repeated_losses(mirrors, panels) for term in self.terms), strict=True))
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
@@ -208,7 +183,7 @@ class Guarantee:
     def renyi(self, order: Any) -> Any:
         """The Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
         checks.within("order", order, np.nextafter(1.0, 2.0), np.inf)
-        return self._composed("renyi", order)
+        return evaluate(self, "renyi", order)
 
     def trade_off(self, alpha: Any) -> Any:
         """The least type II error of a test of level alpha: max over eps of the two lines each (eps, delta) gives."""
@@ -222,7 +197,7 @@ class Guarantee:
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON form."""
-        return {"format": 1, "guarantee": serial.to_form(self, _KINDS)}
+        return {"format": 1, "guarantee": to_json_form(self, (Guarantee,))}
 
     def to_json(self) -> str:
         """``to_dict`` as text."""
@@ -235,10 +210,10 @@ class Guarantee:
         Raises:
             ValueError: it is none.
         """
-        made = serial.from_form(form.get("guarantee") if form.get("format") == 1 else None, _KINDS)
+        made = from_json_form(form.get("guarantee") if form.get("format") == 1 else None, (Guarantee,))
         if not isinstance(made, cls):
             raise ValueError("form: is not a guarantee of format 1")
-        check_terms(made.terms)
+        check_releases(made.terms)
         return made
 
     @classmethod
@@ -262,10 +237,6 @@ class Guarantee:
         _draw(self, Path(path), epsilon)
 
 
-# What a guarantee's JSON form may hold, by name.
-_KINDS = {kind.__name__: kind for kind in (Guarantee, Term, *serial.PARTS)}
-
-
 def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
     """What one report of a mechanism, or of its exact form, reveals.
 
@@ -282,8 +253,8 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         reject_sensitivity(sensitivity)
         if namespace(*jax.tree.leaves(mechanism)) is np:
             mechanism.check()
-        return Guarantee((Term(with_mirror(mechanism), 1),))
-    return Guarantee((Term(dominating_pairs(mechanism, sensitivity), 1),))
+        return Guarantee((SelfComposed(with_mirror(mechanism), 1),))
+    return Guarantee((SelfComposed(dominating_pairs(mechanism, sensitivity), 1),))
 
 
 def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:

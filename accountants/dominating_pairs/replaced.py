@@ -10,7 +10,7 @@ with the one record or the other, each in the sample with probability r.
 Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. At rate 1 it is noise moved by
 2 D. Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1),
 delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018), which the worst pair's samples
-attain. Proofs: docs/proofs/worst_pairs.md.
+attain. Proofs: docs/proofs/dominating_pairs.md.
 """
 
 from __future__ import annotations

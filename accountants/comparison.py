@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from accountants.composition.bounds import Bracket
-from accountants.composition.guarantee import Guarantee
+from accountants.guarantee import Guarantee
 from dpkernels import checks
 
 _POINTS, _SMALLEST = 9, 1e-9  # Points by default, each of two brackets; and the delta that ends them.
