@@ -14,7 +14,7 @@ import click
 import numpy as np
 
 import accountants
-from accountants.composition.cumulant import ConvergenceError
+from accountants.composition.self_composed import ConvergenceError
 from accountants.shuffle import published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
