@@ -33,7 +33,7 @@ from types import TracebackType
 import click
 
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
-from dpkernels.staging import Staged, Swept, claimed, naming, replaced, staged, sweep, to_disk
+from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
 from dpkernels.untrusted import parse_json
 
 # A double sidecar begins with this, and no other does.
@@ -186,8 +186,10 @@ def settle(target: Path) -> None:
     if text is None:
         sidecar.unlink()
         return
-    with replaced(sidecar, like=sidecar) as file:
-        file.write(text.encode(errors="surrogateescape"))
+    with staged(target) as new:  # under the claimed name, by which the next run finds what a killed one has left
+        new.file.write(text.encode(errors="surrogateescape"))
+        new.finish(sidecar)
+        _place(new, sidecar)
 
 
 def own_sidecar(target: Path, text: str) -> str | None:
