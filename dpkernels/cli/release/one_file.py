@@ -1,4 +1,4 @@
-"""``dpkernels perturb``: a file in pieces through the exact engine into a file of the same format."""
+"""``dpkernels perturb`` of one file, in pieces through the exact engine into a file of the same format."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from typing import Any
 
 import click
 
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.files.formats import Source, open_source
+from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.handling import Handling, permutation
-from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout
-from dpkernels.cli.files.patterns import FILE, kind
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout
+from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.places import FILE, kind
+from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import Purse, paid, would_leave
-from dpkernels.cli.mechanisms.choose import check_count, exact_form, spread
+from dpkernels.cli.mechanisms import DEFAULT, check_count, exact_sampler, spread
 from dpkernels.cli.release import sidecar
-from dpkernels.cli.release.output import Output, check_target, sidecar_path
+from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
+from dpkernels.cli.release.rows import Treatment, check_values, label, perturbed, row_order_secret, some_rows
 from dpkernels.cli.release.sidecar import Column, Release, Written
-from dpkernels.cli.release.streams import StandardOutput
-from dpkernels.cli.release.treatment import Treatment, perturbed, row_order_secret
-from dpkernels.cli.release.values import check_values, label, some_rows
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.staging import naming
@@ -60,49 +59,72 @@ class Plan:
         return self.treatment.copied(self.source)
 
 
-def plan(
-    path: Path,
-    target: Path,
-    names: Sequence[str],
-    mechanisms: Sequence[str],
-    options: Mapping[str, Sequence[Any]],
-    *,
-    clip: bool,
-    force: bool,
-    charged: Mapping[str, Any],
-    form: Layout,
-    handling: Handling,
-    sidecar: Path | None,
-) -> Plan:
-    """Check everything that can be checked before a value is read.
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for: the arguments and options of ``dpkernels perturb``, as they were given.
 
-    Args:
-        path: the input; ``DASH`` for standard input.
-        target: the output; ``DASH`` for standard output.
-        names: columns to perturb; none for an array.
-        mechanisms: their names, one for all columns or one a column.
-        options: the values of the mechanisms' options that were given; see ``choose.spread``.
+    Attributes:
+        source: IN.
+        target: OUT.
+        columns: names of the columns to perturb; none for an array.
+        mechanisms: their names, one for all columns or one a column; none for the default.
+        options: the values of the mechanisms' options that were given; see ``mechanisms.spread``.
         clip: clip values outside the interval.
         force: replace an existing output.
-        charged: the options of a ledger that were given.
-        form: how both files are written.
-        handling: what else is done to rows.
-        sidecar: where the certificates go if the output is standard output, else None.
+        ledger: the options of a ledger that were given.
+        rows: what else is done to rows.
+        sidecar: where the certificates go if the output is standard output.
+        kind: the format of both files; None for what their names say.
+        delimiter: what separates cells; None for that of the format.
+        multiline: whether quoted cells may have line breaks.
+    """
+
+    source: Path | str
+    target: Path | str
+    columns: Sequence[str]
+    mechanisms: Sequence[str]
+    options: Mapping[str, Sequence[Any]]
+    clip: bool
+    force: bool
+    ledger: Mapping[str, Any]
+    rows: Handling
+    sidecar: Path | None
+    kind: str | None
+    delimiter: str | None
+    multiline: bool
+
+    def columns_of(self, source: Source) -> tuple[Column, ...]:
+        """Return the columns of a file that are perturbed, with their certified mechanisms.
+
+        Raises:
+            click.UsageError: a wrong name, mechanism or option.
+        """
+        chosen, mechanisms = _chosen(source, self.columns), self.mechanisms or [DEFAULT]
+        check_count("mechanism", len(mechanisms), len(chosen))
+        each = list(mechanisms) * (len(chosen) if len(mechanisms) == 1 else 1)
+        settings = zip(chosen, each, spread(each, self.options), strict=True)
+        return tuple(Column(name, *exact_sampler(one, own, label(name))) for name, one, own in settings)
+
+
+def plan(request: Request) -> Plan:
+    """Check everything that can be checked before a value is read.
 
     Raises:
         click.UsageError: a wrong option or argument.
         ValueError: the input is not a readable file of its format.
     """
+    path, target, rows = Path(request.source), Path(request.target), request.rows
+    form = layout(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
     path = STANDARD_INPUT if path == DASH else path
-    beside = _sidecar(path, target, sidecar, force)
-    purse = Purse.of(charged, (path, target, beside))
-    handling.check_size(path)
+    beside = _sidecar(path, target, request.sidecar, request.force)
+    purse = Purse.of(request.ledger, (path, target, beside))
+    rows.check_size(path)
     source = open_source(path, form)
-    handling.check_droppable(source)
-    treatment = Treatment(columns_of(source, names, mechanisms, options), clip, handling)
-    return Plan(source, target, beside, treatment, form, purse, force)
+    rows.check_droppable(source)
+    treatment = Treatment(request.columns_of(source), request.clip, rows)
+    return Plan(source, target, beside, treatment, form, purse, request.force)
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
@@ -120,23 +142,6 @@ def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
     return given
 
 
-def columns_of(
-    source: Source, names: Sequence[str], mechanisms: Sequence[str], options: Mapping[str, Sequence[Any]]
-) -> tuple[Column, ...]:
-    """The columns of a file that are perturbed, with their certified mechanisms.
-
-    Raises:
-        click.UsageError: a wrong name, mechanism or option.
-    """
-    chosen = _chosen(source, names)
-    each = _each(mechanisms, len(chosen))
-    return tuple(_column(*setting) for setting in zip(chosen, each, spread(each, options), strict=True))
-
-
-def _column(name: str | None, mechanism: str, options: Mapping[str, Any]) -> Column:
-    return Column(name, *exact_form(mechanism, options, label(name)))
-
-
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
     if not source.names:
         if names:
@@ -151,11 +156,6 @@ def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
         if names.count(name) > 1:
             raise click.UsageError(f"--column: {name!r} is given twice")
     return names
-
-
-def _each(mechanisms: Sequence[str], count: int) -> list[str]:
-    check_count("mechanism", len(mechanisms), count)
-    return list(mechanisms) * (count if len(mechanisms) == 1 else 1)
 
 
 def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -> Release:

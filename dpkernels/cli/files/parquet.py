@@ -1,8 +1,8 @@
-"""``.parquet``, row group by row group."""
+"""``.parquet``, read and written row group by row group."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -13,10 +13,78 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyarrow.parquet import FileMetaData
 
-from dpkernels.cli.files import buffers, footers
+from dpkernels.cli.files import buffers
 from dpkernels.cli.files.formats import Numbers, Source
 from dpkernels.cli.files.layout import Layout
+
+
+def writer_options(footer: FileMetaData) -> dict[str, Any]:
+    """Options of ``pyarrow.parquet.ParquetWriter``."""
+    first = footer.row_group(0)
+    columns = [first.column(at) for at in range(first.num_columns)]
+    return {
+        "compression": {column.path_in_schema: _codec(column) for column in columns},
+        "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page],
+        "write_statistics": [column.path_in_schema for column in columns if column.is_stats_set],
+        "version": footer.format_version if footer.format_version in ("1.0", "2.4") else "2.6",
+        "use_deprecated_int96_timestamps": _all_int96(footer),
+    }
+
+
+def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
+    """What of some row groups of a file another file does not have, the types of replaced columns apart."""
+    found = [*_schema_differences(old, new, replaced)]
+    codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
+    if codecs[1] and codecs[0] - codecs[1]:  # a file without rows has no codecs
+        found.append(f"compression by {', '.join(sorted(codecs[0] - codecs[1]))}")
+    sizes = [_sizes(old, groups), _sizes(new, range(new.num_row_groups))]
+    if not sizes[1]:
+        found.append("the row groups of a file whose rows were all dropped")
+    elif sizes[0] != sizes[1]:
+        many = f"{len(sizes[0])} row group{'s' * (len(sizes[0]) > 1)}"
+        found.append(f"{many}, now {len(sizes[1])}, of other sizes")
+    if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
+        found.append("the note of the columns it is sorted by")
+    if any(column.bloom_filter_offset is not None for column in _chunks(old)):
+        found.append("Bloom filters")
+    if any(column.has_column_index or column.has_offset_index for column in _chunks(old)):
+        found.append("the page index")
+    return found
+
+
+def _schema_differences(old: FileMetaData, new: FileMetaData, replaced: set[str]) -> Iterator[str]:
+    for at in range(min(old.num_columns, new.num_columns)):
+        before, after = old.schema.column(at), new.schema.column(at)
+        if before.path in replaced:
+            continue
+        for word in ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level"):
+            one, other = (str(getattr(column, word)) for column in (before, after))
+            if one != other:
+                yield f"column {before.path!r}: {word.replace('_', ' ')} {one}, now {other}"
+
+
+def _chunks(footer: FileMetaData) -> Iterator[Any]:
+    """Every column of every row group."""
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        yield from map(group.column, range(group.num_columns))
+
+
+def _sizes(footer: FileMetaData, groups: Iterable[int]) -> list[int]:
+    return [footer.row_group(at).num_rows for at in groups]
+
+
+def _codec(chunk: Any) -> str:
+    return "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression
+
+
+def _all_int96(footer: FileMetaData) -> bool:
+    """Whether timestamps are INT96, which a writer writes for all or for none."""
+    columns = [footer.schema.column(at) for at in range(footer.num_columns)]
+    others = any(column.logical_type.type == "TIMESTAMP" for column in columns)
+    return not others and any(column.physical_type == "INT96" for column in columns)
+
 
 # Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.
 PIECE_ROWS = 1 << 16
@@ -28,7 +96,7 @@ GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as se
 
 
 @dataclass(frozen=True)
-class Part:
+class GroupPart:
     """Rows of one row group, and whether they are its last."""
 
     table: pa.Table
@@ -81,7 +149,7 @@ class ParquetFile(Source):
     def fraction(self) -> float:
         return self._done / max(1, self._rows)
 
-    def pieces(self, chosen: Sequence[str | None]) -> Generator[Part, None, None]:
+    def pieces(self, chosen: Sequence[str | None]) -> Generator[GroupPart, None, None]:
         self._chosen = chosen
         # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
         width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._rows))
@@ -93,9 +161,9 @@ class ParquetFile(Source):
                 for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
                     left -= len(batch)
                     self._done += len(batch)
-                    yield Part(pa.Table.from_batches([batch]), left == 0)
+                    yield GroupPart(pa.Table.from_batches([batch]), left == 0)
 
-    def numbers(self, piece: Part, name: str | None, start: int) -> Numbers:
+    def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
         column = piece.table.column(name)
         if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
             raise ValueError(f"holds {column.type}; only integers and floats can be perturbed")
@@ -103,13 +171,13 @@ class ParquetFile(Source):
             return Numbers.of(buffers.numbers(column.combine_chunks()))
         return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
 
-    def labels(self, piece: Part, name: str) -> pa.Array:
+    def labels(self, piece: GroupPart, name: str) -> pa.Array:
         column = piece.table.column(name)
         if pa.types.is_nested(column.type):
             raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
         return column.combine_chunks()
 
-    def replaced(self, piece: Part, reports: dict[str | None, Numbers]) -> Part:
+    def replaced(self, piece: GroupPart, reports: dict[str | None, Numbers]) -> GroupPart:
         table = piece.table
         for name, report in reports.items():
             at, missing = self.names.index(str(name)), report.missing
@@ -123,16 +191,16 @@ class ParquetFile(Source):
             table = table.set_column(at, field, column)
         return replace(piece, table=table)
 
-    def kept(self, replaced: Part, rows: np.ndarray) -> Part:
-        return Part(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
+    def kept(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
+        return GroupPart(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
 
-    def reordered(self, pieces: Sequence[Part], order: np.ndarray) -> Iterator[Part]:
+    def reordered(self, pieces: Sequence[GroupPart], order: np.ndarray) -> Iterator[GroupPart]:
         table = pa.concat_tables([self._decoded(piece.table) for piece in pieces])
         ends = [end for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True) if piece.last]
         for begin, end in zip([0, *ends], ends, strict=False):
             for at in range(begin, end, PIECE_ROWS):
                 upto = min(at + PIECE_ROWS, end)
-                yield Part(table.take(buffers.array(order[at:upto])), upto == end)
+                yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
 
     def _decoded(self, table: pa.Table) -> pa.Table:
         """A table without dictionaries: they hold what rows that are left out held, and in the order of the file."""
@@ -147,15 +215,15 @@ class ParquetFile(Source):
                 )
         return table
 
-    def size(self, replaced: Part) -> int:
+    def size(self, replaced: GroupPart) -> int:
         return replaced.table.nbytes
 
-    def place(self, piece: Part, row: int, start: int) -> str:
+    def place(self, piece: GroupPart, row: int, start: int) -> str:
         return f"row {row}"
 
     def not_kept(self, output: Path) -> list[str]:
         chosen = {str(name) for name in self._chosen}
-        found = footers.differences(self._footer, pq.read_metadata(output), chosen, self._chosen_groups)
+        found = differences(self._footer, pq.read_metadata(output), chosen, self._chosen_groups)
         found += [f"column {name!r}: its dictionary of values" for name in self._plain]
         described = [name for name in sorted(chosen) if set(self._schema.field(name).metadata or ()) - _WRITERS]
         return found + [f"column {name!r}: its metadata" for name in described]
@@ -196,9 +264,9 @@ class _ParquetSink:
         self._writer: Any = None
         self._held: list[pa.Table] = []
 
-    def write(self, piece: Part) -> None:
+    def write(self, piece: GroupPart) -> None:
         if self._writer is None:
-            self._writer = pq.ParquetWriter(self._file, piece.table.schema, **footers.options(self._like))
+            self._writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
         self._held.append(piece.table)
         if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
             self._flush()

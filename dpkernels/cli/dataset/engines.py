@@ -1,7 +1,8 @@
-"""The engine of many machines: tasks of Ray, which run again what a dead worker or machine did not finish.
+"""What runs the parts of a dataset: threads of this process, or tasks on a Ray cluster.
 
-The key goes to a task as an argument of its own, a few bytes that Ray keeps in the description of the task, in the
-memory of the driver and of the workers. What is in the object store, and so may be written to disks, is the job.
+Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
+bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
+object store, and so may be written to disks, is the job.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -23,9 +25,43 @@ import click
 import jax
 
 from dpkernels.cli.dataset import ray_watch
-from dpkernels.cli.dataset.part import Refused, Secret, Versioned, Work, attempt
-from dpkernels.cli.dataset.plan import Part
+from dpkernels.cli.dataset.parts import Part, Refused, Secret, Versioned, Work, attempt
+from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import understood
+
+_MOST_THREADS = 16  # each holds about 100 MB
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Every thread reads, perturbs and writes a part.
+
+    Attributes:
+        threads: how many.
+    """
+
+    threads: int = min(CORES, _MOST_THREADS)
+
+    def ready(self) -> AbstractContextManager[None]:
+        """It always is."""
+        return nullcontext()
+
+    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """What the work answers for the parts, in the order in which they are done."""
+        waiting, running = iter(parts), set[Future[Any]]()
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
+        try:
+            while True:
+                for part in islice(waiting, self.threads - len(running)):
+                    running.add(pool.submit(attempt, work, job, secret, part))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for one in finished:
+                    yield one.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
 
 _IN_FLIGHT = 1000  # tasks that Ray knows at a time: enough for its autoscaler, little for its memory
 _STOP_SECONDS = 30.0  # for tasks that are cancelled to end
@@ -177,3 +213,39 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
         raise  # to be tried again; its words are of the system
     except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
         return Refused(f"{part.file}: {type(error).__name__}: {error}")
+
+
+def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
+    """The engine that the options describe.
+
+    Args:
+        given: the values of the options by name; None or empty where one was not given.
+
+    Raises:
+        click.UsageError: an option that the engine does not have, or a wrong one.
+    """
+    wanted = {name: value for name, value in given.items() if name != "engine" and value not in (None, ())}
+    if given["engine"] != "ray":
+        if wanted:
+            raise click.UsageError(f"--{next(iter(wanted)).replace('_', '-')}: is for --engine ray")
+        return LocalEngine()
+    address = wanted.get("address", "")
+    if address.startswith("ray://"):
+        raise click.UsageError(
+            "--address: behind ray:// another process would be the driver and hold the key; run this command on a "
+            "machine of the cluster, with --address auto"
+        )
+    resources = dict(_resource(text) for text in wanted.get("task_resource", ()))
+    return RayEngine(
+        address, wanted.get("task_cpus", 1.0), wanted.get("task_gpus", 0), resources, wanted.get("retries", 10)
+    )
+
+
+def _resource(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    try:
+        if name and float(amount) > 0:
+            return name, float(amount)
+    except ValueError:
+        pass
+    raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")

@@ -1,7 +1,8 @@
-"""The options that commands share, and those that describe a mechanism; ``mechanism_table`` says which has which."""
+"""The options that commands share, and those that describe a mechanism or what runs a dataset."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -147,8 +148,15 @@ mechanism_options = options_of(OPTIONS)
 
 
 def plot_option(text: str) -> Decorator:
-    """Give a command ``--plot``, a .png to draw into; ``plot.check_target`` checks it."""
-    return click.option("--plot", type=OUTPUT, help=text)
+    """Give a command ``--plot``, a .png to draw into."""
+    return click.option("--plot", type=OUTPUT, help=text, callback=_check_picture)
+
+
+def _check_picture(context: click.Context, option: click.Parameter, target: Path | None) -> Path | None:
+    """Refuse, before the work, a picture that could not be written."""
+    if target is not None and (target.suffix.lower() != ".png" or not target.parent.is_dir()):
+        raise click.UsageError(f"--plot: {target} must be a .png in an existing folder")
+    return target
 
 
 def json_option(text: str = "Print JSON.") -> Decorator:
@@ -173,3 +181,55 @@ def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
         if len(values) > 1:
             raise click.UsageError(f"{flag(name)}: given {len(values)} times; give it once")
     return {name: values[0] for name, values in given.items() if values}
+
+
+_WILD = re.compile(r"[*?\[]")
+
+_ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
+    "--engine": {
+        "type": click.Choice(["local", "ray"]),
+        "help": "What runs the parts of a dataset: threads of this process (default), or tasks of a Ray cluster.",
+    },
+    "--address": {
+        "metavar": "ADDRESS",
+        "help": "Of the Ray cluster, auto for that of this machine; by default one that ends with the command.",
+    },
+    "--task-cpus": {"type": click.FloatRange(0, min_open=True), "help": "CPUs of a task of Ray, 1 by default."},
+    "--task-gpus": {"type": click.IntRange(0, 1), "help": "GPUs of a task of Ray, 0 by default."},
+    "--task-resource": {"metavar": "NAME=N", "multiple": True, "help": "Another resource of a task of Ray."},
+    "--retries": {"type": click.IntRange(0), "help": "How often Ray tries a part again, 10 by default."},
+}
+
+ENGINE = [name[2:].replace("-", "_") for name in _ENGINE_OPTIONS]
+
+
+class Input(click.Path):
+    """A file; or, as it was given, a folder, a pattern or an URI."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("an empty name; . is the current folder", param, ctx)
+        return value if is_dataset(str(value)) else super().convert(value, param, ctx)
+
+
+class Target(click.Path):
+    """A file or folder; an URI, as it was given."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not str(value):
+            self.fail("an empty name", param, ctx)
+        return value if "://" in str(value) else super().convert(value, param, ctx)
+
+
+def is_dataset(text: str) -> bool:
+    """Whether an argument names a folder, an URI or, where no file has this name, a pattern."""
+    return (
+        "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
+    )
+
+
+def engine_options(command: Command) -> Command:
+    """Give a command what says how a dataset's parts are run."""
+    for name, settings in reversed(_ENGINE_OPTIONS.items()):
+        command = click.option(name, **settings)(command)
+    return command
