@@ -158,7 +158,7 @@ def _nodes(term: Term, panels: int) -> list[PrivacyLossDistribution]:
     first, rate = term.pairs[0], term.rate
     if rate is not None and term.adjacency == "replace":
         return [replaced_privacy_loss(pair, rate).nodes(panels) for pair in term.pairs]
-    if len(term.pairs) > 1 and isinstance(first, AdditivePair) and first.noise.law.degree > 0:
+    if len(term.pairs) > 1 and isinstance(first, AdditivePair) and first.formulas.is_smooth:
         nodes = larger_profile(first, panels)
         return [nodes if rate is None else nodes.subsampled(rate)]
     losses = [pair.privacy_loss() for pair in term.pairs]
