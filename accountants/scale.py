@@ -31,7 +31,7 @@ def rescaled(noise: Noise, factor: Real) -> Any:
     return noise.rescale(factor)
 
 
-def certain_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
+def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """A shift s over which delta(eps) is above delta for certain: s = isf(t) - icdf(t).
 
     For A = {z < isf(t)}, P(A) - e^eps P(A - s) = 1 - t - e^eps t = (1 + delta)/2 where t = (1 - delta)/(2 (1 + e^eps)).
@@ -54,7 +54,7 @@ def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)
-    return root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
+    return root(_shift_excess, (noise, epsilon, delta), 0.0, infeasible_shift(noise, epsilon, delta))
 
 
 def _shift_excess(shift: Real, parameters: tuple[Distribution, Real, Real]) -> Real:
@@ -69,7 +69,7 @@ def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity:
     """
     check_target(epsilon, delta, sensitivity)
     noise, epsilon, delta, sensitivity = promote(noise, epsilon, delta, sensitivity)
-    widest = certain_shift(noise, epsilon, delta) / sensitivity
+    widest = infeasible_shift(noise, epsilon, delta) / sensitivity
     return 1 / root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
 
 

@@ -106,7 +106,7 @@ def test_largest_shift(law):
         s = calibrate.largest_shift(law, epsilon, delta)
         assert float(additive_profile(law, s, epsilon)) <= delta
         assert float(additive_profile(law, s * (1 + 1e-9), epsilon)) > delta
-        assert float(additive_profile(law, calibrate.certain_shift(law, epsilon, delta), epsilon)) > delta
+        assert float(additive_profile(law, calibrate.infeasible_shift(law, epsilon, delta), epsilon)) > delta
         assert calibrate.smallest_scale(law, epsilon, delta, 2.0) == pytest.approx(2.0 / s, rel=1e-12)
 
 

@@ -18,7 +18,7 @@ from test_cli import AGE, COLUMN, COMMAND, GOOD_CSV, Run, ages, assert_nothing_b
 
 import dpkernels as dpk
 from dpkernels.cli import main
-from dpkernels.cli.files import columnar, footers, handling, records
+from dpkernels.cli.files import delimited, handling, parquet
 from dpkernels.random import host
 
 run = pytest.fixture(command, name="run")
@@ -67,13 +67,13 @@ def test_what_is_no_table_is_refused(run: Run, case: str) -> None:
 def test_records_are_counted_by_a_second_parser(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault planted in the first: all of a quoted record's text is the cell of a column that is copied."""
     Path("in.csv").write_text(SWALLOWED.replace('"a\n', '"a"\n'))
-    whole = records.Grid.of.__func__
+    whole = delimited.Grid.of.__func__
 
-    def one_less(cls: Any, region: records.Region, cells: int) -> records.Grid:
+    def one_less(cls: Any, region: delimited.Region, cells: int) -> delimited.Grid:
         grid = whole(cls, region, cells)
-        return records.Grid(grid.first[:1], grid.ends[-1:])
+        return delimited.Grid(grid.first[:1], grid.ends[-1:])
 
-    monkeypatch.setattr(records.Grid, "of", classmethod(one_less))
+    monkeypatch.setattr(delimited.Grid, "of", classmethod(one_less))
     monkeypatch.setattr("dpkernels.cli.files.delimited.DelimitedFile._names", lambda file, region: ["id", "age", "o"])
     assert_refused(run("perturb", "in.csv", "out.csv", *COLUMN, *AGE), 1, "second parser")
 
@@ -350,15 +350,15 @@ def test_old_timestamps_stay_or_are_named(run: Run, monkeypatch: pytest.MonkeyPa
     pq.write_table(pa.table({"age": [1, 2, 3], "when": when}), "in.parquet", use_deprecated_int96_timestamps=True)
     assert "not kept" not in run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE).out
     assert pq.read_metadata("out.parquet").schema.column(1).physical_type == "INT96"
-    monkeypatch.setattr(footers, "_all_int96", lambda footer: False)  # as where a file has timestamps of both kinds
+    monkeypatch.setattr(parquet, "_all_int96", lambda footer: False)  # as where a file has timestamps of both kinds
     result = run("perturb", "in.parquet", "new.parquet", *COLUMN, *AGE)
     assert "column 'when': physical type INT96, now INT64" in result.out
     assert "INT96" in str(json.loads(Path("new.parquet.json").read_text())["not_kept"])
 
 
 def test_what_of_a_parquet_file_is_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar, "GROUP_BYTES", 1000)
-    monkeypatch.setattr(columnar, "PIECE_ROWS", 100)
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1000)
+    monkeypatch.setattr(parquet, "PIECE_ROWS", 100)
     table = pa.table({"age": np.sort(ages(1000))})
     pq.write_table(table, "in.parquet", sorting_columns=[pq.SortingColumn(0)], write_page_index=True)
     result = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE)

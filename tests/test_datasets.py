@@ -26,18 +26,18 @@ import test_cli
 from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
 
 import dpkernels as dpk
+from dpkernels.cli import estimate
 from dpkernels.cli.dataset import estimate as estimates
-from dpkernels.cli.dataset import plan as plans
+from dpkernels.cli.dataset import parts as plans
+from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.local import LocalEngine
-from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, check_part, perturb_part
-from dpkernels.cli.dataset.places import Place, find
-from dpkernels.cli.estimates import reading
+from dpkernels.cli.dataset.parts import Job, Refused, Secret, attempt, check_part, perturb_part
 from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.mechanisms.choose import exact_form
+from dpkernels.cli.files.places import Place, find
+from dpkernels.cli.mechanisms import exact_sampler
+from dpkernels.cli.release.rows import Treatment
 from dpkernels.cli.release.sidecar import Column, versions
-from dpkernels.cli.release.treatment import Treatment
 from dpkernels.random.keys import column_secret
 
 run = pytest.fixture(test_cli.command, name="run")
@@ -52,7 +52,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_form("hybrid", options))
+    return Column(name, *exact_sampler("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
@@ -157,7 +157,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         used.extend((engine.key, index) for index in range(start, start + len(x)))
         return x
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     described = job(tmp_path / "out", len(parts), "age", "other")
     with described.folder.run():
         for part in [*parts, parts[3]]:  # one is run twice
@@ -313,7 +313,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         os.utime(part.file.path, ns=(5, 5))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", touched)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", touched)
     with described.folder.run():
         assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
@@ -548,7 +548,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         seen.append(names(there))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
     treatment = Treatment((column("age" if kind != "npy" else None),), False, Handling())
     with store.run():
@@ -629,11 +629,11 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
     assert run("perturb", "in", "out", *AGE).code == 0
     pq.write_table(released(Path("out")), "one.parquet")
     found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
-    alone = reading.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
-    wanted = reading.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
-    parts = [reading.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
+    alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
+    wanted = estimate.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
+    parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
     groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
-    assert list(found) == list(alone) == list(reading.Read.of(wanted, parts, "out").groups) == groups
+    assert list(found) == list(alone) == list(estimate.Read.of(wanted, parts, "out").groups) == groups
     assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
     assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
 
@@ -643,7 +643,7 @@ def test_too_many_groups_are_a_wrong_option_wherever_they_are_seen(run: Run, mon
     assert run("perturb", "in", "out", *AGE).code == 0
     width = len(dpk.Counts(MECHANISM).numbers)
     for most in (10, 100):  # groups, of 30 in each part
-        monkeypatch.setattr(reading, "_MOST_COUNTS", most * width)
+        monkeypatch.setattr(estimate, "_MOST_COUNTS", most * width)
         result = run("estimate", "out", "--column", "age", "--by", "id")
         assert result.code == 2
         assert "--by: 'id' has too many groups" in result.err
@@ -653,19 +653,19 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
     """Additive noise has a large channel: it goes to the parts once, and none of them sends it back."""
     mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
     channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
-    wanted = reading.Wanted("age", None, "laplace", 1.0, channel, False)
+    wanted = estimate.Wanted("age", None, "laplace", 1.0, channel, False)
     ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
 
     def parts() -> Any:
         for _ in range(9):
             assert sum(one() is not None for one in alive) <= 1
-            part = reading.Tallied({None: ones.copy()}, 0)
+            part = estimate.Tallied({None: ones.copy()}, 0)
             assert len(pickle.dumps(part)) < ones.nbytes + 1000
             alive.append(weakref.ref(part))
             yield part
             del part
 
-    found = reading.Read.of(wanted, parts(), "out")
+    found = estimate.Read.of(wanted, parts(), "out")
     np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
 
 
@@ -932,7 +932,7 @@ def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpkernels.cli.files.columnar._ParquetSink.write", full)
+    monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
     done = run("perturb", "in", "out", *AGE)
     test_cli.assert_refused(done, 1, "in/0000.parquet to part-0.parquet: No space left on device")
 

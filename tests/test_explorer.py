@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from dpkernels.cli.commands import dpkernels as command
 from dpkernels.cli.explorer import build, distribution, page, tables
-from dpkernels.cli.mechanisms.mechanism_table import RECIPES
+from dpkernels.cli.mechanisms import CONSTRUCTORS
 
 TEXT = page.PAGE.read_text()
 HELD = build.tables_of(TEXT)
@@ -126,7 +126,7 @@ def test_the_width_that_tells_most(crowd, at):
 def test_the_page_knows_every_mechanism_of_the_command():
     """In its list, or with the reason why not."""
     script = build.page_of({})
-    names = set(RECIPES) - {"closed-form", "auto"}
+    names = set(CONSTRUCTORS) - {"closed-form", "auto"}
     assert {name for name in names if not re.search(rf'"{name}"|\b{name}: (named|\{{)', script)} == set()
 
 

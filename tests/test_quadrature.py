@@ -24,8 +24,8 @@ from accountants.composition.cells import (
     cells_on_grid,
     split_monotone,
 )
-from accountants.composition.replacement import replaced_privacy_loss
 from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.dominating_pairs.replaced import replaced_privacy_loss
 from accountants.dominating_pairs.windowed import falls
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian

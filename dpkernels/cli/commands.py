@@ -1,22 +1,25 @@
-"""The subcommands and their options, but for ``analysis``; the work is imported when one runs."""
+"""The subcommands and their options; the work of a subcommand is imported when it runs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, drawable, estimate, tune
-from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
-from dpkernels.cli.files.layout import DASH, layout
+from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import (
+from dpkernels.cli.options import (
+    ENGINE,
     INPUT,
     OUTPUT,
+    Input,
     Numbers,
     Options,
+    Target,
+    engine_options,
     file_options,
     json_option,
     mechanism_options,
@@ -25,6 +28,213 @@ from dpkernels.cli.mechanisms.options import (
     single,
 )
 from dpkernels.cli.text import as_text
+
+_MORE_ACCOUNT = """\b
+Examples:
+  dpkernels account laplace --sensitivity 1 --epsilon 1
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
+  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
+  dpkernels account piecewise --lower 0 --upper 120 --epsilon 4 --shuffle 100000 --plot shuffled.png
+"""
+
+_MORE_TUNE = """\b
+Objectives, of the worst input where it matters:
+  variance        of a report
+  variance-at     the variance at the input --at
+  absolute-error  E|error|
+  acceptance      P(|error| <= --theta), made large
+  quantile        the error exceeded with probability --beta
+  distribution    the expected error of the cdf of --reports N values (bounded mechanisms)
+
+\b
+Examples:
+  dpkernels tune --epsilon 1 --lower 0 --upper 120
+  dpkernels tune --epsilon 0.1 --delta 1e-6 --shuffle 100000 --lower 0 --upper 120
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
+"""
+
+
+_MORE_ESTIMATE = """\b
+Examples:
+  dpkernels estimate private.csv --column age
+  dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
+  dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
+"""
+
+
+# What several reports of a mechanism reveal together.
+_TOGETHER: Options = {
+    "reports": (int, "N", "Account N reports together."),
+    "subsample": (
+        float,
+        "RATE",
+        "Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+    ),
+    "shuffle": (
+        int,
+        "N",
+        "N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
+    ),
+}
+
+_TUNED: Options = {
+    "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
+    "lower": (float, "X", "Smallest valid value: bounded mechanisms."),
+    "upper": (float, "X", "Largest valid value: bounded mechanisms."),
+    "sensitivity": (float, "D", "Of additive noise: how far apart neighbours are at most."),
+    "delta": (float, "D", "Also tune noise that spends a delta, in (0, 1)."),
+    "theta": (float, "T", "Tolerated error of the objective acceptance."),
+    "beta": (float, "B", "How often the error may exceed the objective quantile."),
+    "at": (float, "X", "Input of the objective variance-at."),
+    "reports": (int, "N", "How many there are, of the objective distribution."),
+    "shuffle": (
+        int,
+        "N",
+        "epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
+    ),
+}
+
+
+@click.command(epilog=_MORE_ACCOUNT)
+@click.argument("mechanism")
+@mechanism_options
+@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
+@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@options_of(_TOGETHER)
+@plot_option("Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.")
+@json_option()
+def account(
+    mechanism: str,
+    at_epsilon: tuple[float, ...],
+    at_delta: tuple[float, ...],
+    reports: tuple[int, ...],
+    subsample: tuple[float, ...],
+    shuffle: tuple[int, ...],
+    plot: Path | None,
+    as_json: bool,
+    **options: tuple[Any, ...],
+) -> None:
+    """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
+
+    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
+    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
+    reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
+    With --shuffle: what a bounded mechanism's certified reports reveal once nobody knows who sent which.
+    """
+    with importing():
+        from dpkernels.cli import account as accounting
+
+    several = single({"reports": reports, "subsample": subsample})
+    together = single({"shuffle": shuffle})
+    if together and several:
+        raise click.UsageError("--shuffle: has no use with --reports or --subsample; compose rounds in Python")
+    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    if several:
+        found = accounting.Composed.of(found, at_epsilon, at_delta, **several)
+    if together:
+        found = accounting.ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
+    if plot is not None and together:
+        accounting.plot_shuffled(plot, found)
+    elif plot is not None:
+        found.guarantee.plot(plot) if several else accounting.plot_profile(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_TUNE)
+@click.option(
+    "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
+)
+@options_of(_TUNED)
+@plot_option("Also draw_profile the searches into this .png.")
+@json_option()
+def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
+    """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
+
+    With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
+    Every result has been accounted exactly. Prints the line of Python that builds the best.
+    """
+    with importing():
+        from dpkernels.cli import tune as tuning
+
+    found = tuning.tuned(objective, single(options))
+    if plot is not None:
+        tuning.plot(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_ESTIMATE)
+@click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
+@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
+@click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
+@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1); by default .1,.5,.9.")
+@click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
+@click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
+@click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
+@click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
+@click.option("--confidence", type=float, default=0.95, help="Of every interval by itself, 0.95 by default.")
+@plot_option("Also draw_profile histogram and cdf into this .png.")
+@engine_options
+@json_option()
+def estimate(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    quantiles: tuple[float, ...] | None,
+    histogram: int | None,
+    by: str | None,
+    lower: float | None,
+    upper: float | None,
+    confidence: float,
+    plot: Path | None,
+    as_json: bool,
+    **runs: Any,
+) -> None:
+    """What the reports in a released file say of the values behind them, with intervals.
+
+    REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy, or the folder or URI of a
+    released dataset; it is read once, in constant memory. Estimating costs no privacy. With --sidecar a file may hold
+    some of the release's rows, or be of another format.
+    """
+    with importing():
+        from dpkernels.cli import estimate
+
+    if (lower is None) != (upper is None):
+        raise click.UsageError("--lower and --upper: give both or neither")
+    if plot is not None and by is not None:
+        raise click.UsageError("--plot: draws all rows; it has no use with --by")
+    asked = estimate.Asked.of(quantiles, histogram, confidence)
+    bounds = None if lower is None or upper is None else (lower, upper)
+    found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
+    if plot is not None and found.whole is not None:
+        found.whole.plot(plot, confidence)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+def _counted(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    by: str | None,
+    bounds: tuple[float, float] | None,
+    runs: Mapping[str, Any],
+) -> Any:
+    """The reports of a file, or of a dataset's parts."""
+    if isinstance(reports, Path):
+        if any(runs.values()):
+            raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
+        with importing():
+            from dpkernels.cli import estimate
+
+        return estimate.read(reports, sidecar, column, by, bounds)
+    if sidecar is not None:
+        raise click.UsageError("--sidecar: is for one file; a dataset has its own")
+    with importing():
+        from dpkernels.cli.dataset import estimate as dataset
+        from dpkernels.cli.dataset.engines import engine
+
+    return dataset.read(reports, column, by, bounds, engine(runs))
+
 
 _STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
 _TARGET = Target(path_type=Path)
@@ -91,10 +301,8 @@ def dpkernels(context: click.Context) -> None:
     "--mechanism",
     metavar="NAME",
     multiple=True,
-    default=["closed-form"],
-    help="What draws the noise: by default closed-form, that of piecewise, hybrid and duchi of least worst-case "
-    "variance for the budget (which, is printed); auto tries the linear program's optimum too. "
-    "`dpkernels mechanisms` lists them with their options.",
+    help="Default: whichever of piecewise, hybrid and duchi has the lowest worst-case variance for the budget. The "
+    "choice is printed. `dpkernels mechanisms` lists all mechanisms with their options.",
 )
 @mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
@@ -166,31 +374,40 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.files.handling import Handling
-        from dpkernels.cli.release import summary
+        from dpkernels.cli.release import one_file, sidecar
 
-    charged = single({"ledger": ledger, "budget": budget})
     runs = {name: options.pop(name) for name in ENGINE}
-    form = tuple(options.pop(name) for name in ("kind", "delimiter", "multiline"))
-    handling = Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows")))
-    common = {"clip": clip, "force": force, "charged": charged, "handling": handling, "sidecar": options.pop("sidecar")}
-    wanted = columns, mechanism, _given(options)
+    kind, delimiter, multiline = (options.pop(name) for name in ("kind", "delimiter", "multiline"))
+    request = one_file.Request(
+        source=source,
+        target=target,
+        columns=columns,
+        mechanisms=mechanism,
+        clip=clip,
+        force=force,
+        ledger=single({"ledger": ledger, "budget": budget}),
+        rows=Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
+        sidecar=options.pop("sidecar"),
+        kind=kind,
+        delimiter=delimiter,
+        multiline=multiline,
+        options={name: values for name, values in options.items() if values},
+    )
     work: Any
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
-        with importing():
-            from dpkernels.cli import perturb as one_file
-
-        release: Any = one_file.plan(source, target, *wanted, form=layout(source, target, *form), **common)
+        release: Any = one_file.plan(request)
         work = one_file.check_file, one_file.perturb_file
     else:
         with importing():
             from dpkernels.cli.dataset import release as datasets
+            from dpkernels.cli.dataset.engines import engine
 
-        release = datasets.plan(str(source), str(target), *wanted, form=form, engine=engine(runs), **common)
+        release = datasets.plan(request, engine(runs))
         work = datasets.check, datasets.release
     done, left = work[0](release, progress) if check else (work[1](release, progress, check_first), [])
     if not quiet:
         told = done, release.copied, None if check else (target, release.sidecar)
-        text = as_text(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
+        text = as_text(sidecar.summary_dict(*told)) if as_json else "\n".join(sidecar.summary_lines(*told, left))
         click.echo(text, err=target == DASH)
 
 
@@ -202,16 +419,13 @@ def perturb(
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     with importing():
-        from dpkernels.cli.compare import as_table, comparison
+        from dpkernels.cli import compare as comparing
 
-    drawable(plot)
     given = single(options)
-    rows = comparison(**given)
+    rows = comparing.comparison(**given)
     if plot is not None:
-        from dpkernels.cli.plot import draw
-
-        draw(plot, **given)
-    click.echo(as_text(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
+        comparing.plot(plot, **given)
+    click.echo(as_text(rows) if as_json else comparing.as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
 
 @dpkernels.command()
@@ -237,7 +451,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
     with importing():
-        from dpkernels.cli.certify import Report
+        from dpkernels.cli.release.verify import Report
 
     report = Report.of(wanted.pop("mechanism"), wanted)
     click.echo(as_text(report.to_dict()) if as_json else str(report))
@@ -256,7 +470,7 @@ def ledger(file: Path, as_json: bool) -> None:
 @dpkernels.command()
 def mechanisms() -> None:
     """Every mechanism and its options."""
-    from dpkernels.cli.mechanisms.mechanism_table import listing
+    from dpkernels.cli.mechanisms import listing
 
     click.echo("\n".join(listing()))
 
@@ -279,10 +493,6 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
     elif not only_print and not page.opened():
         raise click.ClickException(f"no browser opened {page.PAGE.as_uri()}; --output FILE writes the page to a file")
     click.echo(page.PAGE.as_uri() if output is None else output)
-
-
-def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    return {name: values for name, values in options.items() if values}
 
 
 for _one in (account, estimate, tune):

@@ -15,8 +15,7 @@ from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
 from dpkernels.budgets.filters import check
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement
 from dpkernels.budgets.ledger_file import check_makeable
-from dpkernels.cli.failures import is_independent
-from dpkernels.cli.interrupts import stop_if_asked, uninterrupted
+from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.text import aligned, shown
 
 _VOID_LABEL = "the run failed before its output was in place"

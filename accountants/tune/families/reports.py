@@ -11,9 +11,10 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.conservative import log_mu, precise_parameter
-from accountants.composition.guarantee import Guarantee, Term, guarantee
+from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.guarantee import Guarantee, guarantee
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
 from dpkernels import checks
@@ -57,7 +58,7 @@ class Reports:
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
-        return Guarantee((Term(pairs, self.count, self.rate),))
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
 
 class Report(Family):

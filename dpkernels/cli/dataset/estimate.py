@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.part import Secret, answers
-from dpkernels.cli.dataset.places import Place
-from dpkernels.cli.dataset.plan import Part, planned
+from dpkernels.cli.dataset.parts import Part, Secret, answers, planned
 from dpkernels.cli.dataset.release import Engine
-from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, tallied
+from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.release.sidecar import versions
-from dpkernels.cli.release.sidecar_fields import check_fields
+from dpkernels.cli.files.places import Place
+from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
 from dpkernels.untrusted import parse_json
 
@@ -112,7 +110,7 @@ def _sidecar(place: Place) -> dict[str, Any]:
         raise ValueError(f"{place.within(SIDECAR)}: is not the sidecar of a release; {error}") from error
     try:
         check_fields(form)
-        if "parts" not in form.get("output", {}):
+        if "parts" not in form["output"]:
             raise ValueError("output.parts: is missing")
     except ValueError as error:
         raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files; {error}") from error

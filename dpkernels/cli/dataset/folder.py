@@ -23,9 +23,8 @@ from typing import Any
 import click
 from pyarrow import fs
 
-from dpkernels.cli.dataset.places import Place
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.files.places import Place
+from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
 from dpkernels.cli.release.output import say_swept
 from dpkernels.staging import claimed, naming, place_folder, staged, staged_folder, sweep
 

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
-from dpkernels.cli.dataset.places import Found, Place, find, would_match
-from dpkernels.cli.dataset.plan import Part, layout_of, planned
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.dataset.parts import (
+    Done,
+    Job,
+    Part,
+    Secret,
+    Versioned,
+    Work,
+    answers,
+    check_part,
+    layout_of,
+    perturb_part,
+    planned,
+)
 from dpkernels.cli.files.layout import DASH, Layout
+from dpkernels.cli.files.places import Found, Place, find, would_match
+from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import Purse, paid, would_leave
-from dpkernels.cli.perturb import columns_of
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.one_file import Request
+from dpkernels.cli.release.rows import Treatment
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
-from dpkernels.cli.release.treatment import Treatment
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
@@ -75,69 +85,46 @@ class DatasetPlan:
         return self.job.treatment.totals(self.values_per_row)
 
 
-def plan(
-    source: str,
-    target: str,
-    names: Sequence[str],
-    mechanisms: Sequence[str],
-    options: Mapping[str, Sequence[Any]],
-    *,
-    clip: bool,
-    force: bool,
-    charged: Mapping[str, Any],
-    engine: Engine,
-    form: tuple[str | None, str | None, bool],
-    handling: Handling,
-    sidecar: Path | None,
-) -> DatasetPlan:
+def plan(request: Request, engine: Engine) -> DatasetPlan:
     """Check everything that can be checked before a value is read.
 
     Args:
-        source: a file, a folder, a pattern or an URI.
-        target: a folder or its URI.
-        names: columns to perturb; none for arrays.
-        mechanisms: their names, one for all columns or one a column.
-        options: the values of the mechanisms' options that were given.
-        clip: clip values outside the interval.
-        force: is refused.
-        charged: the options of a ledger that were given.
+        request: of files, a folder, a pattern or an URI into a folder or its URI.
         engine: what will run the parts.
-        form: the format, the delimiter and whether cells have line breaks, as they were given.
-        handling: what else is done to rows.
-        sidecar: is refused.
 
     Raises:
         click.UsageError: a wrong option or argument.
         ValueError: a file is not readable or not like the others.
     """
-    _refuse(target, force, handling, sidecar)
-    handling = replace(handling, shuffleable=False)
+    source, target = str(request.source), str(request.target)
+    _refuse(request)
+    rows = replace(request.rows, shuffleable=False)
     found = find(source)
     _say_skipped(source, found)
     like, place = found.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
-    purse = Purse.of(charged, [file.local for file in found.files if file.local], folders)
-    written = layout_of(found.files, *form)
+    purse = Purse.of(request.ledger, [file.local for file in found.files if file.local], folders)
+    written = layout_of(found.files, request.kind, request.delimiter, request.multiline)
     parts = planned(found.files, written)
     with parts[0].opened(written) as first:
-        handling.check_droppable(first)
-        treatment = Treatment(columns_of(first, names, mechanisms, options), clip, handling)
+        rows.check_droppable(first)
+        treatment = Treatment(request.columns_of(first), request.clip, rows)
         copied, facts = treatment.copied(first), (tuple(first.names), first.values_per_row)
     job = Job(treatment, written, _suffix(written), len(parts), out, versions())
     return DatasetPlan(parts, facts[0], copied, facts[1], job, target, purse, engine)
 
 
-def _refuse(target: str, force: bool, handling: Handling, sidecar: Path | None) -> None:
+def _refuse(request: Request) -> None:
     """Refuse what is for single files."""
-    if target == str(DASH):
+    if str(request.target) == str(DASH):
         raise click.UsageError("OUT: - is for one file; the parts of a dataset are put into a folder (./- is one)")
-    if force:
+    if request.force:
         raise click.UsageError("--force: a release of many files replaces nothing; name a new folder")
-    if handling.shuffle:
+    if request.rows.shuffle:
         raise click.UsageError("--shuffle-rows: the rows of a dataset are nowhere held together; shuffle it before")
-    if sidecar is not None:
+    if request.sidecar is not None:
         raise click.UsageError(f"--sidecar: that of a dataset is {SIDECAR} in its folder")
 
 
