@@ -127,7 +127,7 @@ class SelfComposed:
         if (
             len(self.pairs) > 1
             and isinstance(first, AdditivePair)
-            and first.noise.law.degree > 0
+            and first.formulas.is_smooth
             and self._adds_or_removes
         ):
             nodes = larger_profile(first, panels)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accountants.dominating_pairs import discrete
-from accountants.dominating_pairs.additive import additive_pair, is_even
+from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, pure_points
@@ -111,7 +111,7 @@ def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
 
 @noise_pairs.register
 def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
-    shifts = (sensitivity,) if is_even(noise) else (sensitivity, -sensitivity)
+    shifts = (sensitivity,) if noise.is_even else (sensitivity, -sensitivity)
     return tuple(additive_pair(noise, shift) for shift in shifts)
 
 
