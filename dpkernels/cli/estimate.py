@@ -330,7 +330,7 @@ _QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class Asked:
+class EstimateOptions:
     """What is to be estimated.
 
     Attributes:
@@ -344,7 +344,7 @@ class Asked:
     confidence: float
 
     @classmethod
-    def of(cls, quantiles: tuple[float, ...] | None, histogram: int | None, confidence: float) -> Asked:
+    def of(cls, quantiles: tuple[float, ...] | None, histogram: int | None, confidence: float) -> EstimateOptions:
         """Checked before a file is read.
 
         Raises:
@@ -361,7 +361,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class EstimateRow:
     """What one group's reports say.
 
     Attributes:
@@ -413,7 +413,7 @@ class Estimates:
     missing: int
     ends: tuple[float, float]
     confidence: float
-    groups: list[Told]
+    groups: list[EstimateRow]
     whole: Estimate | None
 
     def to_dict(self) -> dict[str, Any]:
@@ -453,7 +453,7 @@ class Estimates:
                 first = [""] * len(first)
         return aligned(rows)
 
-    def _bins(self, one: Told) -> list[str]:
+    def _bins(self, one: EstimateRow) -> list[str]:
         interval = f"{100 * self.confidence:.6g} % interval"
         rows = [[*self._named("from"), "to", "share", interval, "number", interval]]
         for lower, upper, share, low, high, number, least, most in one.bins:
@@ -465,7 +465,7 @@ class Estimates:
     def _named(self, *rest: str) -> list[str]:
         return [*([] if self.by is None else [shown(self.by)]), *rest]
 
-    def _group(self, one: Told) -> list[str]:
+    def _group(self, one: EstimateRow) -> list[str]:
         return [] if self.by is None else [_group_title(one.group)]
 
 
@@ -473,7 +473,7 @@ def _group_title(group: str | None) -> str:
     return "(null)" if group is None else shown(group)
 
 
-def estimates(found: Read, asked: Asked) -> Estimates:
+def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """Estimate from counted reports.
 
     Args:
@@ -497,7 +497,7 @@ def estimates(found: Read, asked: Asked) -> Estimates:
     return Estimates(*kept, asked.confidence, told, whole)
 
 
-def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told, ValueError | None]:
+def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
     """Every number that one group's reports tell, and why they do not tell the others; None for a group without any.
 
     Returns:
@@ -505,7 +505,7 @@ def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told,
         are printed where the reports tell them.
     """
     if made is None:
-        return Told(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
+        return EstimateRow(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
     default: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
     default |= _quantiles(made, _QUANTILES) if asked.quantiles is None else {}
     numbers, bins, errors = dict[str, tuple[float, float, float] | str](), list[tuple[float, ...]](), []
@@ -520,7 +520,7 @@ def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told,
     except ValueError as error:
         numbers["histogram"] = _reason(error)
         errors.append(error)
-    return Told(group, made.count, numbers, bins), errors[0] if errors else None
+    return EstimateRow(group, made.count, numbers, bins), errors[0] if errors else None
 
 
 def _reason(error: ValueError) -> str:
@@ -537,12 +537,12 @@ def _quantiles(made: Estimate, shares: tuple[float, ...]) -> dict[str, Callable[
     return {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in shares}
 
 
-def _with_interval(found: Any, asked: Asked) -> tuple[float, float, float]:
+def _with_interval(found: Any, asked: EstimateOptions) -> tuple[float, float, float]:
     low, high = found.interval(asked.confidence)
     return float(found.value), float(low), float(high)
 
 
-def _histogram(made: Estimate, asked: Asked) -> list[tuple[float, ...]]:
+def _histogram(made: Estimate, asked: EstimateOptions) -> list[tuple[float, ...]]:
     if asked.histogram is None:
         return []
     found = made.histogram(asked.histogram)

@@ -172,7 +172,7 @@ class Place:
         """Its file system; machines that are given the place open their own."""
         return _system(self.uri)
 
-    def within(self, name: str) -> Place:
+    def child(self, name: str) -> Place:
         """A file in this folder."""
         return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
 
@@ -276,7 +276,7 @@ def _inside(place: Place, text: str) -> Found:
             raise click.UsageError(f"IN: {text} has a folder in it, {shown(name)}; a pattern says which files")
         if names[name] != FILE:
             raise click.UsageError(f"IN: {text} has {shown(name)} in it, which {names[name]}; remove it")
-    return Found([place.within(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
+    return Found([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
 
 
 def _expanded(pattern: str) -> Found:
@@ -301,7 +301,7 @@ def would_match(pattern: str, folder: Place, name: str) -> bool:
         folder: that may not exist yet.
         name: of the file.
     """
-    path = folder.within(name).path
+    path = folder.child(name).path
     if "://" not in pattern:
         return not folder.uri and matches(pattern, Path(path))
     if "*" not in pattern:

@@ -186,7 +186,7 @@ def settle(target: Path) -> None:
     if text is None:
         sidecar.unlink()
         return
-    with staged(target) as new:
+    with staged(target) as new:  # under the claimed name, by which the next run finds what a killed one has left
         new.file.write(text.encode(errors="surrogateescape"))
         new.finish(sidecar)
         _place(new, sidecar)

@@ -15,8 +15,8 @@ import jax
 import numpy as np
 
 import dpkernels
-from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.text import aligned, listed, shown
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.bounded_certificate import BoundedCertificate
@@ -29,7 +29,7 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.untrusted import brief
 
 if TYPE_CHECKING:
-    from dpkernels.cli.ledger import Receipt
+    from dpkernels.cli.ledger import LedgerCharge
 
 
 _LOCAL = "any two values of a row (local DP, replace one row's values)"
@@ -167,9 +167,9 @@ class Release:
         values_per_row: how many values a row holds in each column.
         clip: whether inputs were clipped.
         form: how the file is written.
-        handling: what else was done to rows.
+        row_options: what else was done to rows.
         not_kept: what of the file, besides the replaced columns, the output does not have.
-        receipt: what was charged for it, if it was.
+        ledger_charge: what was charged for it, if it was.
     """
 
     columns: tuple[Column, ...]
@@ -177,9 +177,9 @@ class Release:
     values_per_row: int
     clip: bool
     form: Layout
-    handling: Handling
+    row_options: RowOptions
     not_kept: tuple[str, ...] = ()
-    receipt: Receipt | None = None
+    ledger_charge: LedgerCharge | None = None
 
     @cached_property
     def epsilon(self) -> float:
@@ -311,13 +311,13 @@ def to_json(release: Release, written: Written | WrittenParts) -> str:
         "clip": release.clip,
         "output": written.to_dict(),
         "layout": release.form.to_dict(),
-        **release.handling.to_dict(),
+        **release.row_options.to_dict(),
         "not_kept": release.not_kept,
         "columns": [column.to_dict() for column in release.columns],
         "versions": versions(),
     }
-    if release.receipt is not None:
-        form["ledger"] = release.receipt.to_dict()
+    if release.ledger_charge is not None:
+        form["ledger"] = release.ledger_charge.to_dict()
     return json.dumps(form) + "\n"
 
 
@@ -440,11 +440,11 @@ def summary_lines(
     found = aligned([heading, *map(_column_row, release.columns)])
     found += [line for column in release.columns for line in _noise_line(column)]
     found += _total_lines(release)
-    if release.receipt is not None:
-        found.append(str(release.receipt))
+    if release.ledger_charge is not None:
+        found.append(str(release.ledger_charge))
     if copied:
         found.append(f"copied as they are, NOT protected: {listed(copied)}")
-    found += release.handling.notices()
+    found += release.row_options.notices()
     if release.not_kept:
         found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
     if places is None:
@@ -469,10 +469,10 @@ def summary_dict(
         "neighbouring": release.neighbouring,
         "columns": list(map(_column_dict, release.columns)),
         "copied": list(copied),
-        **release.handling.to_dict(),
+        **release.row_options.to_dict(),
         "not_kept": list(release.not_kept),
-        "notices": release.handling.notices(),
-        "ledger": None if release.receipt is None else release.receipt.to_dict(),
+        "notices": release.row_options.notices(),
+        "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
     }
 
 

@@ -23,9 +23,9 @@ import numpy as np
 
 from dpkernels.budgets.amounts import printed
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.handling import MOST_DECIMALS, Handling
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
 from dpkernels.cli.mechanisms import exact_sampler
 from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import (
@@ -268,13 +268,13 @@ def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
         raise CertificateError(f"decimals: {decimals} is not in 0..{MOST_DECIMALS}")
-    handling, slack = Handling(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
+    row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
     start, coarse = 0, set()
     for piece in source.pieces([column.form["column"] for column in columns]):
         for column in columns:
             found = source.numbers(piece, column.form["column"], start)
             good = can_report(column.certificate, found.values, slack) & (
-                handling.rounded(found.values) == found.values
+                row_options.rounded(found.values) == found.values
             )
             if found.missing is not None:
                 good = np.where(found.missing, kept, good)

@@ -21,7 +21,7 @@ _LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
 
 
 @dataclass(frozen=True)
-class Handling:
+class RowOptions:
     """Choices of one release.
 
     Attributes:
