@@ -13,6 +13,7 @@ from scipy import linalg, stats
 from scipy.optimize import nnls
 
 from dpkernels import checks
+from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.released import bounds_of, check_possible, table_of, together_of
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive_vector import AdditiveVector
@@ -27,7 +28,7 @@ _CHUNK = 1 << 22
 _SWEEPS = 4
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConsistentCounts:
     """Counts that agree with each other; see ``consistent_counts``.
 
@@ -42,6 +43,9 @@ class ConsistentCounts:
     total: float | None
     _sums: np.ndarray = field(repr=False)
     _noise: NoiseTable = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Bounds that hold for all true counts and sums at once with this probability.

@@ -65,6 +65,9 @@ class Counts:
         """How many reports there are."""
         return int(self.numbers.sum())
 
+    def __repr__(self) -> str:
+        return f"Counts({self.total:,} reports, {len(self.numbers):,} different ones are possible)"
+
     def add(self, reports: Any) -> Counts:
         """Count more reports, of any shape and of any kind that ``perturb`` returns.
 

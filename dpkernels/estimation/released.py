@@ -23,6 +23,7 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
+from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.noise_sums import CombinedNoise, sum_of
 from dpkernels.exact.certify import certify
 from dpkernels.exact.noise.certificate import AdditiveCertificate
@@ -499,4 +500,4 @@ def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> Non
 
 def _shown(one: Any) -> str:
     low, high = one.interval()
-    return f"{type(one).__name__}({one.value:,.6g}, 95 % interval {low:,.6g} to {high:,.6g})"
+    return f"{type(one).__name__}({shown(one.value)}, 95 % interval from {shown(low)} to {shown(high)})"
