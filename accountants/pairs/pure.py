@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.optimal.grid import largest_ratio
@@ -70,7 +70,7 @@ def _(mechanism: Multivariate) -> float:
     return mechanism.sampled * epsilon(mechanism.coordinate)
 
 
-@epsilon.register(ExactForm)
+@epsilon.register(ExactSampler)
 @epsilon.register(ExactMultivariate)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)

@@ -28,10 +28,10 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.mixture import ExactMixture
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise

@@ -19,7 +19,7 @@ from dpkernels.cli.release.sidecar import law_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
 
@@ -129,7 +129,7 @@ class Account:
         if not self.claim:
             return None
         try:
-            own = guarantee(certify(self.mechanism).certificate)
+            own = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {error}"
         return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"

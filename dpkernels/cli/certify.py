@@ -8,7 +8,7 @@ from typing import Any
 
 from dpkernels.cli.mechanisms.choose import exact_form
 from dpkernels.cli.release.sidecar import law_of, parameters
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Report:
     """
 
     name: str
-    form: ExactForm
+    form: ExactSampler
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> Report:

@@ -21,7 +21,7 @@ from dpkernels.cli.account import Account
 from dpkernels.cli.release.sidecar import parameters
 from dpkernels.cli.text import aligned
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 
 COVERS = (
     "these reports together, of the law, in exact arithmetic; their mechanism fixed in advance. Does not cover "
@@ -171,7 +171,7 @@ class ShuffledAccount:
         """
         try:
             accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
-            form = certify(one.mechanism)
+            form = exact_sampler(one.mechanism)
             made = accountants.shuffled(form, n)
         except CertificateError:
             raise

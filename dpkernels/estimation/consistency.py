@@ -14,9 +14,9 @@ from scipy.optimize import nnls
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.exact.certify import certify
-from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.release import containers
 
@@ -150,7 +150,7 @@ def consistent_counts(
 
 
 def _noise_of(mechanism: Any) -> NoiseTable:
-    form = certify(mechanism)
+    form = exact_sampler(mechanism)
     if not isinstance(form, ExactNoise):
         raise TypeError(
             f"mechanism: {type(mechanism).__name__} is not additive noise; estimate local reports otherwise"

@@ -14,8 +14,8 @@ from dpkernels.cli.mechanisms.mechanism_table import RECIPES, Recipe
 from dpkernels.cli.mechanisms.options import flag
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import central_piecewise
@@ -138,7 +138,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm, dict[str, Any]]:
+def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactSampler, dict[str, Any]]:
     """The name of the mechanism, which for a choice is the one chosen, its certified form and its options.
 
     Raises:
@@ -148,7 +148,7 @@ def exact_form(name: str, options: Mapping[str, Any], where: str = "") -> tuple[
     made = mechanism(name, options, where)
     try:
         own, given = chosen(name, options)
-        return own, certify(made), given
+        return own, exact_sampler(made), given
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error

@@ -8,7 +8,7 @@ from functools import singledispatch
 from typing import Any
 
 from dpkernels.decimals import float_at_least, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate
+from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate

@@ -19,7 +19,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
 from dpkernels.cli.text import shown
 from dpkernels.decimals import rational
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class Column:
 
     name: str | None
     mechanism: str
-    form: ExactForm
+    form: ExactSampler
     options: Mapping[str, Any]
 
     @cached_property
