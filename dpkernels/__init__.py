@@ -62,7 +62,7 @@ _HOMES = {
     "CertificateError": "exact.certificate",
     "Certificate": "exact.combined",
     "RowCertificate": "exact.rows.certificate",
-    "certify": "exact.certify",
+    "exact_sampler": "exact.registry",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
     "ConsistentCounts": "estimation.consistency",
@@ -94,7 +94,7 @@ if TYPE_CHECKING:
     from dpkernels.estimation.regression import correlation, covariance, least_squares
     from dpkernels.estimation.released import confidence_interval, histogram_quantile, released_values
     from dpkernels.exact.certificate import Certificate, CertificateError
-    from dpkernels.exact.certify import certify
+    from dpkernels.exact.registry import exact_sampler
     from dpkernels.exact.rows.certificate import RowCertificate
     from dpkernels.mechanisms.additive import Additive
     from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors

@@ -28,11 +28,11 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
@@ -288,7 +288,7 @@ def _(mechanism: Multivariate) -> float:
     return mechanism.sampled * pure_epsilon(mechanism.coordinate)
 
 
-@pure_epsilon.register(ExactForm)
+@pure_epsilon.register(ExactSampler)
 @pure_epsilon.register(ExactMultivariate)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)

@@ -26,10 +26,10 @@ from accountants.dominating_pairs.registry import pure_epsilon
 from accountants.dominating_pairs.windowed import falls
 from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
 from dpkernels import checks
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector

@@ -24,8 +24,8 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
@@ -324,7 +324,9 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm, dict[str, Any]]:
+def build_exact_sampler(
+    name: str, options: Mapping[str, Any], where: str = ""
+) -> tuple[str, ExactSampler, dict[str, Any]]:
     """The name of the mechanism, which for a choice is the one chosen, its certified form and its options.
 
     Raises:
@@ -334,7 +336,7 @@ def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tup
     made = mechanism(name, options, where)
     try:
         own, given = chosen(name, options)
-        return own, certify(made), given
+        return own, exact_sampler(made), given
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error

@@ -223,9 +223,7 @@ def budget_recycled(
     return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
 
 
-def discrete_laplace(
-    *, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None
-) -> Additive:
+def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
     """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
     The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
