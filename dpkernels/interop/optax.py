@@ -15,8 +15,9 @@ rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floatin
 most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
 float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
 that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
-B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of sums by at most K units in the l2 norm, and the certificate of the
-noise is for exactly this: integers whose vectors are K apart.
+B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
+sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
+are at most K apart.
 
 **Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. It exceeds the one of
 real numbers by ``PrivateNoise.rounding_cost``, relative to it, because K units stand for a norm of C.
@@ -46,7 +47,7 @@ import dpkernels as dpk
 from dpkernels import checks
 
 # Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
-_SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-6, 0.25
+_SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
 # Noise multipliers that tables can have.
 _MULTIPLIERS = (0.2, 1000.0)
 _MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30

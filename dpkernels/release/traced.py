@@ -77,7 +77,7 @@ def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
 
 
 def _check_lattice(lattice: Any, values: Array) -> None:
-    """Refuse values that may be off the lattice: all but int32 and narrower integers on a lattice that holds all integers.
+    """Refuse values that may be off the lattice: all but integers up to int32, if the lattice holds all integers.
 
     Such integers are exact in float64, and no clipping moves them.
     """
