@@ -28,6 +28,7 @@ _LARGE = 30.0
 _ROUND = 32
 # Losses up to so many roundings of 1 are rounding errors.
 _NO_LOSS = 64
+_FEW_PIECES = 32  # Up to so many are put on a grid one by one.
 # A piece on which the loss varies less, relatively, is one of constant loss.
 _CONSTANT = 1e-13
 
@@ -212,6 +213,12 @@ class PrivacyLossDistribution:
         outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
         return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.left))])
 
+    @property
+    def is_invertible(self) -> bool:
+        """Whether there are pieces, not many, and the inverse of the loss is known on each."""
+        count = sum(len(piece.left) for piece in self.pieces)
+        return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
+
     def pruned(self) -> PrivacyLossDistribution:
         """The same without outcomes of no mass; plain numbers only."""
         some = (self.p != 0) | (self.q != 0)
@@ -242,10 +249,16 @@ class PrivacyLossDistribution:
 
     @property
     def finite(self) -> tuple[Any, Any]:
-        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite."""
-        xp = namespace(self.p)
+        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite; of plain numbers kept."""
+        kept = self.__dict__.get("_finite")
+        if kept is not None:
+            return kept
+        xp = namespace(self.p, self.loss)
         real = ~(xp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
-        return xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+        found = xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+        if xp is np:
+            object.__setattr__(self, "_finite", found)
+        return found
 
 
 def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
