@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -145,10 +145,7 @@ class PrivacyLossDistribution:
     @classmethod
     def of_masses(cls, p: Any, q: Any) -> PrivacyLossDistribution:
         """Return the distribution of two tables of probabilities: all outcomes are atoms."""
-        xp = namespace(p, q)
-        both = (p > 0) & (q > 0)
-        loss = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
-        return cls(p, q, xp.where(both, loss, xp.where(p > 0, np.inf, -np.inf)), 0 * p)
+        return cls(p, q, log_ratio(log_or_never(p), log_or_never(q)), 0 * p)
 
     @classmethod
     def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
@@ -299,6 +296,22 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
     p, q = log_p > -np.inf, log_q > -np.inf
     finite = xp.where(p & q, log_p, 0.0) - xp.where(p & q, log_q, 0.0)
     return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
+
+
+def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (lower ends, upper ends, rows) of intervals of plain numbers that are split at points inside them.
+
+    Args:
+        left: lower ends of the intervals.
+        right: upper ends.
+        point: where they are split.
+        row: the number of the interval that holds each point.
+    """
+    starts, rows = np.concatenate([left, point]), np.concatenate([np.arange(len(left)), row])
+    order = np.lexsort((starts, rows))
+    starts, rows = starts[order], rows[order]
+    is_last = np.diff(rows, append=len(left)) != 0
+    return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
 def _spacing(loss: Real) -> RealArray:

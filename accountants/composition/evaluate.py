@@ -22,7 +22,7 @@ import numpy as np
 
 from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
-from accountants.composition.gaussian import GaussianProfile, is_gaussian
+from accountants.composition.gaussian import GaussianProfile, are_gaussian
 from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, infinity_mass
 from accountants.pairs.hockey_stick import profile
 from accountants.privacy_loss import PrivacyLossDistribution
@@ -97,8 +97,7 @@ _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
     """Return (losses, the same by fewer nodes) of each direction of neighbours, for a guarantee of plain numbers."""
     coarse = made.repeated_losses()
-    enough = is_gaussian(coarse[0]) or (_is_few(coarse[0]) and all(map(_is_sampled, coarse[0])))
-    fine = coarse if enough else made.repeated_losses(PANELS)
+    fine = coarse if are_gaussian(coarse[0]) else made.repeated_losses(PANELS)
     pruned = (
         [tuple(part.map_losses(lambda nodes: nodes.pruned().padded()) for part in parts) for parts in directions]
         for directions in (fine, coarse)
@@ -210,7 +209,7 @@ def _evaluate_direction(
         coarse: the same losses by fewer nodes, from which the tilt is estimated; by default ``parts``.
     """
     xp = namespace(at, *jax.tree.leaves(parts))
-    if is_gaussian(parts):
+    if are_gaussian(parts):
         profile = GaussianProfile.of(parts)
         log_delta = None if what == "delta" else xp.log(at)
         guess = at if log_delta is None else profile.guess(log_delta)
