@@ -73,9 +73,12 @@ def check(name, scale, rate, count, delta):
     made = guarantee(mechanism, 1.0).subsample(rate).repeat(count)
     eps = made.epsilon(delta)
     if eps > 0:
-        exact = max(Release(name, scale, rate, removed).composed(count, eps) for removed in (False, True))
-        assert exact == pytest.approx(delta, rel=1e-9)
-        assert made.delta(eps) == pytest.approx(exact, rel=1e-9)
+        both = [Release(name, scale, rate, removed) for removed in (False, True)]
+        rounding = 4 * np.spacing(eps)  # Next to the largest losses, that of eps itself counts.
+        low, exact, high = (max(one.composed(count, x) for one in both) for x in (eps + rounding, eps, eps - rounding))
+        allowed = 1e-9 * exact + (high - low)
+        assert abs(exact - delta) <= allowed
+        assert abs(made.delta(eps) - exact) <= allowed
 
 
 CASES = [(0.7, 0.01), (1.0, 0.01), (0.5, 0.1), (2.0, 0.3), (0.7, 0.8), (0.5, 0.001), (5.0, 0.1), (5.0, 0.001)]
@@ -85,7 +88,7 @@ CASES = [(0.7, 0.01), (1.0, 0.01), (0.5, 0.1), (2.0, 0.3), (0.7, 0.8), (0.5, 0.0
 @pytest.mark.parametrize(("scale", "rate"), CASES)
 @pytest.mark.parametrize("name", sorted(NOISE))
 def test_two_releases(name, scale, rate):
-    for delta in (1e-2, 1e-4, 1e-6, 1e-8, 1e-10):
+    for delta in (1e-2, 1e-6, 1e-10):
         check(name, scale, rate, 2, delta)
 
 

@@ -37,9 +37,9 @@ PANELS = 256
 _TOGETHER = 8
 # c times the width of an outcome is at most so large on the grid.
 _STEEPEST = 0.25
-_BISECTIONS = 14  # For a tilt, which need not be precise.
+_BISECTIONS = 16  # For a tilt, which need not be precise.
 _FEW = 32  # Up to so many releases of plain numbers are composed from samples of their loss densities.
-_TILTS = np.geomspace(1e-3, 1e5, 28)
+_TILTS = np.geomspace(1e-3, 1e9, 42)
 
 
 class _Value(NamedTuple):
@@ -220,7 +220,7 @@ def _evaluate_direction(
     ):
         infinite = xp.clip(infinity_mass(parts), 0.0, 1.0)
         return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
-    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e5)))
+    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e9)))
     bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
     if sloped:
         (capped, infinite), back = jax.vjp(lambda parts: _finite(parts, bound), parts)

@@ -143,6 +143,7 @@ _END_PANELS, _TRANSITION_PANELS, _SHORT_PANELS = 48, 16, 256
 _DIFFERENCE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840
 # Outcomes below which there is so little tilted mass are not sampled.
 _NEGLIGIBLE = 1e-19
+_MOST_SAMPLES = 1 << 17
 
 
 def sample_on_grid(
@@ -162,7 +163,9 @@ def sample_on_grid(
         grid: a grid point, the step, and the cap.
     """
     offset, step, cap = grid
-    mass, loss = tilted(nodes, c, 0.0)
+    log_p, loss = nodes.finite
+    size = log_p + c * loss
+    mass = np.exp(size - size.max())
     order = np.argsort(loss)
     total = np.cumsum(mass[order])
     lowest = loss[order][min(np.searchsorted(total, _NEGLIGIBLE * total[-1]), len(loss) - 1)]
@@ -205,9 +208,9 @@ def _sample_piece(piece: _Piece, offset: Any, step: Any, cap: Any, lowest: Any) 
         return ndtr((loss - low) / (_TRANSITION * step)) * ndtr((high - loss) / (_TRANSITION * step))
 
     first, last = np.ceil((max(low - reach, lowest) - offset) / step), np.floor((high + reach - offset) / step)
-    loss = offset + step * np.arange(first - 4, last + 5)
-    if len(loss) <= 8:
+    if not 0 <= last - first <= _MOST_SAMPLES:
         return [piece.nodes(left, right, _SHORT_PANELS)]
+    loss = offset + step * np.arange(first - 4, last + 5)
     x = piece.pieces.inverse(loss, piece.number)
     width, x, loss = np.abs(np.convolve(x, _DIFFERENCE, "valid")), x[4:-4], loss[4:-4]
     found = [piece.outcomes(x, width * share(loss), loss, step)]

@@ -39,8 +39,8 @@ NEIGHBOURS = {
 _ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _SYMMETRIC = 1e-9  # Profiles of a pair and its mirror that differ less are one.
 _BISECTIONS = 60  # For a tilt, on log c.
-# A tilt is searched for between 1e-4 and 1e5.
-_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e5)
+# A tilt is searched for between 1e-4 and 1e9.
+_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e9)
 
 
 class ConvergenceError(ValueError):
