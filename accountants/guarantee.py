@@ -34,11 +34,10 @@ from accountants.composition.self_composed import (
     with_mirror,
     with_one_neighbouring,
 )
+from accountants.dominating_pairs.base import DominatingPair, as_float64
+from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
+from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import from_json_form, to_json_form
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.replaced import check_replaceable
-from accountants.pairs.worst import take_none, worst_pairs
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -260,12 +259,12 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
         TypeError: an unknown mechanism.
         ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is not one of laws.
     """
-    if isinstance(mechanism, Pair):
-        take_none(sensitivity)
+    if isinstance(mechanism, DominatingPair):
+        reject_sensitivity(sensitivity)
         if namespace(*jax.tree.leaves(mechanism)) is np:
             mechanism.check()
         return Guarantee((SelfComposed(with_mirror(mechanism), 1),))
-    return Guarantee((SelfComposed(worst_pairs(mechanism, sensitivity), 1),))
+    return Guarantee((SelfComposed(dominating_pairs(mechanism, sensitivity), 1),))
 
 
 def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:

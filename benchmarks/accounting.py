@@ -28,8 +28,8 @@ import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
 from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee, guarantee
-from accountants.pairs.tables import Atoms
 from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.distributions.gaussian import Gaussian
 

@@ -19,9 +19,9 @@ from accountants.composition import bounds as bracket
 from accountants.composition.bounds import ComposedBounds, Masses, above, below, compose
 from accountants.composition.cells import Cells, cells_on_grid, split_monotone
 from accountants.composition.self_composed import ConvergenceError, SelfComposed
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.guarantee import Guarantee
-from accountants.pairs.shifted import Shifted
-from accountants.pairs.worst import worst_pairs
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
@@ -151,7 +151,7 @@ def test_asymmetric_noise_is_bounded_where_two_signs_are_worst():
 
 
 def cells(step, mechanism, D=None):
-    return cells_on_grid(split_monotone(worst_pairs(mechanism, D)[0].privacy_loss()), step)
+    return cells_on_grid(split_monotone(dominating_pairs(mechanism, D)[0].privacy_loss()), step)
 
 
 PAIRS = {
@@ -313,7 +313,7 @@ def test_losses_far_beyond_any_budget():
 
 
 def test_parameters_that_are_not_numbers_have_no_bracket():
-    broken = Guarantee((SelfComposed((Shifted(Gaussian(1.0), math.nan),), 1),))
+    broken = Guarantee((SelfComposed((AdditivePair(Gaussian(1.0), math.nan),), 1),))
     with pytest.raises(ValueError, match="no tilt"):
         broken.bracket(delta=1e-3)
 

@@ -16,7 +16,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate
 from accountants import scale as scale_module
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import solve
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

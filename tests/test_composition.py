@@ -15,8 +15,8 @@ import dpkernels as dpk
 from accountants import guarantee
 from accountants.closed_forms.pure import pure_delta
 from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.guarantee import Guarantee
-from accountants.pairs.tables import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted

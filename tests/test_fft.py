@@ -18,8 +18,8 @@ from accountants import guarantee, weights
 from accountants.composition import enumeration, evaluate, fft, self_composed
 from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
 from accountants.composition.self_composed import ConvergenceError
-from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.worst import Atoms
+from accountants.dominating_pairs.base import as_float64
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

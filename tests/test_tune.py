@@ -21,7 +21,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling, tune
 from accountants.calibrate import conservative, reweighted
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.scale import infeasible_shift, rescaled
 from accountants.tune import domains, errors, search
 from accountants.tune.families.bounded import Piecewise

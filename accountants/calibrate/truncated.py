@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from accountants.calibrate.reweighted import profile_excess
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.scale import check_target, infeasible_shift, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian

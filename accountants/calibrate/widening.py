@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.conservative import conservative_parameter, precise_parameter
+from accountants.dominating_pairs.additive import AdditivePair, additive_pair
+from accountants.dominating_pairs.base import Mixed
 from accountants.guarantee import Guarantee
-from accountants.pairs.base import Mixed
-from accountants.pairs.shifted import Shifted, shifted
 from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
@@ -71,8 +71,8 @@ def wider(pair: Any, factor: Real) -> Any:
 
 
 @wider.register
-def _(pair: Shifted, factor: Real) -> Shifted:
-    return shifted(pair.noise, pair.shift / factor)
+def _(pair: AdditivePair, factor: Real) -> AdditivePair:
+    return additive_pair(pair.noise, pair.shift / factor)
 
 
 @wider.register

@@ -31,8 +31,7 @@ from accountants.composition.cells import (
     split_monotone,
 )
 from accountants.composition.self_composed import SelfComposed
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible, root
@@ -526,12 +525,12 @@ def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
     return tuple(zip(*found, strict=True))
 
 
-def _rotated(pairs: tuple[Pair, ...], number: int) -> tuple[Pair, ...]:
+def _rotated(pairs: tuple[DominatingPair, ...], number: int) -> tuple[DominatingPair, ...]:
     first = number % len(pairs)
     return pairs[first:] + pairs[:first]
 
 
-def _losses(term: SelfComposed, pair: Pair, mirror: bool) -> MonotoneLoss:
+def _losses(term: SelfComposed, pair: DominatingPair, mirror: bool) -> MonotoneLoss:
     with np.errstate(all="ignore"):
         whole = as_float64(term).privacy_loss(as_float64(pair))
     return split_monotone(whole.mirrored() if mirror else whole)

@@ -28,8 +28,8 @@ import numpy as np
 from accountants.closed_forms.lattice import log_ways
 from accountants.composition.base import ComposedProfile
 from accountants.composition.self_composed import SelfComposed
-from accountants.pairs.replaced import replaced_atoms
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.replaced import replaced_atoms
 from accountants.privacy_loss import PrivacyLossDistribution, log_ratio
 from dpkernels import checks
 from dpkernels.numerics import (

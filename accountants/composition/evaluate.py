@@ -24,7 +24,7 @@ from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
 from accountants.composition.gaussian import GaussianProfile, are_gaussian
 from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, infinity_mass
-from accountants.pairs.hockey_stick import profile
+from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
 from dpkernels import checks

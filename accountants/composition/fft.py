@@ -288,10 +288,11 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None,
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
         else:
+            nodes = part.losses
             if cap is not None and part.smooth is not None:
                 nodes = grid.sample_on_grid(part.smooth, part.losses, c, (offset, points.step, cap))
                 part = dataclasses.replace(part, losses=nodes)
-            shares = grid.share_on_grid(part.losses, c, moment[0], offset, points.step, SIZE)
+            shares = grid.share_on_grid(nodes, c, moment[0], offset, points.step, SIZE)
             spectrum = xp.fft.rfft(shares.masses(SIZE))
         found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
     first = xp.floor((points.low - start) / points.step)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from accountants.closed_forms.lattice import decayed
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule
+from accountants.privacy_loss import PrivacyLossDistribution, join, panel_rule
 from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -179,8 +179,8 @@ def sample_on_grid(
 class _Piece(NamedTuple):
     """One of several smooth pieces."""
 
-    pieces: SmoothPieces
-    number: int
+    pieces: Any
+    number: Any
 
     def outcomes(self, x: Any, width: Any, loss: Any, spacing: Any) -> PrivacyLossDistribution:
         p, q = (width * np.exp(log(x, self.number)) for log in (self.pieces.log_p, self.pieces.log_q))
@@ -216,13 +216,13 @@ def _sample_piece(piece: _Piece, offset: Any, step: Any, cap: Any, lowest: Any) 
     found = [piece.outcomes(x, width * share(loss), loss, step)]
     start, end = (left, right) if ends[0] < ends[1] else (right, left)
     cuts = piece.pieces.inverse(np.array([low - reach, low + reach, high - reach, high + reach]), piece.number)
-    for sides, panels in (
-        ((start, cuts[0]), _END_PANELS),
-        (cuts[:2], _TRANSITION_PANELS),
-        (cuts[2:], _TRANSITION_PANELS),
-        ((cuts[3], end), _END_PANELS),
+    for x0, x1, panels in (
+        (start, cuts[0], _END_PANELS),
+        (cuts[0], cuts[1], _TRANSITION_PANELS),
+        (cuts[2], cuts[3], _TRANSITION_PANELS),
+        (cuts[3], end, _END_PANELS),
     ):
-        nodes = piece.nodes(*sides, panels)
+        nodes = piece.nodes(x0, x1, panels)
         rest = 1 - share(nodes.loss)
         found.append(dataclasses.replace(nodes, p=nodes.p * rest, q=nodes.q * rest))
     return found

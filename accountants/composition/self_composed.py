@@ -20,10 +20,9 @@ import jax
 import numpy as np
 
 from accountants.composition.grid import pointwise_maximum
-from accountants.pairs.base import Pair
-from accountants.pairs.replaced import Replaced, check_replaceable
-from accountants.pairs.sampled import Sampled
-from accountants.pairs.shifted import Shifted, larger
+from accountants.dominating_pairs.additive import AdditivePair, larger_profile
+from accountants.dominating_pairs.base import DominatingPair, Sampled
+from accountants.dominating_pairs.replaced import Replaced, check_replaceable
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -81,10 +80,10 @@ class SelfComposed:
     def is_gaussian(self) -> bool:
         """Whether it is Gaussian noise on all the data, of which any number of releases is one."""
         (pair, *others) = self.pairs
-        gaussian = isinstance(pair, Shifted) and isinstance(pair.noise, Gaussian)
+        gaussian = isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
         return gaussian and not others and self.sampling_rate is None
 
-    def one_release(self) -> tuple[Pair, ...]:
+    def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release: its profile is their maximum, exactly."""
         if self.sampling_rate is None:
             return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.has_two_ways))
@@ -131,8 +130,13 @@ class SelfComposed:
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; of smooth noise that is not even, of the maximum of both pairs."""
         first, rate = self.pairs[0], self.sampling_rate
-        if len(self.pairs) > 1 and isinstance(first, Shifted) and first.noise.law.degree > 0 and self._adds_or_removes:
-            nodes = larger(first, panels)
+        if (
+            len(self.pairs) > 1
+            and isinstance(first, AdditivePair)
+            and first.formulas.is_smooth
+            and self._adds_or_removes
+        ):
+            nodes = larger_profile(first, panels)
             return [nodes if rate is None else nodes.subsampled(rate)]
         return [one.nodes(panels) for one in self._privacy_losses]
 
@@ -185,11 +189,11 @@ def check_releases(releases: Any) -> None:
         if not (isinstance(one.pairs, tuple) and one.pairs):
             raise ValueError("form: the pairs of a term are one or more")
         for pair in one.pairs:
-            if not isinstance(pair, Pair):
+            if not isinstance(pair, DominatingPair):
                 raise ValueError(f"form: {type(pair).__name__} is not a pair of distributions")
             pair.check()
         first, *others = one.pairs
-        if isinstance(first, Shifted) and others not in ([], [first.mirror()]):  # ``_nodes`` relies on this.
+        if isinstance(first, AdditivePair) and others not in ([], [first.mirror()]):  # ``_nodes`` relies on this.
             raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
         if one.neighbours == "replace":
             check_replaceable(one.pairs)
