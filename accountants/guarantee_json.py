@@ -14,9 +14,11 @@ from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
+from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.windowed.bases import Constant, Quartic
 from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
@@ -24,11 +26,11 @@ from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
 # The classes that a file may hold. Files name them, and the fields of some, as below if not by their own names.
 _CLASSES: tuple[type, ...] = (
     *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair),
-    *(Gaussian, Laplace, MergedLaplace, Reweighted, Staircase),
+    *(Gaussian, Laplace, Logistic, MergedLaplace, Reweighted, Staircase, Student),
     *(Constant, Quartic, Sine, Triangle, Uniform),
     *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
 )
-_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term"}
+_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 _UNKNOWN = "is not of this version's guarantees"
 
