@@ -19,16 +19,14 @@ from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.distributions.student import Student
-from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
+from dpkernels.mechanisms.windowed.bases import Shape
+from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 
 # The classes that a file may hold. Files name them, and the fields of some, as below if not by their own names.
 _CLASSES: tuple[type, ...] = (
     *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair),
     *(Gaussian, Laplace, Logistic, MergedLaplace, Reweighted, Staircase, Student),
-    *(Constant, Quartic, Sine, Triangle, Uniform),
-    *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
+    PiecewiseLinear,
 )
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
@@ -36,7 +34,7 @@ _UNKNOWN = "is not of this version's guarantees"
 
 
 def _names(classes: tuple[type, ...]) -> dict[str, type]:
-    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*classes, *_CLASSES)}
+    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*classes, *_CLASSES, *Shape.kinds())}
 
 
 def _fields(kind: Any) -> dict[str, str]:
@@ -58,7 +56,7 @@ def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
         return item
     if isinstance(item, tuple):
         return {"tuple": [to_json_form(entry, classes) for entry in item]}
-    if dataclasses.is_dataclass(item) and type(item) in (*classes, *_CLASSES):
+    if dataclasses.is_dataclass(item) and type(item) in _names(classes).values():
         name = _CLASS_NAMES.get(type(item), type(item).__name__)
         values = {there: to_json_form(getattr(item, here), classes) for here, there in _fields(item).items()}
         return {"type": name, **values}

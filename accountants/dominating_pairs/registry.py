@@ -23,7 +23,7 @@ from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, pure_points
-from accountants.dominating_pairs.windowed import falls, pair_of_ends, square_wave_pair
+from accountants.dominating_pairs.windowed import pair_of_ends, square_wave_pair
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
@@ -158,7 +158,7 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     mechanism's pure level eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
     """
     reject_sensitivity(sensitivity)
-    if falls(mechanism.window) and falls(mechanism.base):
+    if mechanism.window.falls and mechanism.base.falls:
         return (pair_of_ends(mechanism),)
     level = pure_epsilon(mechanism)
     return (pure_points(level),)

@@ -278,7 +278,7 @@ def discrete_gaussian(
     step: float = 1.0,
     reach: int | None = None,
 ) -> Additive:
-    """Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020), on k = -reach..reach.
+    """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
     P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default reach,
     where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
