@@ -25,8 +25,10 @@ _HOMES = {
             "discrete_laplace",
             "gaussian",
             "laplace",
+            "logistic",
             "merged_laplace",
             "staircase",
+            "student",
             "truncated_discrete_laplace",
             "truncated_gaussian",
             "truncated_laplace",
@@ -37,9 +39,11 @@ _HOMES = {
     "DiscreteLaplace": "distributions.discrete",
     "Gaussian": "distributions.gaussian",
     "Laplace": "distributions.laplace",
+    "Logistic": "distributions.logistic",
     "MergedLaplace": "distributions.merged_laplace",
     "Reweighted": "distributions.reweighted",
     "Staircase": "distributions.staircase",
+    "Student": "distributions.student",
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
@@ -84,9 +88,11 @@ if TYPE_CHECKING:
     from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
     from dpkernels.distributions.gaussian import Gaussian
     from dpkernels.distributions.laplace import Laplace
+    from dpkernels.distributions.logistic import Logistic
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
+    from dpkernels.distributions.student import Student
     from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
     from dpkernels.estimation.counts import Counts
     from dpkernels.estimation.estimate import estimate
@@ -116,8 +122,10 @@ if TYPE_CHECKING:
         discrete_laplace,
         gaussian,
         laplace,
+        logistic,
         merged_laplace,
         staircase,
+        student,
         truncated_discrete_laplace,
         truncated_gaussian,
         truncated_laplace,
