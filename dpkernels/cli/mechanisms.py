@@ -116,7 +116,7 @@ def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper:
 def _truncated_laplace(
     *, epsilon: float, delta: float, sensitivity: float, noise_upper: float | None = None
 ) -> Additive:
-    """The upper end of this noise has another name than that of the input interval."""
+    """Return the upper end of this noise has another name than that of the input interval."""
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
@@ -327,7 +327,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
 def build_exact_sampler(
     name: str, options: Mapping[str, Any], where: str = ""
 ) -> tuple[str, ExactSampler, dict[str, Any]]:
-    """The name of the mechanism, which for a choice is the one chosen, its certified form and its options.
+    """Return the name of the mechanism, which for a choice is the one chosen, its exact sampler and its options.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -343,7 +343,7 @@ def build_exact_sampler(
 
 
 def _feasible(made: Any) -> str:
-    """The epsilon that noise has at its delta, where that can be said."""
+    """Return the epsilon that noise has at its delta, where that can be said."""
     from accountants import epsilon
 
     try:
@@ -356,7 +356,7 @@ def _feasible(made: Any) -> str:
 
 
 def spread(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The options of each column.
+    """Return the options of each column.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for
     these in their order.

@@ -119,7 +119,7 @@ _FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
 
 
 def flag(name: str) -> str:
-    """The option as a user types it."""
+    """Return the option as a user types it."""
     return "--" + name.replace("_", "-")
 
 
@@ -177,7 +177,7 @@ def file_options(command: Command) -> Command:
 
 
 def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The options that were given, of a command that takes each once.
+    """Return the options that were given, of a command that takes each once.
 
     Raises:
         click.UsageError: one was given twice.
@@ -227,7 +227,7 @@ class Target(click.Path):
 
 
 def is_dataset(text: str) -> bool:
-    """Whether an argument names a folder, an URI or, where no file has this name, a pattern."""
+    """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""
     return (
         "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
     )

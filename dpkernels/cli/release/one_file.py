@@ -128,7 +128,7 @@ def plan(request: Request) -> Plan:
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
-    """Where the certificates go, once it is clear that nothing is in the way."""
+    """Return where the certificates go, once it is clear that nothing is in the way."""
     if target != DASH:
         if given is not None:
             raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")
