@@ -268,7 +268,8 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
     # Next to the least loss, log(1 - r), that sum would cancel; 1 - r is exact where it is small.
     low = xp.log((1 - rate) + rate * xp.exp(xp.where(small, known, 0.0)))
     there = xp.where(large, far, xp.where(small, low, near))
-    return xp.where(infinite, xp.where(loss > 0, np.inf, xp.log1p(-rate)), there)
+    lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
+    return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), there)
 
 
 def _loss_before_sampling(loss: Any, rate: Any) -> Any:

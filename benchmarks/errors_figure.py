@@ -8,14 +8,16 @@ The error is the worst-case standard deviation over the input interval, in width
 from __future__ import annotations
 
 from argparse import ArgumentParser
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
 
 import dpkernels as dpk
 
-MECHANISMS = {
+MECHANISMS: dict[str, tuple[Callable[..., Any], str]] = {
     "hybrid": (dpk.hybrid, "tab:blue"),
     "piecewise": (dpk.piecewise, "tab:orange"),
     "Duchi (two points)": (dpk.duchi, "tab:green"),

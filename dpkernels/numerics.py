@@ -36,6 +36,11 @@ def namespace(*values: object) -> ModuleType:
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
 
+def elementary(*values: object) -> ModuleType:
+    """Return jax.numpy if any value is a JAX array or tracer, else math: for formulas of single numbers."""
+    return math if namespace(*values) is np else jnp
+
+
 # Types that are no JAX array: asking by type takes a tenth of the time.
 _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, np.float32, np.int64, np.bool_})
 

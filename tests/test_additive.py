@@ -13,7 +13,7 @@ import pytest
 from noise_registry import LAWS, REFERENCE, ends, quadrature
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.budgets.amounts import asked
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -54,7 +54,7 @@ def modules_with_examples():
     "dpkernels*",
     "accountants.profile",
     "accountants.tune*",
-    "accountants.pairs.tables",
+    "accountants.dominating_pairs.discrete",
     "accountants.histograms*",
     "accountants.composition*",
 )

@@ -288,7 +288,7 @@ def test_bad_arguments(wrong, kind, message):
 @pytest.mark.thorough
 def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
-    from accountants.pairs.tables import Atoms
+    from accountants.dominating_pairs.discrete import Atoms
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition import cumulant
+from accountants.composition import self_composed
 from accountants.composition.cells import (
     Cells,
     MonotoneLoss,
@@ -30,10 +30,8 @@ from accountants.composition.cells import (
     heavy_atoms,
     split_monotone,
 )
-from accountants.composition.replacement import replaced_privacy_loss
-from accountants.composition.terms import Term
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible, root
@@ -449,11 +447,11 @@ class Bracket:
     def _directions(self) -> list[list[tuple[list[MonotoneLoss], int]]]:
         """The spectra of every term, for either direction of a neighbour and either pair of asymmetric noise first."""
         terms = self.guarantee.terms
-        turns = range(max(len(term.pairs) for term in terms))
+        orders = range(max(len(term.pairs) for term in terms))
         return [
-            [([_losses(pair, term, added) for pair in _turned(term.pairs, turn)], int(term.count)) for term in terms]
-            for added in self.guarantee.ways
-            for turn in turns
+            [([_losses(term, pair, mirror) for pair in _rotated(term.pairs, k)], int(term.count)) for term in terms]
+            for mirror in self.guarantee.neighbour_directions
+            for k in orders
         ]
 
     def _cells(self, step: float, left_out: float) -> list[list[tuple[list[Cells], int]]]:
@@ -511,37 +509,31 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:
     """Return (tilts, estimates of log delta) for one eps, of every direction of neighbours."""
     found = []
-    for parts in made.directions():
-        c = cumulant.saddle_point(parts, epsilon)
-        found.append((c, cumulant.approximate(parts, c)[0]))
+    for parts in made.repeated_losses():
+        c = self_composed.saddle_point(parts, epsilon)
+        found.append((c, self_composed.approximate(parts, c)[0]))
     return tuple(zip(*found, strict=True))
 
 
 def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
     """Return (tilts, estimates of eps) for one delta, of every direction of neighbours."""
     found = []
-    for parts in made.directions():
-        target = np.maximum(delta - cumulant.infinity_mass(parts), delta / 2)
-        c, eps = cumulant.saddle_point_of_delta(parts, np.log(target))
+    for parts in made.repeated_losses():
+        target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
+        c, eps = self_composed.saddle_point_of_delta(parts, np.log(target))
         found.append((c, np.maximum(eps, 0.0)))
     return tuple(zip(*found, strict=True))
 
 
-def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:
-    first = turn % len(pairs)
+def _rotated(pairs: tuple[DominatingPair, ...], number: int) -> tuple[DominatingPair, ...]:
+    first = number % len(pairs)
     return pairs[first:] + pairs[:first]
 
 
-def _losses(pair: Pair, term: Term, added: bool) -> MonotoneLoss:
-    pair = as_float64(pair)
+def _losses(term: SelfComposed, pair: DominatingPair, mirror: bool) -> MonotoneLoss:
     with np.errstate(all="ignore"):
-        if term.rate is not None and term.adjacency == "replace":
-            whole = replaced_privacy_loss(pair, float(term.rate))
-        elif term.rate is not None and float(term.rate) != 1.0:
-            whole = pair.privacy_loss().subsampled(float(term.rate))
-        else:
-            whole = pair.privacy_loss()
-    return split_monotone(whole.mirrored() if added else whole)
+        whole = as_float64(term).privacy_loss(as_float64(pair))
+    return split_monotone(whole.mirrored() if mirror else whole)
 
 
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:

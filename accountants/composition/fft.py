@@ -22,8 +22,8 @@ import numpy as np
 
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
-from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
 from accountants.composition.grid import COEFFICIENTS, POINTS
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree

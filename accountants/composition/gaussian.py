@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
-from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 

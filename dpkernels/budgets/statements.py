@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from dpkernels.budgets.amounts import EpsilonDelta, minus, plus, printed
 
-VERSION = 2  # of the tables: version 1 had no entries that void a charge
-_HASHED = 1  # version of what is hashed, which is the same for charges in both versions of the tables
+_HASHED = 1  # version of what is hashed
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")
 

@@ -7,13 +7,10 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-
-from dpkernels.cli.files.layout import FORMATS, Layout
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
@@ -121,16 +118,6 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def not_kept(self, output: Path) -> list[str]:
         """What of the input, besides the replaced columns, a finished output does not have."""
-
-
-def open_source(path: Path, form: Layout) -> Source:
-    """The file, its header read.
-
-    Raises:
-        ValueError: not a readable file of that format.
-    """
-    module, name = FORMATS[form.kind].split(".")
-    return getattr(import_module(f"dpkernels.cli.files.{module}"), name)(path, form)
 
 
 def ahead(pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:

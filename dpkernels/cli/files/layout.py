@@ -10,12 +10,7 @@ import click
 
 from dpkernels.untrusted import brief
 
-FORMATS = {
-    "csv": "delimited.DelimitedFile",
-    "tsv": "delimited.DelimitedFile",
-    "npy": "arrays.ArrayFile",
-    "parquet": "columnar.ParquetFile",
-}
+FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 # Standard input or output, as arguments; what comes in has a name that can be asked for its size and access.

@@ -23,9 +23,11 @@ class Shape(abc.ABC):
         steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
             (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
             are then refused.
+        is_flat: the density is 1 on the whole interval.
     """
 
     steepness: ClassVar[float | None] = None
+    is_flat: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
@@ -80,6 +82,7 @@ class Constant(Base):
     area = 1.0
     spread = 1 / 3
     steepness = 0.0
+    is_flat = True
     lowest = 1.0
     kinks = np.zeros(0)
 

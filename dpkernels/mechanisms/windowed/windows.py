@@ -51,6 +51,7 @@ class Uniform(_Unimodal):
     area = 1.0
     spread = 1 / 12
     steepness = 0.0
+    is_flat = True
 
     def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
