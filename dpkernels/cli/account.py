@@ -23,7 +23,7 @@ from dpkernels.cli.release.sidecar import guarantee, law_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
@@ -135,7 +135,7 @@ class Account:
         if not self.claim:
             return None
         try:
-            own = guarantee(certify(self.mechanism).certificate)
+            own = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {error}"
         return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
@@ -329,7 +329,7 @@ class ShuffledAccount:
         """
         try:
             accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
-            form = certify(one.mechanism)
+            form = exact_sampler(one.mechanism)
             made = accountants.shuffled(form, n)
         except CertificateError:
             raise

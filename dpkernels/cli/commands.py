@@ -213,7 +213,9 @@ def estimate(
     bounds = None if lower is None or upper is None else (lower, upper)
     found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
     if plot is not None and found.whole is not None:
-        found.whole.plot(plot, confidence)
+        from dpkernels.estimation.plot import save_plot
+
+        save_plot(found.whole, plot, confidence)
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 

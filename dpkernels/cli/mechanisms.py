@@ -24,8 +24,8 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
@@ -324,8 +324,10 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm, dict[str, Any]]:
-    """Return the name of the mechanism, which for a choice is the one chosen, its certified form and its options.
+def build_exact_sampler(
+    name: str, options: Mapping[str, Any], where: str = ""
+) -> tuple[str, ExactSampler, dict[str, Any]]:
+    """Return the name of the mechanism, which for a choice is the one chosen, its exact sampler and its options.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -334,7 +336,7 @@ def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tup
     made = mechanism(name, options, where)
     try:
         own, given = chosen(name, options)
-        return own, certify(made), given
+        return own, exact_sampler(made), given
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error

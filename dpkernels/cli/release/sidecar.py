@@ -19,11 +19,11 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.text import aligned, listed, shown
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate
+from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
-from dpkernels.exact.form import ExactForm
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.untrusted import brief
@@ -132,7 +132,7 @@ class Column:
 
     name: str | None
     mechanism: str
-    form: ExactForm
+    form: ExactSampler
     options: Mapping[str, Any]
 
     @cached_property

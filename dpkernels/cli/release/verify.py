@@ -26,7 +26,7 @@ from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
-from dpkernels.cli.mechanisms import exact_sampler
+from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import (
     Guarantee,
@@ -44,9 +44,9 @@ from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import MixtureCertificate, read_certificate
-from dpkernels.exact.form import ExactForm
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.untrusted import brief, integer, parse_json, read_text
 
@@ -379,7 +379,9 @@ def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[st
 def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Certificate) -> str:
     """Return how the mechanism made again differs; empty if it does not."""
     try:
-        form = exact_sampler(name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()})[1]
+        form = build_exact_sampler(
+            name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
+        )[1]
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {error}"
     again = parameters(form.mechanism)
@@ -438,7 +440,7 @@ class Report:
     """
 
     name: str
-    form: ExactForm
+    form: ExactSampler
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> Report:
@@ -448,7 +450,7 @@ class Report:
             click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
             CertificateError: its integers do not have the guarantee.
         """
-        return cls(*exact_sampler(name, options)[:2])
+        return cls(*build_exact_sampler(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
