@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from accountants.closed_forms.lattice import decayed
+from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join
 from dpkernels.numerics import Real, add_at, like, namespace, without_derivative
 from dpkernels.pytrees import pytree

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.lattice import log_ways
+from accountants.closed_forms.pure import log_ways
 from accountants.composition.replacement import replaced_atoms
 from accountants.composition.terms import Term
 from accountants.pairs.tables import Atoms

@@ -7,12 +7,9 @@ from functools import singledispatch
 from typing import Any
 
 from accountants.tune.families.bounded import Composite, Piecewise, Plain, SquareWaves
-from accountants.tune.families.merged import MergedLaplaces
-from accountants.tune.families.noise import PlainNoise
+from accountants.tune.families.composed import Shuffled
+from accountants.tune.families.noise import MergedLaplaces, PlainNoise, Staircases, TruncatedGaussian, TruncatedLaplace
 from accountants.tune.families.recycled import Recycled
-from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.families.staircase import Staircases
-from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import WINDOWS
