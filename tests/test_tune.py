@@ -918,7 +918,7 @@ def test_nothing_feasible_is_an_error():
         (lambda: tune.composite(base="cubic", epsilon=1.0, **UNIT), ValueError, "base: 'cubic' is not one of"),
         (lambda: tune.composite(epsilon=1.0, condition="some", **UNIT), ValueError, "condition: 'some'"),
         (lambda: tune.budget_recycled("cauchy", epsilon=1.0, delta=0.1), ValueError, "kernel: 'cauchy'"),
-        (lambda: tune.budget_recycled(3, epsilon=1.0, delta=0.1), TypeError, "kernel: 3 is no law"),
+        (lambda: tune.budget_recycled(3, epsilon=1.0, delta=0.1), TypeError, "kernel: 3 is no distribution"),
         (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.0), ValueError, "delta: 0"),
         (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.1, theta=-1.0), ValueError, "theta: -1"),
         (lambda: tune.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=0.0), ValueError, "sensitivity: 0"),

@@ -301,7 +301,8 @@ def largest_budget(
         ends=(-most, -least),
         clip=True,
     )
-    return xp.where(t < -least, xp.exp(-xp.asarray(t)), xp.nan)[()]
+    level = xp.minimum(xp.exp(-xp.asarray(t)), checks.EPSILON_RANGE[1])
+    return xp.where(t < -least, level, xp.nan)[()]
 
 
 def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters: Any) -> Guarantee:

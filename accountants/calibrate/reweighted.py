@@ -221,8 +221,8 @@ def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real,
 def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the c at which c times the kernel, with the largest q for it, has the largest P(|Z| <= theta).
 
-    It is searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative. It counts as constant
-    where derivatives are taken: the acceptance at the best scale has the same derivatives either way.
+    It is searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative. It counts as
+    constant where derivatives are taken: the acceptance at the best scale has the same derivatives either way.
     """
     kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
     given = kernel, theta / sensitivity, epsilon, delta
@@ -269,11 +269,12 @@ def budget_recycled(
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     target = epsilon, delta, sensitivity
+    drawn: Any = kernel
     if isinstance(kernel, type):
         unit = kernel(1.0)
         scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
-        kernel = rescaled(unit, scale)
-        q = recycling_rate(kernel, theta, *target) if q is None else q
+        drawn = rescaled(unit, scale)
+        q = recycling_rate(drawn, theta, *target) if q is None else q
     elif q is not None:
         raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
     else:
@@ -284,7 +285,7 @@ def budget_recycled(
                 f"kernel: {kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
                 f"no q; from {wider:.6g} times as wide on it does at q = 0"
             )
-    return named.budget_recycled(kernel, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
 
 # Truncated noise
@@ -320,7 +321,8 @@ def _first_private(noises: Iterator[Reweighted], sensitivity: Any, epsilon: Any,
     """Return the first noise whose exact profile, as computed, meets the claim; traced noise is not checked."""
 
     def meets_claim(made: Additive) -> Any:
-        over = checks.concrete(additive_profile(made.noise, sensitivity, epsilon) - delta)
+        noise: Any = made.noise
+        over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
         return over is None or over <= 0
 
     return first_feasible((Additive(noise, sensitivity, epsilon, delta) for noise in noises), meets_claim)
@@ -363,15 +365,16 @@ def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Rea
 
 def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     """Return the least T of a truncated Gaussian on [-T, T] that is (eps, delta)-DP; to 1e-7 relative, from above."""
-    return _bound_of(_log_bound, epsilon, delta, sensitivity)
+    # A little longer, so that a search for sigma at this T finds one.
+    return _bound_of(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
 
 
 def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
     """Return the T at which truncated Gaussian noise that meets (eps, delta) has the least variance; to 1e-5 relative.
 
     Worth it where delta is large: at eps 0.1, delta 0.02 the variance is 9 % below the Gaussian's. Where delta is small
-    the variance hardly depends on T. Derivatives are taken at a fixed sigma/T: the variance of noise at the best T has the
-    same derivatives either way.
+    the variance hardly depends on T. Derivatives are taken at a fixed sigma/T: the variance at the best T has
+    the same derivatives either way.
     """
     return _bound_of(_log_variance, epsilon, delta, sensitivity)
 
@@ -385,7 +388,8 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
     shapes = xp.linspace(narrowest, math.log(100.0), 32)
     log_shape = smooth_minimum(least, (epsilon, delta), shapes, xatol=1e-7)
-    return (sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta))))[()]
+    T = sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta)))
+    return float(T) if xp is np else T
 
 
 def _log_bound(log_shape: Any, given: tuple[Real, Real]) -> Any:
