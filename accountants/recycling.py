@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from accountants import calibrate
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.subsampling import on_sample
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution

@@ -16,7 +16,7 @@ from scipy.special import erf, ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import recycling as published
 from accountants.published.searches import published_recycling
 from accountants.subsampling import on_sample

@@ -33,8 +33,8 @@ from accountants.calibrate.reweighted import (
 from accountants.calibrate.shuffled import shuffled
 from accountants.histograms.accounting import KnownDomain, known_domain
 from accountants.scale import (
-    certain_shift,
     gaussian,
+    infeasible_shift,
     laplace,
     largest_shift,
     merged_laplace,
@@ -50,13 +50,13 @@ __all__ = [
     "best_recycled_scale",
     "bounded",
     "budget_recycled",
-    "certain_shift",
     "composed",
     "composed_budget",
     "composed_scale",
     "discrete_gaussian",
     "discrete_laplace",
     "gaussian",
+    "infeasible_shift",
     "known_domain",
     "laplace",
     "largest_shift",

@@ -25,10 +25,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.composition.bounds import Bracket
-from accountants.composition.cumulant import ConvergenceError
-from accountants.composition.guarantee import Guarantee, guarantee
-from accountants.pairs.base import Mixed
-from accountants.pairs.shifted import Shifted, shifted
+from accountants.composition.self_composed import ConvergenceError
+from accountants.dominating_pairs.additive import AdditivePair, additive_pair
+from accountants.dominating_pairs.base import Mixed
+from accountants.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import check_target, rescaled
 from dpkernels import checks
@@ -167,7 +167,7 @@ def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
 
 def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
     """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
-    parts = [(1.0 if term.rate is None else term.rate, term.count) for term in made.terms]
+    parts = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
     if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
         return
     with np.errstate(divide="ignore"):
@@ -187,8 +187,8 @@ def _rescale_pair(pair: Any, factor: Real) -> Any:
 
 
 @_rescale_pair.register
-def _(pair: Shifted, factor: Real) -> Shifted:
-    return shifted(pair.noise, pair.shift / factor)
+def _(pair: AdditivePair, factor: Real) -> AdditivePair:
+    return additive_pair(pair.noise, pair.shift / factor)
 
 
 @_rescale_pair.register

@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import additive_profile, curve, profile
-from accountants.pairs.shifted import shifted
-from accountants.scale import certain_shift, check_target, rescaled, smallest_scale
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import curve, profile
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.gaussian import Gaussian
@@ -62,7 +63,7 @@ def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon:
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
     """Return (Z(u) delta(eps), Z(u)), of any even kernel by its exact profile."""
     law, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
-    pairs = (shifted(law, D),)
+    pairs = (additive_pair(law, D),)
     return law.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), law.total
 
 
@@ -198,7 +199,7 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     checks.below_one("q", q)
     kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
     # Recycling only narrows the noise, so delta is above the target where it is for the kernel.
-    low = sensitivity / certain_shift(kernel, epsilon, delta)
+    low = sensitivity / infeasible_shift(kernel, epsilon, delta)
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
     high = 4 * namespace(alone, inside).maximum(alone, inside)
@@ -349,7 +350,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
     T = best_bound(epsilon, delta, sensitivity) if bound is None else bound
     checks.positive("bound", T)
     # sigma = 100 T is all but uniform.
-    low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
+    low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
     sigma = first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low)
     if checks.concrete(sigma) is not None and math.isnan(sigma):
         least = least_bound(epsilon, delta, sensitivity)

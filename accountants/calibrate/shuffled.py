@@ -15,7 +15,7 @@ from accountants.shuffle import shuffled as account
 from accountants.shuffle.blanket import worst_inputs
 from accountants.shuffle.estimate import integral_log_delta
 from dpkernels import checks
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import first_feasible, promote, root
 
@@ -72,7 +72,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
     """Return the upper end of the rigorous bracket of delta, of the integers that a release samples."""
-    return account(certify(mechanism), n).upper_bound(epsilon)
+    return account(exact_sampler(mechanism), n).upper_bound(epsilon)
 
 
 def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Any, delta: Any) -> Any:

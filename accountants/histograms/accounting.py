@@ -24,7 +24,7 @@ from accountants.closed_forms.concentrated import (
     tail_bound,
 )
 from accountants.closed_forms.pure import pure_delta
-from accountants.pairs.worst import noise_pairs
+from accountants.dominating_pairs.registry import noise_pairs
 from accountants.profile import epsilon as realised_epsilon
 from accountants.profile import epsilon_of
 from accountants.scale import check_target, smallest_scale

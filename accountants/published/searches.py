@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from accountants import recycling
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.published.recycling import published_excess, published_search
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution

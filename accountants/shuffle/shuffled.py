@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.guarantee import Guarantee
-from accountants.composition.terms import Term
-from accountants.pairs.rows import of_dots
-from accountants.pairs.worst import Atoms, take_none, worst_pairs
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms, of_dots
+from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
+from accountants.guarantee import Guarantee
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import Estimate, integral_epsilon, integral_log_delta
@@ -157,7 +157,11 @@ class Shuffled:
             ValueError: rigorous, where ``bracket`` has none.
         """
         return Guarantee(
-            (Term(self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"),)
+            (
+                SelfComposed(
+                    self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
+                ),
+            )
         )
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
@@ -209,7 +213,7 @@ class Shuffled:
         if not self.inputs.exact:
             raise ValueError(
                 "mechanism: its losses are spread out, and known by quadrature only; a bracket is of the integers: "
-                "shuffled(dpkernels.certify(mechanism), n)"
+                "shuffled(dpkernels.exact_sampler(mechanism), n)"
             )
         return int(self.n)
 
@@ -255,9 +259,9 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
     return Shuffled(worst_inputs(mechanism), n)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return mechanism._rigorous_pair
 
 

@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from accountants import calibrate, profile
 from accountants.calibrate.composed import gaussian_ratio, largest_budget
-from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.worst import shifted, worst_pairs
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.guarantee import Guarantee, guarantee
 from accountants.published.searches import Enumerated
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
@@ -180,8 +182,8 @@ class CompositionTarget:
         """Return the same, traceable."""
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
-        pairs = (shifted(mechanism.noise, mechanism.sensitivity),) if even else worst_pairs(mechanism)
-        return Guarantee((Term(pairs, self.count, self.rate),))
+        pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
     def largest_budget(self, member: Callable[[Any, Any], Any], given: Any) -> Any:
         """Return the largest budget of a release of ``member(budget, given)``; NaN if there is none, traceable."""

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import optax
 
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.family import Family, checked
 from accountants.tune.objectives import Aim, Objective, as_objective, evaluate

@@ -14,7 +14,7 @@ import numpy as np
 from accountants import calibrate
 from accountants.calibrate.shuffled import log_budget, upper_delta
 from accountants.composition.bounds import Bracket
-from accountants.composition.guarantee import Guarantee
+from accountants.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
 from accountants.tune.families.bounded import Composite, Piecewise, Plain

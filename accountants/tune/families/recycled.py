@@ -14,12 +14,12 @@ import numpy as np
 from accountants import calibrate, recycling, subsampling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.calibrate.reweighted import least_weight, shape_shift
-from accountants.composition.guarantee import Guarantee
+from accountants.guarantee import Guarantee
 from accountants.profile import delta as realised_delta
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
-from accountants.scale import certain_shift, rescaled
+from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
 from accountants.tune.family import (
@@ -89,7 +89,7 @@ class Recycled(ComposableFamily):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        least = self.sensitivity / certain_shift(self.kernel, self.epsilon, self.delta)
+        least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
         scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, _SPAN))}
         return scale if self.theta is not None else {**scale, "theta": self._thetas}
 
@@ -385,7 +385,7 @@ class SampledRecycled(Family):
     def _drawn(self, scale: Real, p: Any) -> Distribution:
         """Return the kernel on a sample of rate p."""
         eps, delta, D = self.on_sample(p)
-        return rescaled(self.kernel, scale * D / certain_shift(self.kernel, eps, delta))
+        return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
     def release(self, free: dict[str, Any]) -> Subsampled:
         p = 1.0 if free["p"] > _WHOLE else free["p"]
