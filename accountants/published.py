@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.scale import smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution

@@ -37,7 +37,7 @@ import jax
 import numpy as np
 
 from accountants import calibrate
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.published import (
     PublishedChoice,
     published_acceptance_rate,

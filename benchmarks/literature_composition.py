@@ -18,7 +18,7 @@ import dpkernels as dpk
 from accountants import Guarantee, calibrate, guarantee, recycling
 from accountants.closed_forms.concentrated import best_epsilon, gaussian_rho
 from accountants.closed_forms.pure import pure_epsilon
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.subsampling import on_sample
 from accountants.tune.published.recycling import published_recycling
 

@@ -16,7 +16,7 @@ from scipy.special import erf, ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.subsampling import on_sample
 from accountants.tune.published.enumerated import enumerated
 from accountants.tune.published.recycling import published_recycling

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from dpkernels.cli.commands import dpkernels
-from dpkernels.cli.mechanisms.mechanism_table import RECIPES
-from dpkernels.cli.mechanisms.options import Numbers
+from dpkernels.cli.mechanisms import CONSTRUCTORS
+from dpkernels.cli.options import Numbers
 
 SEED = 20260
 # Values with which a mechanism can be made, by option.
@@ -127,7 +127,7 @@ def _good(name: str, source: Random) -> list[str]:
     if name == "estimate":
         return _good_estimate(source)
     if name in ("account", "certify"):
-        mechanism = source.choice(list(RECIPES))
+        mechanism = source.choice(list(CONSTRUCTORS))
         options = _mechanism_options(mechanism, source)
         if name == "account":
             return [
@@ -162,7 +162,7 @@ def _good(name: str, source: Random) -> list[str]:
 def _good_perturb(source: Random) -> list[str]:
     ending = source.choice(["csv", "csv", "tsv", "npy", "parquet"])
     name = source.choice(["in", "in", "in", "holes"])
-    mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *RECIPES])
+    mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *CONSTRUCTORS])
     column = [] if ending == "npy" else ["--column", "age"]
     more = source.choice(
         [[], ["--json"], ["--check"], ["--ledger", "people.ledger"], ["--missing", "keep"], ["--round", "2"]]
@@ -180,7 +180,7 @@ def _good_estimate(source: Random) -> list[str]:
 
 
 def _mechanism_options(mechanism: str, source: Random) -> list[str]:
-    needed, recipe = [], RECIPES[mechanism]
+    needed, recipe = [], CONSTRUCTORS[mechanism]
     for option in recipe.options:
         if option in recipe.required(release=True) or source.random() < 0.3:
             needed += ["--" + option.replace("_", "-"), GOOD[option]]
@@ -230,7 +230,7 @@ def _value(name: str, flag: str, source: Random) -> str:
     if isinstance(kind, click.types.IntParamType):
         return source.choice(WHOLE)
     if flag == "--mechanism":
-        return source.choice([*RECIPES, "nope", ""])
+        return source.choice([*CONSTRUCTORS, "nope", ""])
     if flag in ("--column", "--by"):
         return source.choice(NAMES)
     if flag in ("--sidecar", "--verify"):

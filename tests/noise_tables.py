@@ -16,7 +16,7 @@ import numpy as np
 from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.kernels import alias_columns
 from dpkernels.exact.noise.build import noise_tables
 from dpkernels.exact.noise.certificate import NoiseCertificate

@@ -24,7 +24,7 @@ from noise_tables import (
 )
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
 from dpkernels.exact.noise.build import BITS, noise_tables

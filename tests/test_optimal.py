@@ -21,8 +21,8 @@ from scipy.optimize import linprog
 
 import accountants
 import dpkernels as dpk
-from accountants.composition import terms
-from accountants.pairs.worst import worst_pairs
+from accountants.composition import self_composed
+from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.mechanisms.base import sampler
 from dpkernels.mechanisms.optimal import cache as optimal_cache
 from dpkernels.mechanisms.optimal import search as optimal_search
@@ -655,7 +655,7 @@ def test_the_profile_is_the_largest_over_neighbouring_rows(m):
 
 @over(ROWS)
 def test_the_pair_is_its_own_mirror_and_a_pair_of_laws(m):
-    (pair,) = worst_pairs(m)
+    (pair,) = dominating_pairs(m)
     np.testing.assert_array_equal(pair.p, pair.q[::-1])
     assert pair.p.sum() == pytest.approx(1, abs=1e-12)
 
@@ -701,7 +701,7 @@ def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
         one = accountants.guarantee(reports)
         for made in (one, accountants.Guarantee.from_json(one.to_json())):
             if m.sensitivity is None:
-                assert made.subsample(0.5, adjacency="replace").neighbouring == terms.ADJACENCIES["replace"]
+                assert made.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
             else:
                 with pytest.raises(ValueError, match="adjacency: 'replace' may move a value by twice the sensitivity"):
                     made.subsample(0.5, adjacency="replace")

@@ -13,7 +13,7 @@ from noise_registry import LAWS, REFERENCE, over, scale
 from scipy.stats import norm
 
 from accountants import calibrate, recycling
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from benchmarks import literature_recycling as literature
 from benchmarks import recycling as tables
 from dpkernels.distributions.gaussian import Gaussian

@@ -21,8 +21,8 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling, tune
 from accountants.calibrate import conservative, reweighted
-from accountants.pairs.hockey_stick import as_float64
-from accountants.scale import certain_shift, rescaled
+from accountants.dominating_pairs.base import as_float64
+from accountants.scale import infeasible_shift, rescaled
 from accountants.tune import domains, errors, search
 from accountants.tune.families.bounded import Piecewise
 from accountants.tune.families.noise import KERNELS
@@ -214,7 +214,7 @@ def recycled_on(widths, kernel, theta, eps, delta):
 def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
     """Against 2,000 widths from the least that may do; also where reports are as wide as 1,000 D."""
     for eps, delta, theta in budgets:
-        least = 1 / float(certain_shift(kernel, eps, delta))
+        least = 1 / float(infeasible_shift(kernel, eps, delta))
         with jax.enable_x64(True):
             dense = recycled_on(least * np.geomspace(1.0, 8e3, 2000), as_float64(kernel), theta, eps, delta)
         found = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))

@@ -23,8 +23,8 @@ from accountants.calibrate.truncated import best_bound, least_bound, truncated_g
 from accountants.calibrate.widening import widening
 from accountants.histograms.calibration import KnownDomain, known_domain
 from accountants.scale import (
-    certain_shift,
     gaussian,
+    infeasible_shift,
     laplace,
     largest_shift,
     merged_laplace,
@@ -40,13 +40,13 @@ __all__ = [
     "best_recycled_scale",
     "bounded",
     "budget_recycled",
-    "certain_shift",
     "composed",
     "composed_budget",
     "composed_scale",
     "discrete_gaussian",
     "discrete_laplace",
     "gaussian",
+    "infeasible_shift",
     "known_domain",
     "laplace",
     "largest_shift",

@@ -15,7 +15,7 @@ import numpy as np
 
 from accountants.calibrate.conservative import FARTHEST, conservative_parameter, log_mu
 from accountants.calibrate.widening import widening
-from accountants.composition.guarantee import Guarantee, guarantee
+from accountants.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import check_target, rescaled
 from dpkernels import checks

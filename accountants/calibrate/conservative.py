@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.bounds import Bracket
-from accountants.composition.cumulant import ConvergenceError
-from accountants.composition.guarantee import Guarantee
+from accountants.composition.self_composed import ConvergenceError
+from accountants.guarantee import Guarantee
 from dpkernels.numerics import Real, namespace, ndtri
 from dpkernels.solve import NotPrivateError, conservative_root, newton
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from accountants.calibrate.reweighted import least_weight, profile_excess
-from accountants.pairs.hockey_stick import additive_profile
-from accountants.scale import certain_shift, check_target, rescaled, smallest_scale
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -77,7 +77,7 @@ def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, de
     checks.below_one("q", q)
     kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
     # Recycling only narrows a law, so delta is above the target where it is for the kernel.
-    low = sensitivity / certain_shift(kernel, epsilon, delta)
+    low = sensitivity / infeasible_shift(kernel, epsilon, delta)
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
     high = 4 * namespace(alone, inside).maximum(alone, inside)

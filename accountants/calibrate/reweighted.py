@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import curve, profile
-from accountants.pairs.shifted import shifted
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import curve, profile
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -43,7 +43,7 @@ def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon:
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
     """Return (Z(u) delta(eps), Z(u)), of any even kernel by its exact profile."""
     law, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
-    pairs = (shifted(law, D),)
+    pairs = (additive_pair(law, D),)
     return law.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), law.total
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from accountants.calibrate.reweighted import profile_excess
-from accountants.pairs.hockey_stick import additive_profile
-from accountants.scale import certain_shift, check_target, smallest_scale
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.scale import check_target, infeasible_shift, smallest_scale
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -96,7 +96,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
 
 def _truncated_sigma(T: Real, epsilon: Real, delta: Real, sensitivity: Real, **search: Any) -> Real:
     """The least sigma for T, NaN where there is none; sigma = 100 T is all but uniform."""
-    low = sensitivity / certain_shift(Gaussian(1.0), epsilon, delta)
+    low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
     return first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low, **search)
 
 
@@ -110,7 +110,7 @@ def least_bound(epsilon: float, delta: float, sensitivity: float = 1.0) -> float
     eps, D = float(epsilon), 1.0
 
     def best_excess(T: Real, delta: Real) -> Real:
-        low, high = D / certain_shift(Gaussian(1.0), eps, delta), 100 * T
+        low, high = D / infeasible_shift(Gaussian(1.0), eps, delta), 100 * T
 
         def at(log_sigma: float) -> float:
             return float(_sigma_excess(math.exp(log_sigma), (T, eps, delta, D)))

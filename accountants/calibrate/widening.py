@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from accountants.calibrate.conservative import conservative_parameter, precise_parameter
-from accountants.composition.guarantee import Guarantee
-from accountants.pairs.base import Mixed
-from accountants.pairs.shifted import Shifted, shifted
+from accountants.dominating_pairs.additive import AdditivePair, additive_pair
+from accountants.dominating_pairs.base import Mixed
+from accountants.guarantee import Guarantee
 from accountants.scale import check_target
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
@@ -51,7 +51,7 @@ def widening(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
 
 def _check_needed(made: Guarantee, delta: Real) -> None:
     """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
-    parts = [(1.0 if term.rate is None else term.rate, term.count) for term in made.terms]
+    parts = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
     if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
         return
     with np.errstate(divide="ignore"):
@@ -71,8 +71,8 @@ def wider(pair: Any, factor: Real) -> Any:
 
 
 @wider.register
-def _(pair: Shifted, factor: Real) -> Shifted:
-    return shifted(pair.noise, pair.shift / factor)
+def _(pair: AdditivePair, factor: Real) -> AdditivePair:
+    return additive_pair(pair.noise, pair.shift / factor)
 
 
 @wider.register

@@ -16,7 +16,7 @@ import numpy as np
 
 from accountants.closed_forms.concentrated import gaussian_rho
 from accountants.closed_forms.pure import pure_delta
-from accountants.pairs.worst import noise_pairs
+from accountants.dominating_pairs.registry import noise_pairs
 from accountants.profile import epsilon_of
 from accountants.scale import smallest_scale
 from dpkernels import checks

@@ -21,9 +21,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import pure
-from accountants.pairs.placed import falls
-from accountants.pairs.tables import pure_points
+from accountants.dominating_pairs.discrete import pure_points
+from accountants.dominating_pairs.registry import pure_epsilon
 from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
 from dpkernels import checks
 from dpkernels.exact.combined import ExactMixture, ExactMultivariate
@@ -144,11 +143,11 @@ def _(mechanism: Windowed) -> Blanket:
     That the ends are worst is proven where a window is at most half as wide as the output interval, or both are flat.
     Flat windows on flat bases have three outcomes; of others there are nodes of a quadrature between all knots.
     """
-    if not (falls(mechanism.window) and falls(mechanism.base)):
+    if not (mechanism.window.falls and mechanism.base.falls):
         v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
         low = mechanism.envelope((v[1:] + v[:-1]) / 2)[1]
         return Blanket(
-            (of_level(pure.epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure.epsilon(mechanism), exact=False
+            (of_level(pure_epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure_epsilon(mechanism), exact=False
         )
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
@@ -156,7 +155,7 @@ def _(mechanism: Windowed) -> Blanket:
     least = weight * mechanism.envelope(v)[1]
     if namespace(first) is np:
         made = Reports(least, first, second, np.stack([second, middle, first]))
-        return Blanket((made,), pure.epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
+        return Blanket((made,), pure_epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
     made = Reports(least, first, second, jnp.stack([second, first]))
     return Blanket((made,), jnp.log((made.upper.p / made.upper.q).max()), exact=False)
 

@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.guarantee import Guarantee
-from accountants.composition.terms import Term
-from accountants.pairs.rows import of_dots
-from accountants.pairs.worst import Atoms, take_none, worst_pairs
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms, of_dots
+from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
+from accountants.guarantee import Guarantee
 from accountants.shuffle import bracket, integral
 from accountants.shuffle.blanket import blanket
 from accountants.shuffle.crowds import Blanket, Crowd
@@ -158,7 +158,11 @@ class Shuffled:
             ValueError: rigorous, where ``bracket`` has none.
         """
         return Guarantee(
-            (Term(self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"),)
+            (
+                SelfComposed(
+                    self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
+                ),
+            )
         )
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
@@ -256,9 +260,9 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
     return Shuffled(blanket(mechanism), n)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return mechanism._rigorous_pair
 
 

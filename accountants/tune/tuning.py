@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import optax
 
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
 from accountants.tune.certified import realised
 from accountants.tune.families.composed import Composed

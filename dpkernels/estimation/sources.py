@@ -77,7 +77,9 @@ class _Same:
 
 @lru_cache(maxsize=16)
 def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
-    return _channel(of.certificate, bounds, decimals)
+    channel = _channel(of.certificate, bounds, decimals)
+    channel.epsilon = float(of.certificate.epsilon)
+    return channel
 
 
 def _certificate(source: Any) -> Certificate:

@@ -102,7 +102,10 @@ def refuse_traced(leaf: object) -> None:
         TypeError: it is traced.
     """
     if isinstance(leaf, jax.core.Tracer):
-        raise TypeError("mechanism: a traced mechanism cannot be certified; certify it outside jit, vmap and grad")
+        raise TypeError(
+            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
+            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+        )
 
 
 def _concrete(leaf: Any) -> float:

@@ -31,6 +31,7 @@ from dpkernels.random.keys import (
     simulation_key,
 )
 from dpkernels.release import containers
+from dpkernels.release import missing as missing_values
 from dpkernels.release.engines import DeviceRelease, Simulation, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
 from dpkernels.release.process import check_process
@@ -54,6 +55,7 @@ def perturb(
     clip: bool = False,
     progress: bool | None = None,
     start: int = 0,
+    missing: str = "refuse",
 ) -> Any:
     """Reports for every value of ``x``, each with noise of its own.
 
@@ -82,6 +84,9 @@ def perturb(
             of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
             release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are
             counted twice would share noise, whose difference is then that of their values.
+        missing: what to do with rows that have a missing value (NaN, null, or a masked entry): refuse them, "keep"
+            them missing, or "drop" them, from a table if any named column is missing. Which rows are missing is then
+            released too.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
@@ -103,14 +108,26 @@ def perturb(
     """
     check_process()
     start = _checked_start(start, key, exact)
+    missing_values.check_choice(missing)
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
+            if missing != "refuse":
+                raise ValueError(
+                    f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets"
+                )
             return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
         if containers.is_table(x):
-            return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress, start=start)
+            options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+            return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
+        options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+        if missing == "drop":
+            return perturb(missing_values.rows_of(x, np.flatnonzero(~gone)), mechanism, **options)
+        made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
+        return missing_values.blanked(made, gone, x)
     with own_settings():
         return _perturb_column(x, mechanism, key, exact, clip, progress, start)
 
@@ -249,34 +266,39 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool
     return perturb_dataset(x, mechanisms, clip)
 
 
-def _perturb_table(
-    table: Any,
-    mechanisms: dict[str, Mechanism],
-    *,
-    key: Array | None,
-    exact: bool,
-    clip: bool,
-    progress: bool | None,
-    start: int,
-) -> Any:
+def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
+    """Whether each row has a missing value, of rows that are not all missing."""
+    if isinstance(x, int | float):
+        raise TypeError("missing: is for arrays and columns; x is one number")
+    gone = missing_values.is_missing(x)
+    if gone.all():
+        raise ValueError("x: every row has a missing value; there is nothing to perturb")
+    if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and gone.any():
+        raise ValueError("missing: x is one vector, which cannot be released without some of its values")
+    return gone
+
+
+def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
     """Every named column with a key of its own; the other columns are left as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
-    missing = [name for name in mechanisms if name not in containers.columns_of(table)]
-    if missing:
+    unknown = [name for name in mechanisms if name not in containers.columns_of(table)]
+    if unknown:
         names = ", ".join(map(str, containers.columns_of(table)))
-        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {names}")
+        raise ValueError(f"mechanism: no column {unknown[0]!r}; the table has {names}")
     for name in mechanisms:
         if (count := containers.columns_of(table).count(name)) > 1:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
+    if missing == "drop":
+        gone = missing_values.in_any(table[name] for name in mechanisms)
+        table = missing_values.rows_of(table, np.flatnonzero(~gone)) if gone.any() else table
+    key, exact = options.pop("key"), options["exact"]
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
     keys = {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
         try:
-            columns[name] = perturb(
-                table[name], mechanism, key=keys[name], exact=exact, clip=clip, progress=progress, start=start
-            )
+            columns[name] = perturb(table[name], mechanism, key=keys[name], missing=missing, **options)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"column {name!r}: {error}") from error

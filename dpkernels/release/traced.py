@@ -64,8 +64,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
         raise ValueError("x: is empty; there is nothing to perturb")
     if isinstance(sampler.mechanism, AdditiveVector):
         sampler.mechanism.check_shape(values.shape)
-        if sampler.mechanism.lattice is not None:
-            raise ValueError("sampler: values on a lattice are not clipped; its ends may be off the lattice")
+        _check_lattice(sampler.mechanism.lattice, values)
     if not isinstance(values, jax.core.Tracer):
         Bounds.of(sampler, clip=False).check_on_device(values)
     source, dtype = np.dtype(values.dtype), np.dtype(jax.dtypes.canonicalize_dtype(report_type(values.dtype)))
@@ -77,8 +76,27 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
         return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
 
 
+def _check_lattice(lattice: Any, values: Array) -> None:
+    """Refuse values that may be off the lattice: all but integers up to int32, if the lattice holds all integers.
+
+    Such integers are exact in float64, and no clipping moves them.
+    """
+    if lattice is None:
+        return
+    exact = np.issubdtype(values.dtype, np.integer) and values.dtype.itemsize <= 4 and values.dtype != np.uint32
+    if not (exact and (1 / float(lattice)).is_integer()):
+        raise ValueError(
+            f"x: has type {values.dtype}; values on the lattice {float(lattice):g} must be integers, of int32 or a "
+            "narrower type, all of which must be on the lattice"
+        )
+    if jax.dtypes.canonicalize_dtype(np.float64) != np.float64:
+        raise ValueError("x: integers on a lattice need 64-bit reports; call this under jax.enable_x64(True)")
+
+
 def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
     words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in sampler.words]
+    if getattr(sampler.mechanism, "lattice", None) is not None:
+        words[1] = jnp.zeros_like(words[1])  # Values on the lattice are whole cells, so that rounding moves none.
     return sampler.reports(x, *words)
 
 

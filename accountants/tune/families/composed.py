@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from accountants.composition.bounds import Bracket
-from accountants.composition.guarantee import Guarantee
+from accountants.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween

@@ -14,7 +14,7 @@ from accountants import calibrate
 from accountants.calibrate.composed import with_own_claim
 from accountants.calibrate.conservative import conservative_parameter
 from accountants.calibrate.reweighted import least_weight
-from accountants.scale import certain_shift, rescaled
+from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
 from accountants.tune.families.reports import Report, Reports, largest_loss
@@ -58,7 +58,7 @@ class Recycled(Report):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        least = self.sensitivity / certain_shift(self.kernel, self.epsilon, self.delta)
+        least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
         scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, SPAN))}
         return scale if self.theta is not None else {**scale, "theta": self._thetas}
 

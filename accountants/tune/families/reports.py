@@ -11,8 +11,10 @@ import numpy as np
 
 from accountants import calibrate
 from accountants.calibrate.conservative import log_mu, precise_parameter
-from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.worst import shifted, worst_pairs
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.guarantee import Guarantee, guarantee
 from accountants.tune.domains import Domain
 from accountants.tune.family import Family
 from dpkernels import checks
@@ -55,8 +57,8 @@ class Reports:
         """The same, traceable."""
         # All additive noise here is even, which is not seen while its ends are traced.
         even = isinstance(mechanism, Additive)
-        pairs = (shifted(mechanism.noise, mechanism.sensitivity),) if even else worst_pairs(mechanism)
-        return Guarantee((Term(pairs, self.count, self.rate),))
+        pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
 
 class Report(Family):

@@ -12,7 +12,7 @@ from accountants import recycling, subsampling
 from accountants.calibrate.reweighted import least_weight
 from accountants.profile import delta as realised_delta
 from accountants.recycling import Subsampled
-from accountants.scale import certain_shift, rescaled
+from accountants.scale import infeasible_shift, rescaled
 from accountants.tune import errors
 from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween, Positive
@@ -120,7 +120,7 @@ class SampledRecycled(Family):
     def _drawn(self, scale: Real, p: Any) -> Distribution:
         """The kernel on a sample of rate p."""
         eps, delta, D = self.on_sample(p)
-        return rescaled(self.kernel, scale * D / certain_shift(self.kernel, eps, delta))
+        return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
     def release(self, parameters: dict[str, Any]) -> Subsampled:
         p = 1.0 if parameters["p"] > _WHOLE else parameters["p"]

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.tune.families.bounded import Composite, Piecewise
 from accountants.tune.objectives import Objective
 from dpkernels.mechanisms.named import WINDOWS
