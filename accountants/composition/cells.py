@@ -236,6 +236,10 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     return atoms, MonotonePieces(source, number[rows], starts, np.where(last, right[rows], ends))
 
 
+# Atoms of less mass do not decide where a grid is: far out every smooth loss is as good as constant.
+_HEAVY = 1e-14
+
+
 @dataclass(frozen=True)
 class Cells:
     """A pair on the grid o + k h: cell j is [o + k h, o + (k + 1) h] with k = first + j.
@@ -275,7 +279,7 @@ def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, 
 
 def heavy_atoms(whole: MonotoneLoss) -> list[tuple[float, float]]:
     """Return (mass, loss) of the two heaviest atoms of different finite loss, or of what there is."""
-    some = np.isfinite(whole.loss) & (whole.p > 0)
+    some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
     p, loss = whole.p[some], whole.loss[some]
     found: list[tuple[float, float]] = []
     while len(p) and len(found) < 2:

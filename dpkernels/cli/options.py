@@ -71,7 +71,7 @@ OPTIONS: Options = {
     "q": (float, "Q", "Probability of a redraw, in [0, 1); by default the best for epsilon and delta."),
     "bound": (float, "T", "Largest noise of truncated-gaussian; by default from delta."),
     "noise_upper": (float, "B", "Largest noise of truncated-laplace; by default that of symmetric noise."),
-    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000; 3 by default."),
+    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000; 5 by default."),
     "gamma": (float, "G", "Share of the high steps of staircase, in [0, 1]; by default of least error."),
     "step": (float, "H", "Distance of the values of discrete noise, 1 by default; a short binary fraction."),
     "rates": (Numbers(), "R,R,..", "Slopes of the log-density of merged-laplace, from 0 outwards."),
