@@ -13,17 +13,12 @@ from accountants.dominating_pairs.base import Mixed
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.windowed import WindowedPair
 from dpkernels.distributions.base import Distribution, Noise
-from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
+from dpkernels.mechanisms.windowed.bases import Shape
+from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 
-# The classes that a file may hold beside those of noise with a density. Files name them, and the fields of some, as
-# below if not by their own names.
-_CLASSES: tuple[type, ...] = (
-    *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair),
-    *(Constant, Quartic, Sine, Triangle, Uniform),
-    *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
-)
+# The classes that a file may hold beside distributions with a density, windows and bases. Files name them, and the
+# fields of some, as below if not by their own names.
+_CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 _UNKNOWN = "is not of this version's guarantees"
@@ -34,7 +29,8 @@ def _names(classes: tuple[type, ...]) -> dict[str, type]:
 
 
 def _known(classes: tuple[type, ...]) -> tuple[type, ...]:
-    return *classes, *_CLASSES, *(kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
+    densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
+    return *classes, *_CLASSES, *densities, *Shape.kinds()
 
 
 def _fields(kind: Any) -> dict[str, str]:

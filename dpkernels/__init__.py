@@ -66,15 +66,17 @@ _HOMES = {
     "CertificateError": "exact.certificate",
     "Certificate": "exact.combined",
     "RowCertificate": "exact.rows.certificate",
-    "certify": "exact.certify",
+    "exact_sampler": "exact.registry",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
     "ConsistentCounts": "estimation.consistency",
     "consistent_counts": "estimation.consistency",
     "Counts": "estimation.counts",
     **dict.fromkeys(("correlation", "covariance", "least_squares"), "estimation.regression"),
+    "TooFewReportsError": "estimation.intervals",
     "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
+    **dict.fromkeys(("confidence_interval", "histogram_quantile", "released_values"), "estimation.released"),
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
     "simulation_key": "random.keys",
@@ -94,9 +96,11 @@ if TYPE_CHECKING:
     from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
     from dpkernels.estimation.counts import Counts
     from dpkernels.estimation.estimate import estimate
+    from dpkernels.estimation.intervals import TooFewReportsError
     from dpkernels.estimation.regression import correlation, covariance, least_squares
+    from dpkernels.estimation.released import confidence_interval, histogram_quantile, released_values
     from dpkernels.exact.certificate import Certificate, CertificateError
-    from dpkernels.exact.certify import certify
+    from dpkernels.exact.registry import exact_sampler
     from dpkernels.exact.rows.certificate import RowCertificate
     from dpkernels.mechanisms.additive import Additive
     from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors

@@ -211,7 +211,7 @@ def test_replaced_records_of_logistic_noise():
     "made", [dpk.logistic(epsilon=0.5, sensitivity=2.0), dpk.student(epsilon=1.0)], ids=["logistic", "student"]
 )
 def test_tables_are_certified_and_released(made):
-    sampler = dpk.certify(made)
+    sampler = dpk.exact_sampler(made)
     assert sampler.certificate.epsilon == made.epsilon
     # 20,000 releases of 0: the mean absolute error, off by a factor of at most 1 +- 0.06 (7 standard deviations).
     y = dpk.perturb(np.zeros(20_000), made, key=dpk.key_from_bytes(bytes(range(32))))

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
+import jax
+
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Noise
@@ -147,6 +149,7 @@ def _set_reach(law: Lattice, default: Any) -> None:
     checks.positive("step", law.step)
     checks.whole("reach", law.reach, 0, MOST_POINTS)
     if not law.reach:
+        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(law))
         object.__setattr__(law, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
     if not 1 <= law.reach < MOST_POINTS // 2:
         raise too_fine(law.step)

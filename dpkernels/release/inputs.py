@@ -76,7 +76,7 @@ class Bounds:
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism or of an exact form."""
+        """The bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
@@ -116,7 +116,8 @@ class Bounds:
 
     def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
         """Values clipped, if that is allowed and enough; else an error for the first bad one."""
-        _refuse(values, ~np.isfinite(values), first, None, "; every value must be finite")
+        reason = '; every value must be finite (NaN: missing="keep" or missing="drop")'
+        _refuse(values, ~np.isfinite(values), first, None, reason)
         low, high = self._ends(source, values.dtype)
         if self.clip:
             values = np.clip(values, low, high)
