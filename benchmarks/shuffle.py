@@ -39,7 +39,7 @@ def response(level: float, k: int) -> np.ndarray:
 def mechanisms(level: float) -> Iterable[tuple[str, Any]]:
     """Names and mechanisms on [0, 1], the integers of those that have them."""
     for name, make in LOCAL.items():
-        yield name, dpk.certify(make(epsilon=level, lower=0.0, upper=1.0))
+        yield name, dpk.exact_sampler(make(epsilon=level, lower=0.0, upper=1.0))
     yield "10 categories", response(level, 10)
 
 

@@ -214,7 +214,7 @@ pd.DataFrame(columns).set_index(pd.Index(names, name="age")).round(1)
 # %%
 print(f"kernel sigma {mechanism.noise.kernel.sigma:.1f} visits, q {1 - mechanism.noise.outside:.3f}")
 print(f"delta of the density at eps = 3: {accountants.delta(mechanism, 3.0):.6g}")
-certificate = dpk.certify(mechanism).certificate
+certificate = dpk.exact_sampler(mechanism).certificate
 print(certificate)
 
 # %%

@@ -30,7 +30,7 @@ from accountants.shuffle import published
 from accountants.shuffle.blanket import blanket
 
 pd.options.display.float_format = "{:.4g}".format
-mechanism = dpk.certify(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
+mechanism = dpk.exact_sampler(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
 
 # %% [markdown]
 # ## From the blanket to the integral
@@ -117,7 +117,7 @@ def epsilons(mechanism, n):
 rows = {}
 for level in (1.0, 2.0, 4.0):
     for name, make in (("piecewise", dpk.piecewise), ("hybrid", dpk.hybrid), ("duchi", dpk.duchi)):
-        found = epsilons(dpk.certify(make(epsilon=level, lower=0.0, upper=1.0)), 100_000)
+        found = epsilons(dpk.exact_sampler(make(epsilon=level, lower=0.0, upper=1.0)), 100_000)
         rows[f"{name}, eps0 {level:g}"] = {
             "ours": found["ours"],
             **{k: v / found["ours"] for k, v in found.items() if k != "ours"},

@@ -35,7 +35,7 @@ from dpkernels.cli.dataset.parts import Job, Secret, TaskError, check_part, pert
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.files.row_options import RowOptions
-from dpkernels.cli.mechanisms import exact_sampler
+from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Column, versions
 from dpkernels.random.keys import column_secret
@@ -52,7 +52,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_sampler("hybrid", options))
+    return Column(name, *build_exact_sampler("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:

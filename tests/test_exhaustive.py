@@ -14,11 +14,11 @@ from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_t
 
 from dpkernels import piecewise
 from dpkernels.decimals import rational
-from dpkernels.exact.form import COORDINATE_STREAM
+from dpkernels.exact.combined import ExactMixture
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.sampler import COORDINATE_STREAM
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.form import ExactWindow, code_kernel
+from dpkernels.exact.windows.sampler import ExactWindow, code_kernel
 from dpkernels.random import host
 from dpkernels.release import vectors
 

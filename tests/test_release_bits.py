@@ -62,7 +62,7 @@ def values(made, count, dtype):
 
 
 def reports(made, count, dtype, start=0, secret=SECRET):
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
 
 
@@ -84,7 +84,7 @@ def test_reports_are_the_bits_that_they_were(name, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*EVERY, "central", "laplace", "gaussian"])
 def test_numpy_and_xla_report_the_same_bits(name, dtype):
-    form = dpk.certify(MADE[name]()) if name in MADE else exact(name, 1.0)
+    form = dpk.exact_sampler(MADE[name]()) if name in MADE else exact(name, 1.0)
     x, engine = values(form.mechanism, 1500, dtype), HostRelease(form, SECRET)
     low, high = (np.dtype(dtype).type(end) for end in form.mechanism.input_interval)
     x[:5] = np.clip([0.0, -0.0, np.finfo(dtype).smallest_subnormal, low, high], low, high)
@@ -101,7 +101,7 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
     tiny = np.float32([1e-45, 1e-40, 1.1e-38, -1e-45, -1e-40, -1.1e-38, 0.0, 1.2e-38])
     for lower, upper in ((-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (-(2.0**-30), 1.0), (-1 / 3, 1.0)):
         scale = 2.0**exponent
-        form = dpk.certify(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
+        form = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
         if not host_engine._is_far_from_subnormal(form, tiny.dtype):
             assert exponent < -20
             continue
@@ -114,7 +114,7 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
 
 @pytest.mark.parametrize(("count", "by_xla"), [(512, 0), (513, 3), (8193, 11)])
 def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch, count, by_xla):
-    form, called = dpk.certify(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
+    form, called = dpk.exact_sampler(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
     compute, x = HostRelease._by_xla, np.full(count, 0.25)
     monkeypatch.setattr(HostRelease, "_by_xla", lambda *args: called.append(args) or compute(*args))
     made = [in_chunks(HostRelease(form, SECRET), Bounds.of(form, clip=False), x) for _ in range(11)]
@@ -123,7 +123,7 @@ def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch
 
 
 def test_no_values_have_no_reports():
-    form = dpk.certify(MADE["duchi"]())
+    form = dpk.exact_sampler(MADE["duchi"]())
     for engine in (HostRelease(form, SECRET), release.DeviceRelease(form, SECRET, (jax.devices()[0],))):
         assert in_chunks(engine, Bounds.of(form, clip=False), np.empty((0, 3))).shape == (0, 3)
 
@@ -140,7 +140,7 @@ def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
 
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
     """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
-    form = dpk.certify(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
+    form = dpk.exact_sampler(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
     program = host_engine._compiled(form, host_engine.CHUNK, np.dtype(np.float64))
     assert "outer_dimension_partitions" not in program.as_text()
     for value in (None, "7"):
@@ -164,7 +164,7 @@ PIECEWISE = MADE["piecewise"]()
 
 
 def idle(dtype=np.float64):
-    return host_engine._idle(*host_engine._kind(dpk.certify(PIECEWISE), np.empty(9001, dtype)))
+    return host_engine._idle(*host_engine._kind(dpk.exact_sampler(PIECEWISE), np.empty(9001, dtype)))
 
 
 def test_nothing_is_read_from_a_workspace_that_was_there_before():

@@ -31,7 +31,7 @@ def response(level, k):
 
 @cache
 def piecewise(level):
-    return dpk.certify(dpk.piecewise(epsilon=level, lower=0.0, upper=1.0))
+    return dpk.exact_sampler(dpk.piecewise(epsilon=level, lower=0.0, upper=1.0))
 
 
 def histograms(rows):
@@ -139,7 +139,7 @@ def random_mechanisms(count, seed):
         level, n = float(np.exp(draws.uniform(-1.5, 1.8))), int(10 ** draws.uniform(0.4, 6))
         kinds = (
             lambda e: piecewise(round(e, 3)),
-            lambda e: dpk.certify(dpk.duchi(epsilon=e, lower=-1.0, upper=3.0)),
+            lambda e: dpk.exact_sampler(dpk.duchi(epsilon=e, lower=-1.0, upper=3.0)),
             lambda e: response(e, 5),
             lambda e: _rows(draws, e, 6, 9),
         )
@@ -268,9 +268,9 @@ def test_vectorised_and_traced_values_are_the_integral():
 def test_the_ends_are_worst_by_exhaustion(window, width):
     """All pairs of rows of a small table, at many eps and t; and the bound for overlapping windows is above them."""
     made = dpk.composite(window=window, base="quartic", epsilon=1.5, lower=0.0, upper=1.0, width=width)
-    table = dpk.certify(made).table
+    table = dpk.exact_sampler(made).table
     rows = np.stack([table.row(s) for s in np.linspace(0, table.shifts, 25).round().astype(int)]) / float(table.total)
-    found = blanket(dpk.certify(made))
+    found = blanket(dpk.exact_sampler(made))
     (ends,) = found.pairs
     omega = ends.least / ends.least.sum()
     # The sampled rows' own minimum is not that of all rows: the losses are of the table's omega.
@@ -357,7 +357,7 @@ def test_a_composed_pair_of_two_rounds_is_no_less_than_the_rounds():
 @pytest.mark.thorough
 def test_calibration_meets_its_target():
     made = calibrate.shuffled(dpk.piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0)
-    assert shuffled(dpk.certify(made), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
+    assert shuffled(dpk.exact_sampler(made), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
     more = dpk.piecewise(epsilon=float(made.epsilon) * 1.001, lower=0.0, upper=1.0)
     assert shuffled(more, 100_000).delta(0.1) > 1e-6
     with pytest.raises(ValueError, match="already have epsilon"):
@@ -383,7 +383,7 @@ def test_tuning_under_a_shuffled_budget():
         (lambda: dpk.laplace(epsilon=1.0, sensitivity=1.0), ValueError, "additive noise"),
         (lambda: dpk.gaussian(sigma=1.0), ValueError, "additive noise"),
         (lambda: dpk.truncated_laplace(epsilon=0.7, delta=2.5e-6, sensitivity=1.0), ValueError, "additive noise"),
-        (lambda: dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=1.0)), ValueError, "additive noise"),
+        (lambda: dpk.exact_sampler(dpk.laplace(epsilon=1.0, sensitivity=1.0)), ValueError, "additive noise"),
         (
             lambda: dpk.multivariate(epsilon=4.0, lower=0.0, upper=1.0, dimensions=4, sampled=2),
             ValueError,
@@ -454,7 +454,7 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     assert done.code == 0, done.err
     best = json.loads(done.out)["results"][0]
     made = eval(best["python"], {"dpk": dpk})
-    assert shuffled(dpk.certify(made), 3000).upper_bound(0.3) <= 1e-6
+    assert shuffled(dpk.exact_sampler(made), 3000).upper_bound(0.3) <= 1e-6
     assert "trusted" in json.loads(done.out)["covers"]
     refused = run("tune", *options)
     assert refused.code == 2

@@ -68,7 +68,7 @@ def test_rows_that_add_up_nearly_are_made_to():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("epsilon", [2.0000001, 30.0, 800.0, 1e300])
 def test_beyond_the_pure_level_delta_is_zero(epsilon):
-    made = shuffled(dpk.certify(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
+    made = shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
     assert made.delta(epsilon) == 0.0
     assert made.bracket(epsilon=epsilon) == (0.0, 0.0)
     assert made.upper_bound(epsilon) == 0.0
@@ -101,7 +101,7 @@ def test_nan_is_no_guarantee():
 @pytest.mark.thorough
 def test_composed_rounds_refuse_neighbours_of_another_kind():
     """n records of which one is replaced: not the neighbours of added or removed records, and no sample of them."""
-    made = shuffled(dpk.certify(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
+    made = shuffled(dpk.exact_sampler(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
     alone = made.guarantee()
     (term,) = alone.terms
     assert (term.sampling_rate, term.neighbours) == (1.0, "replace")

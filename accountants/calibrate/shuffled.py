@@ -14,7 +14,7 @@ from accountants.shuffle import Shuffled, integral
 from accountants.shuffle import shuffled as account
 from accountants.shuffle.blanket import blanket
 from dpkernels import checks
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import namespace
 from dpkernels.solve import first_feasible, promote, root
 
@@ -131,4 +131,4 @@ def _from_below(excess: Callable[[float], float], low: float, high: float) -> fl
 
 def proven(mechanism: Any, n: int) -> Shuffled:
     """Of the integers that a release samples."""
-    return account(certify(mechanism), n)
+    return account(exact_sampler(mechanism), n)

@@ -23,13 +23,12 @@ import numpy as np
 
 from accountants.dominating_pairs.discrete import pure_points
 from accountants.dominating_pairs.registry import pure_epsilon
-from accountants.dominating_pairs.windowed import falls
 from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
 from dpkernels import checks
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
@@ -144,7 +143,7 @@ def _(mechanism: Windowed) -> Blanket:
     That the ends are worst is proven where a window is at most half as wide as the output interval, or both are flat.
     Flat windows on flat bases have three outcomes; of others there are nodes of a quadrature between all knots.
     """
-    if not (falls(mechanism.window) and falls(mechanism.base)):
+    if not (mechanism.window.falls and mechanism.base.falls):
         v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
         low = mechanism.envelope((v[1:] + v[:-1]) / 2)[1]
         return Blanket(

@@ -214,7 +214,7 @@ class Shuffled:
         if not self.blanket.exact:
             raise ValueError(
                 "mechanism: its losses are spread out, and known by quadrature only; a bracket is of the integers: "
-                "shuffled(dpkernels.certify(mechanism), n)"
+                "shuffled(dpkernels.exact_sampler(mechanism), n)"
             )
         return int(self.n)
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
+import pkgutil
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
@@ -43,7 +46,9 @@ class Noise(abc.ABC):
     @staticmethod
     def classes() -> dict[str, type[Noise]]:
         """Return every class of distributions by the name that files have for it: the class's own."""
-        return dict(Noise._classes)
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+            importlib.import_module(f"dpkernels.distributions.{module.name}")
+        return {name: one for name, one in Noise._classes.items() if dataclasses.is_dataclass(one)}
 
     def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
         """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.

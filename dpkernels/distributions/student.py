@@ -39,7 +39,7 @@ class Student(Symmetric):
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
-        checks.within("degrees", self.degrees, 3.0, 1000.0)
+        checks.within("degrees", checks.number("degrees", self.degrees), 3.0, 1000.0)
 
     @property
     def _square(self) -> Any:
@@ -60,7 +60,8 @@ class Student(Symmetric):
         xp, nu = namespace(z, self.scale), self.degrees
         special, t = special_functions(floating(z) + 0.0 * self.scale), floating(z) / self.scale
         small = t**2 < nu
-        near = 0.5 - special.betainc(0.5, nu / 2, 1 / (1 + nu / xp.where(small, t, 0.0) ** 2)) / 2
+        square = xp.where(small, t, 1.0) ** 2
+        near = 0.5 - special.betainc(0.5, nu / 2, square / (square + nu)) / 2
         far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, nu, t**2) / nu)) / 2
         return xp.where(small, near, far)
 

@@ -82,7 +82,9 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
     """
     match kind(x):
         case "jax" if isinstance(x, jax.core.Tracer):
-            raise TypeError("x: is traced; a release is of concrete values, inside jit simulate with mechanism.sample")
+            raise TypeError(
+                "x: is traced by JAX; inside jit release with perturb_traced, or simulate with mechanism.sample"
+            )
         case "jax":
             _check_dtype(x.dtype)
             devices = x.devices()

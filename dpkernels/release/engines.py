@@ -19,7 +19,7 @@ import numpy as np
 from jax import Array
 from jax._src import xla_bridge  # There is no public way to ask whether JAX has run.
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.release.device_engine import DeviceRelease
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
@@ -66,7 +66,7 @@ def check_process() -> None:
         )
 
 
-def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
+def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
     """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
 
     Raises:
@@ -75,8 +75,8 @@ def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
     check_process()
     devices = tuple(jax.local_devices())
     if len(devices) == 1 and devices[0].platform == "cpu":
-        return HostRelease(form, key)
-    return DeviceRelease(form, key, devices)
+        return HostRelease(sampler, key)
+    return DeviceRelease(sampler, key, devices)
 
 
 class Simulation:

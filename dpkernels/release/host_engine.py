@@ -1,4 +1,4 @@
-"""Exact reports on the CPU: OpenSSL's ChaCha20 words into the form's integer kernel."""
+"""Exact reports on the CPU: OpenSSL's ChaCha20 words into the sampler's integer kernel."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.random import host
 from dpkernels.settings import own_settings
 
@@ -37,40 +37,40 @@ _MORE, _CALLS = 1 << 13, 8
 
 
 class HostRelease:
-    """Exact reports on the CPU: by NumPy for few values, else by the form's compiled kernel; the same bits.
+    """Exact reports on the CPU: by NumPy for few values, else by the sampler's compiled kernel; the same bits.
 
     Attributes:
-        form: the exact form.
+        sampler: the exact sampler.
         key: 32 bytes.
     """
 
-    def __init__(self, form: ExactForm, key: bytes) -> None:
-        self.form = form
+    def __init__(self, sampler: ExactSampler, key: bytes) -> None:
+        self.sampler = sampler
         self.key = key
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
-        if len(x) <= _MORE and _is_far_from_subnormal(self.form, x.dtype) and not self._is_worth_compiling(x):
+        if len(x) <= _MORE and _is_far_from_subnormal(self.sampler, x.dtype) and not self._is_worth_compiling(x):
             self._by_numpy(x, start, out)
         else:
             self._by_xla(x, start, out)
 
     def _is_worth_compiling(self, x: np.ndarray) -> bool:
-        return len(x) > _FEW and next(_calls(self.form, padded_length(len(x)), x.dtype)) >= _CALLS
+        return len(x) > _FEW and next(_calls(self.sampler, padded_length(len(x)), x.dtype)) >= _CALLS
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.form.words]
+        words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.sampler.words]
         self._fill(words, start, len(x))
         with np.errstate(all="ignore"):
-            out[:] = self.form.reports(x, *(stream[: len(x)] for stream in words))
+            out[:] = self.sampler.reports(x, *(stream[: len(x)] for stream in words))
 
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """In a workspace that is given back only when all went well: no error leaves one that is half written."""
-        program, idle = _compiled(self.form, padded_length(len(x)), x.dtype), _idle(*_kind(self.form, x))
+        program, idle = _compiled(self.sampler, padded_length(len(x)), x.dtype), _idle(*_kind(self.sampler, x))
         try:
             space = idle.pop()
         except IndexError:
-            space = _Workspace(*_kind(self.form, x))
+            space = _Workspace(*_kind(self.sampler, x))
         space.x[: len(x)] = x
         space.x[len(x) :] = x[0]
         self._fill(space.words, start, len(x))
@@ -82,14 +82,14 @@ class HostRelease:
     def _fill(self, buffers: list[np.ndarray], start: int, count: int) -> None:
         """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any."""
         skip, source = start % BLOCK_VALUES, host.Source(self.key)
-        for need, buffer in zip(self.form.words, buffers, strict=True):
+        for need, buffer in zip(self.sampler.words, buffers, strict=True):
             source.fill(buffer[: skip + count], need.stream, (start - skip) * need.bits // 512)
             if skip:
                 buffer[:count] = buffer[skip : skip + count]
 
 
 @lru_cache(maxsize=1024)
-def _calls(form: ExactForm, length: int, dtype: np.dtype) -> itertools.count[int]:
+def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
     """Counts the calls for one program."""
     return itertools.count()
 
@@ -125,40 +125,40 @@ def _environment(name: str, value: str) -> Iterator[None]:
 
 
 @lru_cache(maxsize=256)
-def _is_far_from_subnormal(form: ExactForm, dtype: np.dtype) -> bool:
+def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Whether no number of a computation is so small that XLA might read it as 0, and NumPy not.
 
     Inputs are told apart, and reports are, by more than ``negligible``, and sums and products of those with numbers of
     at most 62 bits differ from 0 by more than 2^-64 of it or not at all.
     """
-    return form.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
+    return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
 
 _compiling = threading.Lock()
 
 
-def _compiled(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
-    """The form's program for values of a length and type; threads that need one at the same time compile one."""
+def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., Array]:
+    """The sampler's program for values of a length and type; threads that need one at the same time compile one."""
     with _compiling:
-        return _program(form, length, dtype)
+        return _program(sampler, length, dtype)
 
 
 @lru_cache(maxsize=256)
-def _program(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
+def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., Array]:
     # Compiled ahead of its calls: a call of jax.jit looks at settings, devices and types each time.
     where = SingleDeviceSharding(_here())
-    like = [jax.ShapeDtypeStruct((length,), kind, sharding=where) for kind in (dtype, dtype, *_word_types(form))]
+    like = [jax.ShapeDtypeStruct((length,), kind, sharding=where) for kind in (dtype, dtype, *_word_types(sampler))]
     with own_settings(x64=True):
-        return form.compiled.lower(*like).compile()
+        return sampler.compiled.lower(*like).compile()
 
 
-def _word_types(form: ExactForm) -> tuple[np.dtype, ...]:
-    return tuple(_WORD[need.bits] for need in form.words)
+def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
+    return tuple(_WORD[need.bits] for need in sampler.words)
 
 
-def _kind(form: ExactForm, x: np.ndarray) -> tuple[tuple[np.dtype, ...], int, np.dtype]:
+def _kind(sampler: ExactSampler, x: np.ndarray) -> tuple[tuple[np.dtype, ...], int, np.dtype]:
     """What distinguishes workspaces."""
-    return _word_types(form), padded_length(len(x)), x.dtype
+    return _word_types(sampler), padded_length(len(x)), x.dtype
 
 
 class _Workspace:

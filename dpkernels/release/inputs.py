@@ -76,7 +76,7 @@ class Bounds:
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism or of an exact form."""
+        """The bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]

@@ -15,9 +15,9 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMultivariate
+from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
@@ -72,7 +72,7 @@ def perturb(
         x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one
             of these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
             The ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
-        mechanism: a mechanism or its exact form; for a table a dict from column name to one. Names are strings,
+        mechanism: a mechanism or its exact sampler; for a table a dict from column name to one. Names are strings,
             integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
             key for other data, nor for another mechanism. The key of a table's column is derived from the column's
@@ -97,7 +97,7 @@ def perturb(
             would round. float32 that is too coarse for the mechanism.
         TypeError: x is not numeric, or the key is not fit for the purpose.
         ValueError: start without a key, of a simulation, negative, or from 2^62 values on.
-        CertificateError: the mechanism's exact form fails its certificate.
+        CertificateError: the mechanism's exact sampler fails its certificate.
         RuntimeError: this process was forked from one in which JAX had run.
 
     Example:
@@ -146,7 +146,7 @@ def _perturb_column(
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
-    sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
+    sampler = exact_sampler(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
@@ -210,12 +210,12 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
     The noise of x's first value is that of value ``first`` of the release.
     """
-    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact form")
+    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
 
 @_reports.register
-def _(sampler: ExactForm, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
-    bounds = _form_bounds(sampler, clip)
+def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
+    bounds = _sampler_bounds(sampler, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)
@@ -225,8 +225,8 @@ def _(sampler: ExactForm, secret: bytes, x: RealArray, clip: bool, advance: Adva
 
 
 @lru_cache(maxsize=256)
-def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
-    return Bounds.of(form, clip)
+def _sampler_bounds(sampler: ExactSampler, clip: bool) -> Bounds:
+    return Bounds.of(sampler, clip)
 
 
 @_reports.register

@@ -10,7 +10,6 @@ import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Shape
 from dpkernels.numerics import Real, namespace, root_or_zero
-from dpkernels.pytrees import pytree
 
 
 class Window(Shape):
@@ -32,6 +31,8 @@ class Window(Shape):
 class _Unimodal(Window):
     """A window that falls away from its middle, smooth in between."""
 
+    falls = True
+
     @property
     def kinks(self) -> np.ndarray:
         return np.array([0.0, 0.5])
@@ -43,11 +44,12 @@ class _Unimodal(Window):
         return self.density(0.5 + d)
 
 
-@pytree
 @dataclass(frozen=True)
 class Uniform(_Unimodal):
     """A1: h(z) = 1."""
 
+    name = "uniform"
+    is_linear = True
     area = 1.0
     spread = 1 / 12
     steepness = 0.0
@@ -66,11 +68,11 @@ class Uniform(_Unimodal):
         return u
 
 
-@pytree
 @dataclass(frozen=True)
 class Sine(_Unimodal):
     """A2: h(z) = sin(pi z)."""
 
+    name = "sine"
     area = 2 / np.pi
     spread = 1 / 4 - 2 / np.pi**2
     steepness = np.pi
@@ -90,11 +92,12 @@ class Sine(_Unimodal):
         return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
 
 
-@pytree
 @dataclass(frozen=True)
 class Triangle(_Unimodal):
     """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
 
+    name = "triangle"
+    is_linear = True
     area = 0.5
     spread = 1 / 24
     steepness = 0.0

@@ -1,4 +1,4 @@
-"""Exact forms of additive noise, on single values and on vectors: inputs on a lattice, noise from a table."""
+"""Exact samplers of additive noise, on single values and on vectors: inputs on a grid, noise from a table."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
 from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.noise.table import NoiseTable
-from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words
 from dpkernels.numerics import RealArray, namespace
 
 NoiseKernel = Callable[[RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
-class ExactNoise(ExactForm):
+class ExactNoise(ExactSampler):
     """Additive noise from a table, on single values or on vectors."""
 
     mechanism: Any
@@ -67,11 +66,11 @@ class ExactNoise(ExactForm):
         return (shifted // np.uint64(table.grains)).astype(np.int64) - ahead
 
 
-def noise_form(mechanism: Any, certificate: NoiseCertificate | VectorNoiseCertificate) -> ExactNoise:
-    """The form of a mechanism by its certificate."""
-    form = ExactNoise(mechanism, certificate)
-    _ = form.codes  # The sampler's own tables are checked here, with the certificate.
-    return form
+def noise_sampler(mechanism: Any, certificate: NoiseCertificate | VectorNoiseCertificate) -> ExactNoise:
+    """The sampler of a mechanism by its certificate."""
+    sampler = ExactNoise(mechanism, certificate)
+    _ = sampler.codes  # The sampler's own tables are checked here, with the certificate.
+    return sampler
 
 
 def noise_kernel(table: NoiseTable) -> NoiseKernel:

@@ -1,4 +1,4 @@
-"""Exact forms of mechanisms given row by row: one alias table an input, and rounding between inputs."""
+"""Exact samplers of mechanisms that are given row by row: one alias table for each row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
-from dpkernels.exact.kernels import AliasColumns, alias_columns, take
-from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
+from dpkernels.exact.kernels import (
+    AliasColumns,
+    ReportKernel,
+    alias_columns,
+    fraction_bits,
+    nearest_rows,
+    negligible,
+    report_kernel,
+    take,
+)
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.rows.table import RowTable
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import RealArray, namespace
 
@@ -23,7 +31,7 @@ RowKernel = Callable[[RealArray, RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
-class ExactRows(ExactForm):
+class ExactRows(ExactSampler):
     """A mechanism that is a table row by row."""
 
     mechanism: Any
@@ -107,8 +115,8 @@ def row_columns(table: RowTable) -> list[AliasColumns]:
     return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
-def row_form(mechanism: Mechanism, certificate: RowCertificate) -> ExactRows:
-    """The form of a mechanism by its certificate."""
-    form = ExactRows(mechanism, certificate)
-    _ = form.places  # The sampler's own tables are checked here, with the certificate.
-    return form
+def row_sampler(mechanism: Mechanism, certificate: RowCertificate) -> ExactRows:
+    """The sampler of a mechanism by its certificate."""
+    sampler = ExactRows(mechanism, certificate)
+    _ = sampler.places  # The sampler's own tables are checked here, with the certificate.
+    return sampler

@@ -1,6 +1,6 @@
-"""From a mechanism to an integer table: the choice of lattice, and rounding towards the guarantee.
+"""Build window tables: choose the number of codes and rows, and round weights towards the guarantee.
 
-What is made here is only a proposal; ``certificate.certify_table`` decides.
+The table is a proposal. ``certificate.certify_table`` decides.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exact forms of windowed and two-point mechanisms: one table for every input, shifted, and rounding between rows."""
+"""Exact samplers of windowed and two-point mechanisms: one table for every input, shifted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels.exact.form import NOISE_STREAM, ROUNDING_STREAM, ExactForm, Words
-from dpkernels.exact.kernels import alias_columns, alias_kernel
-from dpkernels.exact.rounding import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
+from dpkernels.exact.kernels import (
+    ReportKernel,
+    alias_columns,
+    alias_kernel,
+    fraction_bits,
+    nearest_rows,
+    negligible,
+    report_kernel,
+)
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate, certify_placed, certify_table
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
@@ -23,7 +30,7 @@ CodeKernel = Callable[[RealArray, RealArray], RealArray]
 
 
 @dataclass(frozen=True, eq=False)
-class ExactWindow(ExactForm):
+class ExactWindow(ExactSampler):
     """A mechanism that is one window table: windowed, square wave or two-point."""
 
     mechanism: Any
@@ -79,8 +86,8 @@ class ExactWindow(ExactForm):
         return {np.dtype(dtype): self._reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
-def window_form(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWindow:
-    """The form of a mechanism by a table that has its budget.
+def window_sampler(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWindow:
+    """The sampler of a mechanism by a table that has its budget.
 
     Raises:
         CertificateError: it has not.
@@ -88,8 +95,8 @@ def window_form(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWind
     return _sampled(ExactWindow(mechanism, certify_table(table, mechanism.epsilon)))
 
 
-def placed_form(mechanism: SquareWave, table: WindowTable) -> ExactWindow:
-    """The form of a square wave by a table that has its budget.
+def placed_sampler(mechanism: SquareWave, table: WindowTable) -> ExactWindow:
+    """The sampler of a square wave by a table that has its budget.
 
     Raises:
         CertificateError: it has not.
@@ -97,9 +104,9 @@ def placed_form(mechanism: SquareWave, table: WindowTable) -> ExactWindow:
     return _sampled(ExactWindow(mechanism, certify_placed(table, mechanism.epsilon)))
 
 
-def _sampled(form: ExactWindow) -> ExactWindow:
-    _ = form.codes  # The sampler's own tables are checked here, with the certificate.
-    return form
+def _sampled(sampler: ExactWindow) -> ExactWindow:
+    _ = sampler.codes  # The sampler's own tables are checked here, with the certificate.
+    return sampler
 
 
 def code_kernel(table: WindowTable) -> CodeKernel:

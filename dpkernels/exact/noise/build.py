@@ -1,7 +1,7 @@
-"""From a law of noise to integer weights: cells of a density, or points of a lattice, rounded up.
+"""Build noise tables: masses of a density on bins, or of points on a lattice, rounded up to integers.
 
-A cell's weight is the density's mass in it, so a table is the density's noise seen through a rounding of the report,
-and inherits its guarantee; rounding weights up can take at most one unit of 2^-bits a code from it.
+A bin's weight is the density's mass in it, so a table is the density's noise seen through a rounding of the report,
+and inherits its guarantee. Rounding weights up can take at most one unit of 2^-bits a code from it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,19 @@ import numpy as np
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
+from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise.certificate import GRAINS, NoiseCertificate, certify_noise
+from dpkernels.exact.noise.certificate import (
+    GRAINS,
+    NoiseCertificate,
+    VectorClaim,
+    VectorNoiseCertificate,
+    certify_noise,
+    certify_vector,
+)
 from dpkernels.exact.noise.table import NoiseTable, cells_apart
 from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 
 BITS = 64  # log2 of a total: one random word a value.
@@ -39,7 +48,7 @@ Certified = TypeVar("Certified")
 _NODES, _WEIGHTS = gauss_legendre(16)
 
 
-def certify_law(mechanism: Additive) -> NoiseCertificate:
+def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     """The certified table of a mechanism's noise: the narrowest that has the claim.
 
     Raises:
@@ -286,3 +295,92 @@ def _rounded_up(masses: list[int], total: int) -> list[int]:
         fits = sum(-(-mass * middle >> unit) for mass in masses) <= total
         low, high = (middle, high) if fits else (low, middle)
     return [-(-mass * low >> unit) for mass in masses]
+
+
+# Rounding to cells may add this to the sensitivity before a finer table is tried, and before it is refused.
+_SMALL, _LARGE = 1e-3, 0.1
+_VECTOR_SIZES = (1 << 16, 1 << 18)  # Codes of the tables tried, in order.
+
+
+def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
+    """The certified table of a vector mechanism: the narrowest that has the claim.
+
+    Raises:
+        CertificateError: no table has the claim; says what the best one has.
+    """
+    return narrowest([lambda stretch: certify_vector(*_stretched(vector.coordinate.noise, vector, stretch))])
+
+
+@singledispatch
+def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    """A table of the noise, so much wider than asked for, and what is claimed of it."""
+    raise TypeError(f"noise: {type(noise).__name__} has no table")
+
+
+@_stretched.register
+def _(noise: Lattice, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
+        raise CertificateError(
+            f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
+        )
+    table = next(noise_tables(noise, Fraction(vector.coordinate.sensitivity), stretches=(stretch,)))
+    return table, _claim(vector, None)
+
+
+@_stretched.register
+def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    own = float(vector.coordinate.sensitivity)
+    grain, grains, parts = _finest(noise, vector, own)
+    table, wider = next(density_tables(noise, own, float(parts), grain, grains, stretches=(stretch,)))
+    return table, _claim(vector, _sigma(noise, float(parts) / own * wider))
+
+
+@singledispatch
+def _sigma(noise: Distribution, cells: float) -> float | None:
+    """The Gaussian's standard deviation, at so many cells a data unit; None for noise judged in l1."""
+    return None
+
+
+@_sigma.register
+def _(noise: Gaussian, cells: float) -> float | None:
+    return float(noise.sigma) * cells
+
+
+def _claim(vector: AdditiveVector, sigma: float | None) -> VectorClaim:
+    m = vector.coordinate
+    lattice = None if vector.lattice is None else float(vector.lattice)
+    D = float(vector.sensitivity)
+    return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, sigma)
+
+
+def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
+    """(grain, M, cells between neighbours) of the coarsest table whose rounding adds little to the sensitivity.
+
+    Raises:
+        CertificateError: even the finest adds more than a tenth.
+    """
+    claim = _claim(vector, _sigma(noise, 1.0))
+    for codes in _VECTOR_SIZES:
+        grain, grains = _cut(noise, vector, own, codes)
+        parts = claim.cells(cell := grains * Fraction(2) ** grain, grains)
+        added = float(parts * cell) / own - 1
+        if added <= _SMALL:
+            break
+    if added > _LARGE:
+        raise CertificateError(
+            f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
+            "they are multiples of (lattice=1.0 for counts), or release fewer at a time"
+        )
+    return grain, grains, parts
+
+
+def _cut(noise: Distribution, vector: AdditiveVector, own: float, codes: int) -> tuple[int, int]:
+    """(grain, M) of cells so small that noise takes about ``codes`` of them, at most a cell a sensitivity."""
+    wide = width(noise, own)
+    if vector.lattice is None:
+        parts = 1 << max(0, math.floor(math.log2(max(1.0, codes * own / wide))))
+        return grid(Fraction(own), parts)
+    grain, grains = lattice_grid(vector.lattice, Fraction(own))
+    while grains % 2 == 0 and wide / float(grains * Fraction(2) ** grain) < codes / 2:
+        grains //= 2
+    return grain, grains

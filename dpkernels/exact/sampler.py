@@ -1,4 +1,4 @@
-"""What an exact form is: a mechanism with verified integers, and the map from an input and random words to a report."""
+"""Exact samplers: a mechanism, its verified integers, and the map from an input and random words to a report."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if jax.__version_info__ < (0, 11):
 
 @dataclass(frozen=True)
 class Words:
-    """Random words a form needs, one a value: word i of the stream belongs to value i."""
+    """Random words a sampler needs, one a value: word i of the stream belongs to value i."""
 
     stream: int
     bits: int
 
 
-class ExactForm(abc.ABC):
+class ExactSampler(abc.ABC):
     """A mechanism as a release samples it. Made by ``certify``."""
 
     mechanism: Any
@@ -86,7 +86,10 @@ def refuse_traced(leaf: object) -> None:
         TypeError: it is traced.
     """
     if isinstance(leaf, jax.core.Tracer):
-        raise TypeError("mechanism: a traced mechanism cannot be certified; certify it outside jit, vmap and grad")
+        raise TypeError(
+            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
+            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+        )
 
 
 def _concrete(leaf: Any) -> float:
