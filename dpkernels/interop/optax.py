@@ -49,7 +49,7 @@ from dpkernels import checks
 # Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
 _SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
 # Noise multipliers that tables can have.
-_MULTIPLIERS = (0.2, 1000.0)
+_MULTIPLIERS = (0.25, 1000.0)
 _MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30
 # Above the rounding error of the Gaussian profile in floats.
 _PROFILE_ERROR = 1e-15
@@ -138,7 +138,7 @@ def private_aggregate(
 
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
-        noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.2, 1000].
+        noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
         key: a ChaCha20 key, such as ``dpkernels.os_key()``.
         expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
             Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
