@@ -9,9 +9,8 @@ import jax
 import numpy as np
 
 from accountants.dominating_pairs.registry import additive_profile
-from accountants.dominating_pairs.units import rescaled
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -19,6 +18,17 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import promote, root
+
+
+def rescaled(noise: Noise, factor: Real) -> Any:
+    """Return the distribution of factor * Z, for Z of this distribution.
+
+    Raises:
+        TypeError: no distribution, or one that does not say how to rescale it.
+    """
+    if not isinstance(noise, Noise):
+        raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
+    return noise.rescale(factor)
 
 
 def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
@@ -65,7 +75,7 @@ def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity:
 
 def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Real]) -> Real:
     noise, eps, delta, D = parameters
-    return additive_profile(rescaled(noise, 1 / inverse), D, eps) - delta
+    return additive_profile(noise.rescale(1 / inverse), D, eps) - delta
 
 
 def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
@@ -85,7 +95,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
             these; a shape whose delta does not fall with its width.
     """
     checks.noise_epsilon(epsilon)
-    return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
+    return Additive(noise.rescale(smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from dpkernels.cli.files import delimited
-from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.release import one_file, rows
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
@@ -48,7 +48,7 @@ class Released:
                     clip=False,
                     force=False,
                     ledger={},
-                    rows=Handling(missing),
+                    rows=RowOptions(missing),
                     sidecar=None,
                     kind=form.kind,
                     delimiter=form.delimiter,

@@ -31,12 +31,12 @@ from dpkernels.cli.dataset import estimate as estimates
 from dpkernels.cli.dataset import parts as plans
 from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.parts import Job, Refused, Secret, attempt, check_part, perturb_part
-from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.dataset.parts import Job, Secret, TaskError, check_part, perturb_part, run_task
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
-from dpkernels.cli.mechanisms import exact_sampler
-from dpkernels.cli.release.rows import Treatment
+from dpkernels.cli.files.row_options import RowOptions
+from dpkernels.cli.mechanisms import build_exact_sampler
+from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Column, versions
 from dpkernels.random.keys import column_secret
 
@@ -52,11 +52,11 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_sampler("hybrid", options))
+    return Column(name, *build_exact_sampler("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
-    treatment = Treatment(tuple(column(name) for name in names or ("age",)), False, Handling())
+    treatment = ReleaseSpec(tuple(column(name) for name in names or ("age",)), False, RowOptions())
     where = None if out is None else folder(str(out), None)
     return Job(treatment, PARQUET, ".parquet", parts, where, versions())
 
@@ -185,11 +185,9 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
     (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
-    other = Job(
-        *(getattr(job(None, 1), name) for name in ("treatment", "form", "suffix", "parts", "folder")), {"jax": "0"}
-    )
-    answer = attempt(perturb_part, other, Secret(SECRET), part)
-    assert isinstance(answer, Refused)
+    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "form", "suffix", "parts", "folder")), {"jax": "0"})
+    answer = run_task(perturb_part, other, Secret(SECRET), part)
+    assert isinstance(answer, TaskError)
     assert "'jax': '0'" in answer.message
 
 
@@ -298,9 +296,9 @@ def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
     for change in (lambda: os.utime(path, ns=(1, 1)), lambda: path.write_bytes(path.read_bytes() + b"0"), path.unlink):
         change()
         with described.folder.run():
-            assert attempt(perturb_part, described, Secret(SECRET), parts[0]).rows == 1000
-            answer = attempt(perturb_part, described, Secret(SECRET), parts[1])
-            assert isinstance(answer, Refused)
+            assert run_task(perturb_part, described, Secret(SECRET), parts[0]).rows == 1000
+            answer = run_task(perturb_part, described, Secret(SECRET), parts[1])
+            assert isinstance(answer, TaskError)
             assert "0001.parquet: has changed since the release was planned" in answer.message
             assert len(described.folder.sizes()) == 2  # the note, and the part of the other file
 
@@ -315,7 +313,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
 
     monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", touched)
     with described.folder.run():
-        assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
+        assert "has changed" in run_task(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
 
 
@@ -327,8 +325,8 @@ def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int)
     other = dataclasses.replace(part, rows=part.rows + more)
     with described.folder.run():
         for work in (perturb_part, check_part):
-            answer = attempt(work, described, Secret(SECRET), other)
-            assert isinstance(answer, Refused)
+            answer = run_task(work, described, Secret(SECRET), other)
+            assert isinstance(answer, TaskError)
             assert f"has 1000 rows in a part that was planned with {1000 + more}" in answer.message
         assert list(described.folder.sizes()) == [NOTE]
 
@@ -355,8 +353,8 @@ def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Place, "opened", opened)
     with described.folder.run():
         with pytest.raises(OSError, match=r"0000\.parquet: .*connection lost"):
-            attempt(perturb_part, described, Secret(SECRET), part)
-        assert attempt(perturb_part, described, Secret(SECRET), part).rows == 1000
+            run_task(perturb_part, described, Secret(SECRET), part)
+        assert run_task(perturb_part, described, Secret(SECRET), part).rows == 1000
 
 
 def _other_schema() -> None:
@@ -482,7 +480,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    made = Job(described.treatment, PARQUET, ".parquet", 2, store, versions())
+    made = Job(described.spec, PARQUET, ".parquet", 2, store, versions())
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
         assert store.sizes().keys() == {NOTE, *(one.written.name for one in done)}
@@ -550,7 +548,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    treatment = Treatment((column("age" if kind != "npy" else None),), False, Handling())
+    treatment = ReleaseSpec((column("age" if kind != "npy" else None),), False, RowOptions())
     with store.run():
         done = perturb_part(Job(treatment, form, f".{kind}", 1, store, versions()), Secret(SECRET), part)
         made = (tmp_path / "out" / done.written.name).read_bytes()

@@ -173,7 +173,7 @@ def test_truncated_gaussian_closed_form(s, T, D):
 
 def in_many_digits(law, shift, eps):
     """The definition in 70 digits: masses of the law underneath between knots and closed-form sign changes."""
-    m, kernel = mpmath.mpf, law.law
+    m, kernel = mpmath.mpf, law.unweighted
 
     def tail(x):
         """P(Z > x) of the law underneath."""

@@ -264,7 +264,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.files.handling.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.files.row_options.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]
@@ -384,7 +384,7 @@ CRASHES = """
 import sqlite3, traceback
 from fractions import Fraction
 from pathlib import Path
-from dpkernels.cli.ledger import Purse, paid
+from dpkernels.cli.ledger import LedgerAccount, charged
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.release.output import Output
 from dpkernels.cli.release.output import StandardOutput
@@ -419,7 +419,7 @@ sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Stepp
 
 def release():
     with Output(Path("in.csv"), Path("out.csv")) as out:
-        with paid(Purse(Path("ledger")), (Fraction(1), Fraction(0)), "", out):
+        with charged(LedgerAccount(Path("ledger")), (Fraction(1), Fraction(0)), "", out):
             out.path.write_text("reports")
             step()
             if FAILS:

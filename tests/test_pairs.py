@@ -29,7 +29,7 @@ from noise_registry import LAWS, scale
 import accountants
 import dpkernels as dpk
 from accountants.dominating_pairs import base, windowed
-from accountants.dominating_pairs.additive import AdditivePair, is_even, larger_profile
+from accountants.dominating_pairs.additive import AdditivePair, larger_profile
 from accountants.dominating_pairs.additive import _crossings as crossings
 from accountants.dominating_pairs.base import Mixed, profile
 from accountants.dominating_pairs.discrete import Atoms
@@ -193,10 +193,10 @@ def test_one_coordinate_of_several_is_the_coordinate():
 
 def test_even_noise_needs_one_direction():
     assert [len(dominating_pairs(Additive(law, 1.0))) for law in LAWS.values()] == [
-        1 if is_even(law) else 2 for law in LAWS.values()
+        1 if law.is_even else 2 for law in LAWS.values()
     ]
-    assert is_even(LAWS["recycled-gaussian"])
-    assert not is_even(LAWS["truncated-gaussian-asymmetric"])
+    assert LAWS["recycled-gaussian"].is_even
+    assert not LAWS["truncated-gaussian-asymmetric"].is_even
     seen = []
     jax.jit(lambda low: seen.append(dominating_pairs(Additive(Reweighted(Laplace(1.0), low, 1.0, 0.5), 1.0))))(-1.0)
     assert len(seen[0]) == 2
@@ -530,7 +530,7 @@ def test_relabelled_mechanisms_have_the_same_profile():
 
 def test_released_tables_of_noise_are_pure_at_no_budget():
     """Their claim is of (epsilon, delta): the budget of it must not pass for a pure level."""
-    form = dpk.certify(named.truncated_laplace(epsilon=1.0, delta=0.1))
+    form = dpk.exact_sampler(named.truncated_laplace(epsilon=1.0, delta=0.1))
     assert accountants.epsilon(form) == pure_epsilon(form) == math.inf
 
 

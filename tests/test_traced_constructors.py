@@ -160,4 +160,4 @@ def test_a_release_inside_jit_names_what_to_use():
     with pytest.raises(TypeError, match="perturb_traced"):
         jax.jit(lambda x: dpk.perturb(x, m))(jnp.zeros(3))
     with pytest.raises(TypeError, match="stop_gradient"):
-        jax.grad(lambda eta: dpk.certify(dpk.piecewise(epsilon=1.0, eta=eta, **SPAN)).epsilon)(3.0)
+        jax.grad(lambda eta: dpk.exact_sampler(dpk.piecewise(epsilon=1.0, eta=eta, **SPAN)).epsilon)(3.0)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from accountants.dominating_pairs import discrete
-from accountants.dominating_pairs.additive import additive_pair, is_even
+from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, pure_points
@@ -28,11 +28,11 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
@@ -111,7 +111,7 @@ def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
 
 @noise_pairs.register
 def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
-    shifts = (sensitivity,) if is_even(noise) else (sensitivity, -sensitivity)
+    shifts = (sensitivity,) if noise.is_even else (sensitivity, -sensitivity)
     return tuple(additive_pair(noise, shift) for shift in shifts)
 
 
@@ -288,7 +288,7 @@ def _(mechanism: Multivariate) -> float:
     return mechanism.sampled * pure_epsilon(mechanism.coordinate)
 
 
-@pure_epsilon.register(ExactForm)
+@pure_epsilon.register(ExactSampler)
 @pure_epsilon.register(ExactMultivariate)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)

@@ -19,29 +19,17 @@ from dataclasses import dataclass
 from functools import singledispatch
 from typing import Any
 
-import jax
 import numpy as np
 
 from accountants.dominating_pairs import replaced_noise
-from accountants.dominating_pairs.additive import (
-    REACH,
-    AdditivePair,
-    knots_of,
-    steepness_of_quadratic,
-    step_copies,
-    unseen,
-    width_between,
-)
+from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import Curve, DominatingPair, upper, with_added_record
 from accountants.dominating_pairs.discrete import Atoms
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
+from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution
-from dpkernels.numerics import Real, floating, namespace, without_derivative
+from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
-# Panels of a piece: of exponentials, and of a Gaussian, where the loss bends within sigma^2/D.
-_PANELS, _GAUSSIAN_PANELS = 8, 96
 # What symmetric pairs may differ by from their mirrors: given, and in the precision of a trace.
 _CONCRETE, _TRACED = 1e-9, 1e-4
 
@@ -59,6 +47,8 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
                 "adjacency: 'replace' may move a value by twice the sensitivity that this bounded mechanism was made "
                 "for; take 'add_remove', or a mechanism for any two inputs"
             )
+        if isinstance(pair, AdditivePair):
+            replaced_noise.check_replaceable(pair)
         odd = checks.concrete(pair.asymmetry())
         if odd is not None and not odd <= _CONCRETE:
             raise ValueError(
@@ -135,11 +125,7 @@ def replaced_stick(pair: Any, rate: Any) -> Curve:
 
 @replaced_stick.register
 def _(pair: AdditivePair, rate: Any) -> Curve:
-    D = namespace(pair.shift).abs(pair.shift)
-    if pair.noise.law.degree:
-        return replaced_noise.of_noise(pair.noise, D, rate)
-    nodes = _of_steps(pair, _Laws.of(pair, rate))
-    return Atoms(nodes.p, nodes.q).hockey_stick()
+    return replaced_noise.replaced_hockey_stick(pair, rate)
 
 
 @replaced_stick.register
@@ -194,110 +180,6 @@ def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
     return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
 
 
-# Noise with a density
-
-
-@dataclass(frozen=True)
-class _Laws:
-    """P and Q of noise f at rate r, for records that move it by D either way."""
-
-    noise: Distribution
-    D: Any
-    rate: Any
-
-    @classmethod
-    def of(cls, pair: AdditivePair, rate: Any) -> _Laws:
-        return cls(pair.noise, namespace(pair.shift).abs(pair.shift), rate)
-
-    def log_p(self, y: Real) -> Any:
-        return self._mixed(y, self.D)
-
-    def log_q(self, y: Real) -> Any:
-        return self._mixed(y, -self.D)
-
-    def _mixed(self, y: Real, shift: Any) -> Any:
-        """log of (1 - r) f + r f(. - shift)."""
-        logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
-        xp = namespace(*logs, self.rate)
-        top = without_derivative(xp.maximum(*logs))
-        top = xp.where(top > -np.inf, top, 0.0)
-        total = (1 - self.rate) * xp.exp(logs[0] - top) + self.rate * xp.exp(logs[1] - top)
-        return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -np.inf)
-
-    def loss(self, y: Real) -> Any:
-        """log p/q, 0 where both are 0."""
-        return log_ratio(self.log_p(y), self.log_q(y))
-
-    def steepness(self, left: np.ndarray, right: np.ndarray) -> np.ndarray:
-        """That of f at all three places, between knots; see ``SmoothPieces``."""
-        law, middle = self.noise.law, (left + right) / 2
-        scores = [np.abs(law.score(middle - place)) for place in (0.0, self.D, -self.D)]
-        curvature = float(-law.score(np.float64(1.0))) if law.degree == 2 else 0.0
-        return steepness_of_quadratic(np.max(scores, axis=0), curvature, right - left)
-
-    def beyond(self, y: Real) -> tuple[Any, Any]:
-        """Masses of P and Q beyond y + D."""
-        middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
-        return (1 - self.rate) * middle + self.rate * near, (1 - self.rate) * middle + self.rate * far
-
-
 @replaced_privacy_loss.register
 def _(pair: AdditivePair, rate: Any) -> PrivacyLossDistribution:
-    laws = _Laws.of(pair, rate)
-    if pair.noise.law.degree == 0:
-        return _of_steps(pair, laws)
-    if pair.noise.law.degree == 2:
-        ends = _within_reach(pair, laws)
-        few = max(12, _GAUSSIAN_PANELS // (len(ends) - 1))
-        concrete = namespace(ends, rate) is np
-        return PrivacyLossDistribution.of_pieces(_between(ends, laws, few), unseen(pair.noise) if concrete else 0.0)
-    # Beyond all knots the loss is constant.
-    outer = _outer(laws, knots_of(pair).max())
-    return join([PrivacyLossDistribution.of_pieces(_between(_ends(pair), laws, _PANELS)), outer])
-
-
-def _ends(pair: AdditivePair) -> Any:
-    """All knots, increasing."""
-    xp = namespace(*jax.tree.leaves(pair))
-    knots, D = knots_of(pair), xp.abs(pair.shift)
-    return xp.sort(xp.concatenate([knots - D, knots, knots + D]))
-
-
-def _of_steps(pair: AdditivePair, laws: _Laws) -> PrivacyLossDistribution:
-    ends = _ends(pair)
-    at = (ends[:-1] + ends[1:]) / 2
-    mass = width_between(ends[:-1], ends[1:], laws.D) * step_copies(pair, at)
-    loss, xp = laws.loss(at), namespace(mass)
-    return PrivacyLossDistribution(mass * xp.exp(laws.log_p(at)), mass * xp.exp(laws.log_q(at)), loss, 0 * mass)
-
-
-def _outer(laws: _Laws, last: Real) -> PrivacyLossDistribution:
-    p, q = (mass[None] for mass in laws.beyond(last))
-    upper = PrivacyLossDistribution.of_masses(p, q)
-    return join([upper, upper.mirrored()])
-
-
-def _within_reach(pair: AdditivePair, laws: _Laws) -> Any:
-    law: Any = pair.noise.law
-    xp = namespace(*jax.tree.leaves(pair))
-    limit = xp.abs(pair.shift) + REACH * law.sigma + floating(xp.zeros(1))
-    if len(law.knots) + len(pair.noise.edges) == 0:
-        return xp.concatenate([-limit, limit])
-    return xp.concatenate([-limit, xp.clip(_ends(pair), -limit, limit), limit])
-
-
-def _between(ends: Any, laws: _Laws, few: int) -> SmoothPieces:
-    """Return the pieces between knots."""
-    left, right = ends[:-1], ends[1:]
-    right = left + width_between(left, right, laws.D)
-
-    return SmoothPieces(
-        left,
-        right,
-        lambda x, _: laws.log_p(x),
-        lambda x, _: laws.log_q(x),
-        lambda x, _: laws.loss(x),
-        lambda start, end, _: laws.steepness(start, end),
-        None,
-        few,
-    )
+    return replaced_noise.replaced_privacy_loss(pair, rate)

@@ -13,15 +13,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from accountants.dominating_pairs import gaussian_integrals
-from accountants.dominating_pairs.additive import exponential_growth, in_units, inside, knots_of, total, width_between
+from accountants.dominating_pairs.additive import (
+    REACH,
+    AdditivePair,
+    ExponentialFormulas,
+    GaussianFormulas,
+    NoiseFormulas,
+    StepFormulas,
+    exponential_growth,
+    in_units,
+    inside,
+    total,
+    width_between,
+)
 from accountants.dominating_pairs.base import Curve
-from dpkernels.numerics import RealArray, log_or_never, namespace, without_derivative
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
+from dpkernels.distributions.base import Distribution
+from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
+# Panels of a piece: of exponentials, of a Gaussian, where the loss bends within sigma^2/D, and of other noise.
+_PANELS, _GAUSSIAN_PANELS, _FEW_PANELS = 8, 96, 4
 # Units in the last place that numbers of which a mass is made may be off by.
 _UNITS = 16
 _HALVINGS = 60
@@ -36,7 +54,7 @@ class Pieces:
         left: lower end; -inf for the first.
         right: upper end; inf for the last.
         width: right - left, and 0 where the ends are equal but for rounding.
-        weights: of f, f(. - D) and f(. + D), relative to ``noise.law``; a last axis.
+        weights: of f, f(. - D) and f(. + D), relative to ``noise.unweighted``; a last axis.
         scores: derivatives of their log densities at a point inside; a last axis.
     """
 
@@ -47,15 +65,58 @@ class Pieces:
     scores: Any
 
 
-def of_noise(noise: Any, D: Any, rate: Any) -> Curve:
-    """eps -> delta(eps), for eps >= 0, of a density between knots of degree 1 or 2; D > 0."""
-    if noise.law.degree == 2 and len(noise.edges) == 0:
-        return lambda eps: _of_one_gaussian(D / noise.law.sigma, rate, eps)
-    return (_exponentials, _gaussians)[noise.law.degree - 1](noise, D, rate)
+def replaced_hockey_stick(pair: AdditivePair, rate: Any) -> Curve:
+    """Return eps -> delta(eps), for eps >= 0, of even noise."""
+    noise, D = pair.noise, namespace(pair.shift).abs(pair.shift)
+    formulas = pair.formulas
+    if isinstance(formulas, StepFormulas):
+        nodes = _of_steps(formulas, ReplacedDensities.of(pair, rate))
+        return Atoms(nodes.p, nodes.q).hockey_stick()
+    if isinstance(formulas, GaussianFormulas):
+        if len(noise.edges) == 0:
+            return lambda eps: _of_one_gaussian(D / noise.unweighted.sigma, rate, eps)
+        return _gaussians(pair, D, rate)
+    if isinstance(formulas, ExponentialFormulas):
+        return _exponentials(pair, D, rate)
+    return _monotone(pair, D, rate)
 
 
-def _split(noise: Any, D: Any) -> Pieces:
-    knots = _knots(noise)
+def check_replaceable(pair: AdditivePair) -> None:
+    """Refuse noise whose profile on samples with a replaced record is not known.
+
+    Raises:
+        ValueError: the density is neither log-concave nor of a known form.
+    """
+    noise = pair.noise
+    if type(pair.formulas) is NoiseFormulas and (len(noise.edges) or noise.unweighted.turning_points(1.0)):
+        raise ValueError(
+            f"adjacency: 'replace' is not known for {type(noise).__name__}, whose density is not log-concave; take "
+            "'add_remove'"
+        )
+
+
+def _monotone(pair: AdditivePair, D: Any, rate: Any) -> Curve:
+    """Of an even log-concave density p/q rises: f(. - D)/f rises and f(. + D)/f falls. {p > t q} is a half line."""
+    noise = pair.noise
+    densities = ReplacedDensities(noise, D, rate)
+    points = without_derivative(noise.quantiles)
+    low, high = points[0] - D, points[-1] + D
+
+    def at(eps: Any) -> Any:
+        xp = namespace(eps, low)
+        eps = eps - _UNITS * xp.finfo(eps.dtype).eps * (1 + xp.abs(without_derivative(eps)))
+        frozen = without_derivative((densities, eps))
+        ends = bisect(lambda x: frozen[0].loss(x) <= frozen[1], low + 0 * frozen[1], high + 0 * frozen[1], _HALVINGS)
+        cut = (ends[0] + ends[1]) / 2
+        same, own, other = noise.sf(cut), noise.sf(cut - D), noise.sf(cut + D)
+        found = rate * (own - xp.exp(eps) * other) - (1 - rate) * xp.expm1(eps) * same
+        return xp.where(found < 0, 0.0, found)
+
+    return at
+
+
+def _split(pair: AdditivePair, D: Any) -> Pieces:
+    noise, knots = pair.noise, pair.formulas.knots
     xp = namespace(knots, D)
     own = xp.asarray(xp.tile(knots, 3))
     moved = xp.repeat(xp.array([-1.0, 0.0, 1.0], own.dtype), len(own) // 3)
@@ -67,18 +128,7 @@ def _split(noise: Any, D: Any) -> Pieces:
     left, right = xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
     at = inside(left, right, D)[:, None] - D * xp.array([0.0, 1.0, -1.0], ends.dtype)
     whole = xp.concatenate([infinity, width, infinity])
-    return Pieces(left, right, whole, noise.weight(at), noise.law.score(at))
-
-
-def _knots(noise: Any) -> Any:
-    return knots_of(_Noise(noise))
-
-
-@dataclass(frozen=True)
-class _Noise:
-    """What ``knots_of`` asks of a pair."""
-
-    noise: Any
+    return Pieces(left, right, whole, noise.weight(at), noise.unweighted.score(at))
 
 
 # Gaussian noise: x in units of sigma, a = D/sigma
@@ -126,10 +176,10 @@ def _of_one_gaussian(a: Any, rate: Any, eps: RealArray) -> Any:
     return _sized(rate * (own + other), cut, a, eps) + kind.tiny
 
 
-def _gaussians(noise: Any, D: Any, rate: Any) -> Curve:
-    sigma = noise.law.sigma
+def _gaussians(pair: AdditivePair, D: Any, rate: Any) -> Curve:
+    sigma = pair.noise.unweighted.sigma
     a = D / sigma
-    pieces = _split(noise, D)
+    pieces = _split(pair, D)
 
     def term(piece: Pieces) -> Curve:
         left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
@@ -159,18 +209,18 @@ def _gaussians(noise: Any, D: Any, rate: Any) -> Curve:
 # Exponentials
 
 
-def _exponentials(noise: Any, D: Any, rate: Any) -> Curve:
+def _exponentials(pair: AdditivePair, D: Any, rate: Any) -> Curve:
     """Sums over pieces; s is the distance from their finite end, log densities there are l + k s.
 
     log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots: it is positive on an interval.
     """
-    pieces, law = _split(noise, D), noise.law
+    pieces, source = _split(pair, D), pair.noise.unweighted
     xp = namespace(pieces.left, rate)
     places = D * xp.array([0.0, 1.0, -1.0], pieces.left.dtype)
     rising = xp.isfinite(pieces.left)
     origin = xp.where(rising, pieces.left, pieces.right)
     slopes = xp.where(rising, 1.0, -1.0)[:, None] * pieces.scores
-    logs = law.log_prob(origin[:, None] - places) + log_or_never(pieces.weights)
+    logs = source.log_prob(origin[:, None] - places) + log_or_never(pieces.weights)
     logs = logs + xp.stack([xp.log1p(-rate) + 0 * rate, xp.log(rate), xp.log(rate)])
     size = xp.where(xp.isfinite(logs), xp.abs(logs), 0.0).max(-1)
     lowering = 2 * xp.finfo(logs.dtype).eps * without_derivative(size)
@@ -232,3 +282,116 @@ def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
 
 def _frozen(excess: Any) -> Any:
     return lambda s: without_derivative(excess(without_derivative(s)))
+
+
+# The privacy loss
+
+
+@pytree
+@dataclass(frozen=True)
+class ReplacedDensities:
+    """The densities p and q of noise f at rate r, for records that move it by D either way."""
+
+    noise: Distribution
+    D: Any
+    rate: Any
+
+    @classmethod
+    def of(cls, pair: AdditivePair, rate: Any) -> ReplacedDensities:
+        return cls(pair.noise, namespace(pair.shift).abs(pair.shift), rate)
+
+    def log_p(self, y: Real) -> Any:
+        return self._mixed(y, self.D)
+
+    def log_q(self, y: Real) -> Any:
+        return self._mixed(y, -self.D)
+
+    def _mixed(self, y: Real, shift: Any) -> Any:
+        """log of (1 - r) f + r f(. - shift)."""
+        logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
+        xp = namespace(*logs, self.rate)
+        top = without_derivative(xp.maximum(*logs))
+        top = xp.where(top > -np.inf, top, 0.0)
+        total = (1 - self.rate) * xp.exp(logs[0] - top) + self.rate * xp.exp(logs[1] - top)
+        return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -np.inf)
+
+    def loss(self, y: Real) -> Any:
+        """log p/q, 0 where both are 0."""
+        return log_ratio(self.log_p(y), self.log_q(y))
+
+    def steepness(self, left: np.ndarray, right: np.ndarray) -> Any:
+        """Return that of f at all three places, between knots; see ``SmoothPieces``."""
+        places = (0.0, self.D, -self.D)
+        return np.max([self.noise.steepness(left - place, right - place) for place in places], axis=0)
+
+    def beyond(self, y: Real) -> tuple[Any, Any]:
+        """Masses of P and Q beyond y + D."""
+        middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
+        return (1 - self.rate) * middle + self.rate * near, (1 - self.rate) * middle + self.rate * far
+
+
+def replaced_privacy_loss(pair: AdditivePair, rate: Any) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss."""
+    densities, formulas = ReplacedDensities.of(pair, rate), pair.formulas
+    if isinstance(formulas, StepFormulas):
+        return _of_steps(formulas, densities)
+    if isinstance(formulas, ExponentialFormulas):
+        # Beyond all knots the loss is constant.
+        outer = _outer(densities, formulas.knots.max())
+        return join([PrivacyLossDistribution.of_pieces(_between(_ends(formulas), densities, _PANELS)), outer])
+    if isinstance(formulas, GaussianFormulas):
+        ends = _within_reach(formulas)
+        few = max(12, _GAUSSIAN_PANELS // (len(ends) - 1))
+    else:
+        ends, few = formulas.within_reach((-1.0, 0.0, 1.0)), _FEW_PANELS
+    concrete = namespace(ends, rate) is np
+    return PrivacyLossDistribution.of_pieces(_between(ends, densities, few), formulas.unseen if concrete else 0.0)
+
+
+def _ends(formulas: NoiseFormulas) -> Any:
+    """All knots, increasing."""
+    knots, D = formulas.knots, formulas.pair.shift
+    xp = namespace(knots, D)
+    D = xp.abs(D)
+    return xp.sort(xp.concatenate([knots - D, knots, knots + D]))
+
+
+def _of_steps(formulas: StepFormulas, densities: ReplacedDensities) -> PrivacyLossDistribution:
+    ends = _ends(formulas)
+    at = (ends[:-1] + ends[1:]) / 2
+    mass = width_between(ends[:-1], ends[1:], densities.D) * formulas.copies(at)
+    loss, xp = densities.loss(at), namespace(mass)
+    p, q = (mass * xp.exp(log(at)) for log in (densities.log_p, densities.log_q))
+    return PrivacyLossDistribution(p, q, loss, 0 * mass)
+
+
+def _outer(densities: ReplacedDensities, last: Real) -> PrivacyLossDistribution:
+    p, q = (mass[None] for mass in densities.beyond(last))
+    upper = PrivacyLossDistribution.of_masses(p, q)
+    return join([upper, upper.mirrored()])
+
+
+def _within_reach(formulas: GaussianFormulas) -> Any:
+    pair = formulas.pair
+    xp = namespace(*jax.tree.leaves(pair))
+    limit = xp.abs(pair.shift) + REACH * pair.noise.unweighted.sigma + floating(xp.zeros(1))
+    if len(pair.noise.edges) == 0:
+        return xp.concatenate([-limit, limit])
+    return xp.concatenate([-limit, xp.clip(_ends(formulas), -limit, limit), limit])
+
+
+def _between(ends: Any, densities: ReplacedDensities, few: int) -> SmoothPieces:
+    """Return the pieces between knots."""
+    left, right = ends[:-1], ends[1:]
+    right = left + width_between(left, right, densities.D)
+
+    return SmoothPieces(
+        left,
+        right,
+        lambda x, _: densities.log_p(x),
+        lambda x, _: densities.log_q(x),
+        lambda x, _: densities.loss(x),
+        lambda start, end, _: densities.steepness(start, end),
+        None,
+        few,
+    )

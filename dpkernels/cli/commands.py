@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import webbrowser
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -115,12 +116,12 @@ def account(
     as_json: bool,
     **options: tuple[Any, ...],
 ) -> None:
-    """The privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, its pure level and its variance.
+    """Print the privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, pure level and variance.
 
     MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
-    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample: what several
-    reports reveal together, epsilon at deltas or delta at epsilons, each with an interval that certainly holds it.
-    With --shuffle: what a bounded mechanism's certified reports reveal once nobody knows who sent which.
+    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample, print what several
+    reports reveal together: epsilon at deltas or delta at epsilons, each with a rigorous interval. With --shuffle,
+    print what a bounded mechanism's certified reports reveal once nobody knows who sent which.
     """
     with importing():
         from dpkernels.cli import account as accounting
@@ -143,16 +144,16 @@ def account(
 
 @click.command(epilog=_MORE_TUNE)
 @click.option(
-    "--objective", metavar="NAME", default="variance", help="What is made best, see below; by default variance."
+    "--objective", metavar="NAME", default="variance", help="What is optimised, see below. Default: variance."
 )
 @options_of(_TUNED)
 @plot_option("Also draw_profile the searches into this .png.")
 @json_option()
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
-    """The best parameters of every mechanism for one budget, the best mechanism first, by gradient.
+    """Find the best parameters of every mechanism for one budget, by gradient, and list the best mechanism first.
 
-    With --lower and --upper bounded mechanisms (any two values are neighbours), with --sensitivity additive noise.
-    Every result has been accounted exactly. Prints the line of Python that builds the best.
+    Give --lower and --upper for bounded mechanisms (any two values are neighbours), --sensitivity for additive noise.
+    Every result has been accounted exactly. The last line is the Python that builds the best mechanism.
     """
     with importing():
         from dpkernels.cli import tune as tuning
@@ -165,14 +166,19 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 
 @click.command(epilog=_MORE_ESTIMATE)
 @click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
-@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates; by default REPORTS.json.")
+@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
 @click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
-@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1); by default .1,.5,.9.")
+@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
 @click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
 @click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
 @click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
 @click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
-@click.option("--confidence", type=float, default=0.95, help="Of every interval by itself, 0.95 by default.")
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    help="Probability that each single interval contains its true value. Default: 0.95.",
+)
 @plot_option("Also draw_profile histogram and cdf into this .png.")
 @engine_options
 @json_option()
@@ -190,7 +196,7 @@ def estimate(
     as_json: bool,
     **runs: Any,
 ) -> None:
-    """What the reports in a released file say of the values behind them, with intervals.
+    """Estimate from the reports in a released file the values behind them, with intervals.
 
     REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy, or the folder or URI of a
     released dataset; it is read once, in constant memory. Estimating costs no privacy. With --sidecar a file may hold
@@ -203,11 +209,13 @@ def estimate(
         raise click.UsageError("--lower and --upper: give both or neither")
     if plot is not None and by is not None:
         raise click.UsageError("--plot: draws all rows; it has no use with --by")
-    asked = estimate.Asked.of(quantiles, histogram, confidence)
+    asked = estimate.EstimateOptions.of(quantiles, histogram, confidence)
     bounds = None if lower is None or upper is None else (lower, upper)
     found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
     if plot is not None and found.whole is not None:
-        found.whole.plot(plot, confidence)
+        from dpkernels.estimation.plot import save_plot
+
+        save_plot(found.whole, plot, confidence)
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
@@ -219,7 +227,7 @@ def _counted(
     bounds: tuple[float, float] | None,
     runs: Mapping[str, Any],
 ) -> Any:
-    """The reports of a file, or of a dataset's parts."""
+    """Return the reports of a file, or of a dataset's parts."""
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
@@ -273,9 +281,9 @@ Examples:
 
 \b
 Exit codes:
-  0  done; of perturb: OUT and OUT.json are complete, even if a summary could not be printed
-  1  failed or interrupted, with one line that says why; nothing was written. A charge to a ledger is voided
-     if nothing of the release can be known; else it stays, and the line says so
+  0  success; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
+  1  failure or interruption; one line says why, and nothing was written. A charge to a ledger is voided
+     if nothing of the release can have been read; otherwise it is kept, and the line says so
   2  a wrong option or argument; nothing was charged or written
 """
 
@@ -311,21 +319,21 @@ def dpkernels(context: click.Context) -> None:
     type=OUTPUT,
     metavar="FILE",
     multiple=True,
-    help="Charge a row's total to this ledger first, and refuse what would exceed its budget.",
+    help="First charge a row's total to this ledger, and refuse a release that exceeds its budget.",
 )
 @click.option(
     "--budget",
     type=Numbers(),
     metavar="EPS[,DELTA]",
     multiple=True,
-    help="Budget of FILE: makes FILE, or must be that of the FILE there is. Additive noise needs a DELTA.",
+    help="Budget of the ledger, which is made if it does not exist. Additive noise needs a DELTA.",
 )
 @file_options
 @engine_options
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
-@click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
 @click.option("--quiet", is_flag=True, help="Print no summary.")
 @json_option("Print the summary as JSON.")
 def perturb(
@@ -346,34 +354,31 @@ def perturb(
 ) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
-    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or an URI such as s3://bucket/in. Then OUT is a new
-    folder or an URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster.
+    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or a URI such as s3://bucket/in. Then OUT is a new
+    folder or a URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster. In a folder,
+    files whose names begin with . or _ are not read, and the command names them.
 
-    --column repeats; --mechanism is given once for every column, or once a column in the same order. Any other option
-    of a mechanism is given once for all columns whose mechanism has it, or once for each of these, in the same order.
-    All other columns, and the order of the rows, are copied as they are and are NOT protected. A csv
-    or tsv may be .gz, or - for standard input and output.
+    Repeat --column for several columns. Give --mechanism once for all columns, or once for each column in the same
+    order. Give any other option of a mechanism once for all columns whose mechanism has it, or once for each of these.
+    All other columns, and the order of the rows, are copied as they are and are NOT protected. A .csv or .tsv may be
+    .gz, or - for standard input and output.
 
-    Bounds and sensitivities must be known without looking at the data. A certificate for every column is written to
-    OUT.json.
+    Choose bounds and sensitivities without looking at the data. OUT.json has a certificate for every column.
 
-    What is released about the same people adds up. A --ledger is for one group of people, one row each: it adds a
-    row's total over the perturbed columns of every release, whatever the file, and refuses before it reads the data.
-    Someone with k rows spends k times as much.
+    Privacy loss adds up over releases about the same people. A --ledger is for one group of people, with one row each.
+    It adds a row's total over the perturbed columns of every release, and refuses a release that exceeds the budget
+    before the data are read. A person with k rows spends k times as much.
 
-    A run that fails over its input, or is interrupted, before its output is in place voids its charge; the ledger
-    keeps both entries. The charge stays if the run is killed, if its output could not be written, or if part of it
-    may have been read: on standard output, or in a store of objects. --check-first finds values that cannot be
-    perturbed before the charge, and --check does nothing but find them.
+    If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger
+    keeps both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it
+    may already have been read: on standard output, or in a store of objects. --check-first finds values that cannot
+    be perturbed before the charge; --check does only that.
 
-    With --force the old OUT and OUT.json stay until the new ones are complete; a run that is killed leaves the old
-    release or the new one, and the next run to OUT removes what else it left.
-
-    In a folder, files whose names begin with . or _ are not read, and the command names them. Anything else that is
-    not a readable file is refused.
+    With --force the old OUT and OUT.json stay until the new ones are complete. If a run is killed, the output is either
+    the old release or the new one, never a mixture. The next run to OUT removes temporary files.
     """
     with importing():
-        from dpkernels.cli.files.handling import Handling
+        from dpkernels.cli.files.row_options import RowOptions
         from dpkernels.cli.release import one_file, sidecar
 
     runs = {name: options.pop(name) for name in ENGINE}
@@ -386,7 +391,7 @@ def perturb(
         clip=clip,
         force=force,
         ledger=single({"ledger": ledger, "budget": budget}),
-        rows=Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
+        rows=RowOptions(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
         sidecar=options.pop("sidecar"),
         kind=kind,
         delimiter=delimiter,
@@ -413,11 +418,11 @@ def perturb(
 
 @dpkernels.command()
 @options_of(_COMPARED, required=True)
-@options_of({"sensitivity": (float, None, "Also compare mechanisms for neighbours at most so far apart.")})
+@options_of({"sensitivity": (float, None, "Largest distance of neighbours; adds the mechanisms for it.")})
 @plot_option("Also draw worst-case variances against epsilon into this .png.")
 @json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
-    """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
+    """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     with importing():
         from dpkernels.cli import compare as comparing
 
@@ -432,12 +437,12 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
 @click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
 @mechanism_options
 @json_option("Print JSON, the integer table included.")
-@click.option("--verify", type=INPUT, help="Verify every certificate of this OUT.json again instead.")
+@click.option("--verify", type=INPUT, help="Instead, verify every certificate of this OUT.json.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
-    """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release.
+    """Print the certificate of a mechanism's integer table, or verify every column of a finished release (--verify).
 
-    --verify checks the output as well. Of a dataset it checks every part, and refuses a folder in which a part is
-    missing or altered, or that has a file which the release does not.
+    --verify checks the output as well. For a dataset it checks every part, and refuses a folder in which a part is
+    missing or altered, or that has a file which the release does not have.
     """
     wanted = single({"mechanism": mechanism, **options})
     if verify is not None:
@@ -461,7 +466,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
 @click.argument("file", type=INPUT)
 @json_option()
 def ledger(file: Path, as_json: bool) -> None:
-    """The budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
+    """Print the budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
 
     click.echo(as_text(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
@@ -469,7 +474,7 @@ def ledger(file: Path, as_json: bool) -> None:
 
 @dpkernels.command()
 def mechanisms() -> None:
-    """Every mechanism and its options."""
+    """List every mechanism and its options."""
     from dpkernels.cli.mechanisms import listing
 
     click.echo("\n".join(listing()))
@@ -480,7 +485,7 @@ def mechanisms() -> None:
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
 def explore(output: Path | None, force: bool, only_print: bool) -> None:
-    """A page to choose a mechanism with, opened in the browser. It is part of the package and works offline.
+    """Open a page in the browser that helps to choose a mechanism. It is one file and works offline.
 
     It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and what they reveal, and
     writes the lines of Python and the command that make them. On a machine without a browser, --output writes the page
@@ -489,10 +494,22 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
     from dpkernels.cli.explorer import page
 
     if output is not None:
-        page.write(output, force)
-    elif not only_print and not page.opened():
-        raise click.ClickException(f"no browser opened {page.PAGE.as_uri()}; --output FILE writes the page to a file")
-    click.echo(page.PAGE.as_uri() if output is None else output)
+        page.check_target(output, force)
+        page.write(output)
+        click.echo(output)
+        return
+    place = page.kept().as_uri()
+    if not only_print and not _opened(place):
+        raise click.ClickException(f"no browser opened {place}; --output FILE writes the page to a file")
+    click.echo(place)
+
+
+def _opened(address: str) -> bool:
+    """Return whether a browser took the page."""
+    try:
+        return webbrowser.open(address)
+    except webbrowser.Error:
+        return False
 
 
 for _one in (account, estimate, tune):

@@ -38,7 +38,7 @@ from dpkernels.untrusted import parse_json, read_text
 
 
 def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
-    """The group of every row of a piece, and the groups' cells."""
+    """Return the group of every row of a piece, and the groups' cells."""
     if by is None:
         return np.zeros(0, np.int64), [None]
     cells = source.labels(piece, by)
@@ -50,7 +50,7 @@ def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, l
 
 
 def _group_names(cells: Any) -> list[str | None]:
-    """The names of groups: different cells have different names, and null has None.
+    """Return the names of groups: different cells have different names, and null has None.
 
     Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits,
     which Python's own types do not hold.
@@ -208,7 +208,7 @@ def read(
 
 
 def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
-    """What a sidecar holds, and the file as it says that it is written."""
+    """Return what a sidecar holds, and the file as it says that it is written."""
     place = path.with_name(path.name + ".json") if given is None else given
     if not place.is_file():
         raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
@@ -245,7 +245,7 @@ def _layout(path: Path, written: Layout, *, is_own: bool) -> Layout:
 
 
 def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
-    """What the sidecar says of the column."""
+    """Return what the sidecar says of the column."""
     each = {one["column"]: one for one in form["columns"]}
     if column is None and len(each) == 1:
         column = next(iter(each))
@@ -270,7 +270,7 @@ def _check_groups(form: Mapping[str, Any], found: Sequence[str], where: Any, by:
 
 
 def _as_options(message: str) -> str:
-    """An error of the library in the words of the command."""
+    """Return an error of the library in the words of the command."""
     if message.startswith("bounds: None"):
         return "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
     return message.replace("bounds:", "--lower, --upper:")
@@ -309,7 +309,7 @@ def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
-    """The place of every report among the channel's; -1 where it is missing."""
+    """Return the place of every report among the channel's; -1 where it is missing."""
     try:
         found = source.numbers(piece, name, start)
         there = np.ones(len(found.values), bool) if found.missing is None else ~found.missing
@@ -330,7 +330,7 @@ _QUANTILES = (0.1, 0.5, 0.9)
 
 
 @dataclass(frozen=True)
-class Asked:
+class EstimateOptions:
     """What is to be estimated.
 
     Attributes:
@@ -344,7 +344,7 @@ class Asked:
     confidence: float
 
     @classmethod
-    def of(cls, quantiles: tuple[float, ...] | None, histogram: int | None, confidence: float) -> Asked:
+    def of(cls, quantiles: tuple[float, ...] | None, histogram: int | None, confidence: float) -> EstimateOptions:
         """Checked before a file is read.
 
         Raises:
@@ -361,7 +361,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Told:
+class EstimateRow:
     """What one group's reports say.
 
     Attributes:
@@ -377,7 +377,7 @@ class Told:
     bins: list[tuple[float, ...]]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         form: dict[str, Any] = {"group": self.group, "reports": self.reports}
         for name, one in self.numbers.items():
             told = (
@@ -413,11 +413,11 @@ class Estimates:
     missing: int
     ends: tuple[float, float]
     confidence: float
-    groups: list[Told]
+    groups: list[EstimateRow]
     whole: Estimate | None
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "column": self.column,
             "by": self.by,
@@ -453,7 +453,7 @@ class Estimates:
                 first = [""] * len(first)
         return aligned(rows)
 
-    def _bins(self, one: Told) -> list[str]:
+    def _bins(self, one: EstimateRow) -> list[str]:
         interval = f"{100 * self.confidence:.6g} % interval"
         rows = [[*self._named("from"), "to", "share", interval, "number", interval]]
         for lower, upper, share, low, high, number, least, most in one.bins:
@@ -465,7 +465,7 @@ class Estimates:
     def _named(self, *rest: str) -> list[str]:
         return [*([] if self.by is None else [shown(self.by)]), *rest]
 
-    def _group(self, one: Told) -> list[str]:
+    def _group(self, one: EstimateRow) -> list[str]:
         return [] if self.by is None else [_group_title(one.group)]
 
 
@@ -473,7 +473,7 @@ def _group_title(group: str | None) -> str:
     return "(null)" if group is None else shown(group)
 
 
-def estimates(found: Read, asked: Asked) -> Estimates:
+def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """Estimate from counted reports.
 
     Args:
@@ -497,15 +497,15 @@ def estimates(found: Read, asked: Asked) -> Estimates:
     return Estimates(*kept, asked.confidence, told, whole)
 
 
-def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told, ValueError | None]:
-    """Every number that one group's reports tell, and why they do not tell the others; None for a group without any.
+def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
+    """Return every estimate of one group that its reports allow; ``made`` is None for a group without reports.
 
     Returns:
         The numbers, and the first error of those that were asked for; the standard deviation and the default quantiles
         are printed where the reports tell them.
     """
     if made is None:
-        return Told(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
+        return EstimateRow(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
     default: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
     default |= _quantiles(made, _QUANTILES) if asked.quantiles is None else {}
     numbers, bins, errors = dict[str, tuple[float, float, float] | str](), list[tuple[float, ...]](), []
@@ -520,16 +520,16 @@ def _told(group: str | None, made: Estimate | None, asked: Asked) -> tuple[Told,
     except ValueError as error:
         numbers["histogram"] = _reason(error)
         errors.append(error)
-    return Told(group, made.count, numbers, bins), errors[0] if errors else None
+    return EstimateRow(group, made.count, numbers, bins), errors[0] if errors else None
 
 
 def _reason(error: ValueError) -> str:
-    """The error without the argument of the library that it begins with."""
+    """Return the error without the argument of the library that it begins with."""
     return str(error).partition(": ")[2]
 
 
 def _as_quantile_option(message: str) -> str:
-    """An error of the library in the words of the command."""
+    """Return an error of the library in the words of the command."""
     return f"--quantiles: {message.removeprefix('p: ')}" if message.startswith("p: ") else message
 
 
@@ -537,12 +537,12 @@ def _quantiles(made: Estimate, shares: tuple[float, ...]) -> dict[str, Callable[
     return {f"quantile_{shortest(p)}": partial(made.quantile, p) for p in shares}
 
 
-def _with_interval(found: Any, asked: Asked) -> tuple[float, float, float]:
+def _with_interval(found: Any, asked: EstimateOptions) -> tuple[float, float, float]:
     low, high = found.interval(asked.confidence)
     return float(found.value), float(low), float(high)
 
 
-def _histogram(made: Estimate, asked: Asked) -> list[tuple[float, ...]]:
+def _histogram(made: Estimate, asked: EstimateOptions) -> list[tuple[float, ...]]:
     if asked.histogram is None:
         return []
     found = made.histogram(asked.histogram)

@@ -55,25 +55,30 @@ Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 OPTIONS: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
     "delta": (float, "D", "Delta of each value, in (0, 1) (additive mechanisms)."),
-    "sensitivity": (float, "D", "How far apart neighbouring true values are at most (additive, central mechanisms)."),
+    "sensitivity": (float, "D", "Largest distance of neighbouring true values (additive and central mechanisms)."),
     "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
     "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
     "objective": (
         click.Choice(["variance", "distribution"]),
         "NAME",
-        "What auto is best for: the variance of a report (default) or the distribution of the values.",
+        "What auto optimises: the variance of a report (default) or the distribution of the values.",
     ),
-    "eta": (float, "N", "Output over window of piecewise, above 1; by default of least worst-case variance."),
-    "half_width": (float, "B", "Half the window of square-wave in widths of the interval; by default the published."),
-    "sigma": (float, "S", "Standard deviation of Gaussian noise; by default the least for epsilon and delta."),
-    "scale": (float, "B", "Scale of the Laplace kernel of recycled-laplace; by default the best."),
+    "eta": (float, "N", "Output width over window width of piecewise, above 1. Default: of least worst-case variance."),
+    "half_width": (
+        float,
+        "B",
+        "Half the window of square-wave, in widths of the interval. Default: the published one.",
+    ),
+    "sigma": (float, "S", "Standard deviation of Gaussian noise. Default: the least for epsilon and delta."),
+    "scale": (float, "B", "Scale of the Laplace kernel of recycled-laplace. Default: the best."),
     "theta": (float, "T", "Tolerated error of budget recycling: noise beyond it is redrawn with probability q."),
-    "q": (float, "Q", "Probability of a redraw, in [0, 1); by default the best for epsilon and delta."),
-    "bound": (float, "T", "Largest noise of truncated-gaussian; by default from delta."),
-    "noise_upper": (float, "B", "Largest noise of truncated-laplace; by default that of symmetric noise."),
-    "gamma": (float, "G", "Share of the high steps of staircase, in [0, 1]; by default of least error."),
-    "step": (float, "H", "Distance of the values of discrete noise, 1 by default; a short binary fraction."),
-    "rates": (Numbers(), "R,R,..", "Slopes of the log-density of merged-laplace, from 0 outwards."),
+    "q": (float, "Q", "Probability of a redraw, in [0, 1). Default: the best for epsilon and delta."),
+    "bound": (float, "T", "Largest noise of truncated-gaussian. Default: from delta."),
+    "noise_upper": (float, "B", "Largest noise of truncated-laplace. Default: that of symmetric noise."),
+    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000. Default: 5."),
+    "gamma": (float, "G", "Share of the high steps of the noise, in [0, 1]. Default: of least error."),
+    "step": (float, "H", "Distance of the values of discrete noise, a short binary fraction. Default: 1."),
+    "rates": (Numbers(), "R,R,..", "Slopes of the log-density of the noise, from 0 outwards."),
     "breaks": (Numbers(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
 }
 
@@ -84,8 +89,8 @@ _FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         {
             "type": click.Choice(["error", "keep", "drop"]),
             "default": "error",
-            "help": "Empty, NA, NaN, null: refuse it (default), keep it (which values are missing is revealed), or "
-            "drop its row.",
+            "help": "What to do with empty, NA, NaN and null: refuse (default), keep, or drop the row. With keep "
+            "and drop, the release reveals which values are missing.",
         },
     ),
     (
@@ -94,11 +99,11 @@ _FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
     ),
     (
         ("--shuffle-rows",),
-        {"is_flag": True, "help": "Put the rows into a random order; holds them in memory, at most 1 GiB."},
+        {"is_flag": True, "help": "Put the rows into a random order. They are held in memory, at most 1 GiB."},
     ),
     (
         ("--format", "kind"),
-        {"type": click.Choice(list(FORMATS)), "help": "Of IN and OUT, instead of what their suffixes say."},
+        {"type": click.Choice(list(FORMATS)), "help": "Format of IN and OUT. Default: from their suffixes."},
     ),
     (("--delimiter",), {"metavar": "C", "help": "What separates the cells of a csv or tsv."}),
     (("--multiline",), {"is_flag": True, "help": "Allow line breaks in quoted cells of a csv or tsv."}),
@@ -107,14 +112,14 @@ _FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
         {
             "type": click.Path(dir_okay=False, path_type=Path),
             "metavar": "FILE",
-            "help": "Where the certificates go if OUT is -.",
+            "help": "Where to write the certificates if OUT is -.",
         },
     ),
 ]
 
 
 def flag(name: str) -> str:
-    """The option as a user types it."""
+    """Return the option as a user types it."""
     return "--" + name.replace("_", "-")
 
 
@@ -172,7 +177,7 @@ def file_options(command: Command) -> Command:
 
 
 def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The options that were given, of a command that takes each once.
+    """Return the options that were given, of a command that takes each once.
 
     Raises:
         click.UsageError: one was given twice.
@@ -222,7 +227,7 @@ class Target(click.Path):
 
 
 def is_dataset(text: str) -> bool:
-    """Whether an argument names a folder, an URI or, where no file has this name, a pattern."""
+    """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""
     return (
         "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
     )

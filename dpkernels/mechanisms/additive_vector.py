@@ -61,6 +61,11 @@ class AdditiveVector:
         return self.coordinate.epsilon
 
     @property
+    def delta(self) -> Any:
+        """The claimed delta of a whole vector."""
+        return self.coordinate.delta
+
+    @property
     def worst_variance(self) -> Any:
         """Variance of a coordinate."""
         return self.coordinate.worst_variance

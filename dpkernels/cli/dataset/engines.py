@@ -2,7 +2,8 @@
 
 Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
 bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
-object store, and so may be written to disks, is the job.
+object store, and so may be written to disks, is the job. ``release.ray_data`` cannot use these tasks: its blocks are
+not files whose size and time can be checked, so it hashes their values instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import click
 import jax
 
 from dpkernels.cli.dataset import ray_watch
-from dpkernels.cli.dataset.parts import Part, Refused, Secret, Versioned, Work, attempt
+from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, Versioned, run_task
 from dpkernels.release.engines import CORES
 from dpkernels.release.ray_data import understood
 
@@ -46,14 +47,14 @@ class LocalEngine:
         """It always is."""
         return nullcontext()
 
-    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """What the work answers for the parts, in the order in which they are done."""
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results of the task for the parts, in the order in which they are done."""
         waiting, running = iter(parts), set[Future[Any]]()
         pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
         try:
             while True:
                 for part in islice(waiting, self.threads - len(running)):
-                    running.add(pool.submit(attempt, work, job, secret, part))
+                    running.add(pool.submit(run_task, task, job, secret, part))
                 if not running:
                     return
                 finished, running = wait(running, return_when=FIRST_COMPLETED)
@@ -86,8 +87,8 @@ class RayEngine:
     resources: Mapping[str, float] = field(default_factory=dict)
     retries: int = 10
 
-    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """What the work answers for the parts, in the order in which they are done.
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results of the task for the parts, in the order in which they are done.
 
         Raises:
             OSError: a part failed more often than it may be tried, or there is no such cluster.
@@ -97,13 +98,13 @@ class RayEngine:
         import ray.cloudpickle as pickle
 
         with self.ready():
-            described = ray.put(pickle.dumps((work, job)))
-            task, options = ray.remote(_task), self._options()
+            described = ray.put(pickle.dumps((task, job)))
+            remote, options = ray.remote(_task), self._options()
             waiting, running = iter(parts), dict[Any, Part]()
             try:
                 while True:
                     for part in islice(waiting, _IN_FLIGHT - len(running)):
-                        named = task.options(name=f"part {part.number}", **options)
+                        named = remote.options(name=f"part {part.number}", **options)
                         running[named.remote(described, secret, part, self.gpus)] = part
                     if not running:
                         return
@@ -189,7 +190,7 @@ def _restore(handler: Any) -> None:
 
 
 def _answer(ray: Any, one: Any, part: Part) -> Any:
-    """What a task returned.
+    """Return what a task returned.
 
     Raises:
         OSError: nothing, as often as it was tried.
@@ -204,19 +205,19 @@ def _answer(ray: Any, one: Any, part: Part) -> Any:
 
 
 def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
-    work, job = understood(described)
+    task, job = understood(described)
     if not gpus:  # a machine's accelerators are for those who asked for them
         jax.config.update("jax_platforms", "cpu")
     try:
-        return attempt(work, job, secret, part)
+        return run_task(task, job, secret, part)
     except OSError:
         raise  # to be tried again; its words are of the system
     except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
-        return Refused(f"{part.file}: {type(error).__name__}: {error}")
+        return TaskError(f"{part.file}: {type(error).__name__}: {error}")
 
 
 def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
-    """The engine that the options describe.
+    """Return the engine that the options describe.
 
     Args:
         given: the values of the options by name; None or empty where one was not given.

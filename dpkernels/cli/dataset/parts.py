@@ -26,7 +26,7 @@ from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
-from dpkernels.cli.release.rows import Treatment, check_values, perturbed
+from dpkernels.cli.release.rows import ReleaseSpec, check_values, perturbed
 from dpkernels.cli.release.sidecar import WrittenPart, versions
 from dpkernels.staging import naming
 
@@ -94,7 +94,7 @@ class _Planned:
 
 
 def layout_of(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """How all the files are written, and the output's.
+    """Return how all the files are written, and the output's.
 
     Raises:
         click.UsageError: not all the same, or no known format.
@@ -110,7 +110,7 @@ def layout_of(files: Sequence[Place], kind: str | None, delimiter: str | None, m
 
 
 def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
-    """The parts of a dataset, in the order of its rows. No row is read, but of delimited files, which are counted.
+    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows.
 
     Raises:
         ValueError: a file is not readable, has other columns than the first, or there is no row.
@@ -153,7 +153,7 @@ def _read(file: Place, form: Layout) -> _Planned:
 
 
 def _schema(source: Source) -> Any:
-    """What all files of a dataset have in common: columns, with their types where the format has any."""
+    """Return what all files of a dataset have in common: columns, with their types where the format has any."""
     if isinstance(source, ParquetFile):
         return source.schema
     return (str(source.dtype),) if isinstance(source, ArrayFile) else tuple(source.names)
@@ -187,7 +187,7 @@ def _check_alike(first: _Planned, one: _Planned) -> None:
 
 
 def _named(one: _Planned) -> str:
-    """The columns, with their types where a file has any."""
+    """Return the columns, with their types where a file has any."""
     return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in one.schema)
 
 
@@ -211,7 +211,7 @@ class Job:
     """What is done to every part; the same for all, and without a secret.
 
     Attributes:
-        treatment: of the rows.
+        spec: of the rows.
         form: how the files are written.
         suffix: of their names.
         parts: how many there are.
@@ -219,7 +219,7 @@ class Job:
         versions: of the driver.
     """
 
-    treatment: Treatment
+    spec: ReleaseSpec
     form: Layout
     suffix: str
     parts: int
@@ -228,7 +228,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Refused:
+class TaskError:
     """A part whose data are unfit. An answer, not an exception: engines write exceptions to logs that many can read.
 
     Attributes:
@@ -267,11 +267,11 @@ class Versioned(Protocol):
         """Of the driver."""
 
 
-# What engines run, and for which parts: work, job, secret, part.
-Work = Callable[[Any, Secret | None, Any], Any]
+# What engines run, and for which parts: task, job, secret, part.
+Task = Callable[[Any, Secret | None, Any], Any]
 
 
-def attempt(work: Work, job: Versioned, secret: Secret | None, part: Part) -> Any:
+def run_task(task: Task, job: Versioned, secret: Secret | None, part: Part) -> Any:
     """Run a work; unfit data are an answer.
 
     Raises:
@@ -279,15 +279,15 @@ def attempt(work: Work, job: Versioned, secret: Secret | None, part: Part) -> An
     """
     if job.versions != (own := versions()):
         problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
-        return Refused(problem, independent=True)
+        return TaskError(problem, independent=True)
     try:
-        return work(job, secret, part)
+        return task(job, secret, part)
     except click.UsageError as error:
-        return Refused(error.message, usage=True)
+        return TaskError(error.message, usage=True)
     except ValueError as error:
         name = str(part.file)
         message = str(error) if name in str(error) else f"{name}: {error}"
-        return Refused(message, independent=is_independent(error))
+        return TaskError(message, independent=is_independent(error))
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -306,7 +306,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
         job.folder.part(name, part.file.local) as made,
     ):
         read = rows = 0
-        pieces = perturbed(job.treatment, source, secret.value, _nothing, row=part.row, first=part.first)
+        pieces = perturbed(job.spec, source, secret.value, _nothing, row=part.row, first=part.first)
         with source.sink(made.path) as sink, closing(pieces):
             for piece, before, left in pieces:
                 sink.write(piece)
@@ -322,9 +322,9 @@ def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
     Raises:
         ValueError: as ``perturb_part``.
     """
-    treatment = job.treatment
+    spec = job.spec
     with naming(part.file), part.opened(job.form) as source:
-        wanted = treatment.columns, treatment.clip, treatment.handling.missing
+        wanted = spec.columns, spec.clip, spec.row_options.missing
         read, rows = check_values(source, *wanted, _nothing, part.row)
         _check_whole(part, read)
     return Done(part.number, rows)
@@ -349,18 +349,18 @@ def _nothing() -> None:
     """Progress is shown by parts."""
 
 
-def answers(
-    engine: Any, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
+def results(
+    engine: Any, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part], show: Callable[[], Any]
 ) -> Generator[Any, None, None]:
-    """What an engine answers for parts, as they come.
+    """Yield the results of an engine for parts, as they come.
 
     Raises:
         click.UsageError, ValueError: the first refusal that comes.
         OSError: a part failed.
     """
-    with closing(engine.each(work, job, secret, parts)) as found:
+    with closing(engine.each(task, job, secret, parts)) as found:
         for one in found:
-            if isinstance(one, Refused):
+            if isinstance(one, TaskError):
                 error = click.UsageError(one.message) if one.usage else ValueError(one.message)
                 if one.independent:
                     mark_independent(error)

@@ -18,21 +18,21 @@ from dpkernels.cli.dataset.parts import (
     Job,
     Part,
     Secret,
+    Task,
     Versioned,
-    Work,
-    answers,
     check_part,
     layout_of,
     perturb_part,
     planned,
+    results,
 )
 from dpkernels.cli.files.layout import DASH, Layout
 from dpkernels.cli.files.places import Found, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports
-from dpkernels.cli.ledger import Purse, paid, would_leave
+from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.one_file import Request
-from dpkernels.cli.release.rows import Treatment
+from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
@@ -44,10 +44,10 @@ class Engine(Protocol):
     """Runs a work for parts, wherever and in whatever order."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
+        """Prepare what the engine needs, so that what cannot work fails before anything is charged."""
 
-    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """The answers, as they come."""
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results, as they come."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class DatasetPlan:
         values_per_row: how many values of one row each perturbed column holds.
         job: what is done to every part.
         target: OUT, as it was given.
-        purse: what pays for it; None for nothing.
+        ledger_account: what pays for it; None for nothing.
         engine: what runs the parts.
     """
 
@@ -71,18 +71,18 @@ class DatasetPlan:
     values_per_row: int
     job: Job
     target: str
-    purse: Purse | None
+    ledger_account: LedgerAccount | None
     engine: Engine
 
     @property
     def sidecar(self) -> str:
         """Where its certificates go."""
-        return str(Place.of(self.target).within(SIDECAR))
+        return str(Place.of(self.target).child(SIDECAR))
 
     @property
     def totals(self) -> tuple[Fraction, Fraction]:
         """The (epsilon, delta) of a row, exactly."""
-        return self.job.treatment.totals(self.values_per_row)
+        return self.job.spec.totals(self.values_per_row)
 
 
 def plan(request: Request, engine: Engine) -> DatasetPlan:
@@ -105,15 +105,15 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
-    purse = Purse.of(request.ledger, [file.local for file in found.files if file.local], folders)
+    ledger_account = LedgerAccount.of(request.ledger, [file.local for file in found.files if file.local], folders)
     written = layout_of(found.files, request.kind, request.delimiter, request.multiline)
     parts = planned(found.files, written)
     with parts[0].opened(written) as first:
         rows.check_droppable(first)
-        treatment = Treatment(request.columns_of(first), request.clip, rows)
-        copied, facts = treatment.copied(first), (tuple(first.names), first.values_per_row)
-    job = Job(treatment, written, _suffix(written), len(parts), out, versions())
-    return DatasetPlan(parts, facts[0], copied, facts[1], job, target, purse, engine)
+        spec = ReleaseSpec(request.columns_of(first), request.clip, rows)
+        copied, facts = spec.copied(first), (tuple(first.names), first.values_per_row)
+    job = Job(spec, written, _suffix(written), len(parts), out, versions())
+    return DatasetPlan(parts, facts[0], copied, facts[1], job, target, ledger_account, engine)
 
 
 def _refuse(request: Request) -> None:
@@ -170,13 +170,13 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
         if check_first:
             _all(plan, check_part, None, progress)
         label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"
-        with paid(plan.purse, plan.totals, label, out) as receipt:
+        with charged(plan.ledger_account, plan.totals, label, out) as ledger_charge:
             # The only copy of the key outside of the engine: it is gone when the parts are made.
             done = _all(plan, perturb_part, Secret(os.urandom(32)), progress)
             written = [one.written for one in done if one.written is not None]
             _check_there(out, written)
             not_kept = tuple(dict.fromkeys(note for one in done for note in one.not_kept))
-            finished = plan.job.treatment.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, receipt)
+            finished = plan.job.spec.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, ledger_charge)
             text = sidecar.to_json(finished, WrittenParts(written, plan.names))
             out.finish(text, [one.name for one in written])
     return finished
@@ -191,17 +191,17 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
     Raises:
         ValueError: as ``release``.
     """
-    left = would_leave(plan.purse, plan.totals)
+    left = remaining_after(plan.ledger_account, plan.totals)
     rows = _rows(_all(plan, check_part, None, progress))
-    return plan.job.treatment.release(rows, plan.values_per_row, plan.job.form), left
+    return plan.job.spec.release(rows, plan.values_per_row, plan.job.form), left
 
 
-def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | None) -> list[Done]:
-    """The answers for all parts, in their order."""
+def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
+    """Return the results for all parts, in their order."""
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
     with (
         bar(len(plan.parts), progress, long) as moved,
-        closing(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
+        closing(results(plan.engine, task, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
     ):
         done = list(found)
     if not _rows(done):

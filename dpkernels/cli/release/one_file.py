@@ -13,16 +13,16 @@ from typing import Any
 import click
 
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.handling import Handling, permutation
 from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.places import FILE, kind
+from dpkernels.cli.files.row_options import RowOptions, permutation
 from dpkernels.cli.interrupts import independent_of_reports
-from dpkernels.cli.ledger import Purse, paid, would_leave
-from dpkernels.cli.mechanisms import DEFAULT, check_count, exact_sampler, spread
+from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
+from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, spread
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
-from dpkernels.cli.release.rows import Treatment, check_values, label, perturbed, row_order_secret, some_rows
+from dpkernels.cli.release.rows import ReleaseSpec, check_values, label, perturbed, row_order_secret, some_rows
 from dpkernels.cli.release.sidecar import Column, Release, Written
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
@@ -39,24 +39,24 @@ class Plan:
         source: the input.
         target: the output; ``DASH`` for standard output.
         sidecar: where its certificates go.
-        treatment: what is done to every row.
+        spec: what is done to every row.
         form: how both files are written.
-        purse: what pays for it; None for nothing.
+        ledger_account: what pays for it; None for nothing.
         force: replace an existing output.
     """
 
     source: Source
     target: Path
     sidecar: Path
-    treatment: Treatment
+    spec: ReleaseSpec
     form: Layout
-    purse: Purse | None = None
+    ledger_account: LedgerAccount | None = None
     force: bool = False
 
     @property
     def copied(self) -> list[str]:
         """The columns that are not perturbed."""
-        return self.treatment.copied(self.source)
+        return self.spec.copied(self.source)
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Request:
     clip: bool
     force: bool
     ledger: Mapping[str, Any]
-    rows: Handling
+    rows: RowOptions
     sidecar: Path | None
     kind: str | None
     delimiter: str | None
@@ -103,7 +103,7 @@ class Request:
         check_count("mechanism", len(mechanisms), len(chosen))
         each = list(mechanisms) * (len(chosen) if len(mechanisms) == 1 else 1)
         settings = zip(chosen, each, spread(each, self.options), strict=True)
-        return tuple(Column(name, *exact_sampler(one, own, label(name))) for name, one, own in settings)
+        return tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
 
 
 def plan(request: Request) -> Plan:
@@ -119,16 +119,16 @@ def plan(request: Request) -> Plan:
         raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     beside = _sidecar(path, target, request.sidecar, request.force)
-    purse = Purse.of(request.ledger, (path, target, beside))
+    ledger_account = LedgerAccount.of(request.ledger, (path, target, beside))
     rows.check_size(path)
     source = open_source(path, form)
     rows.check_droppable(source)
-    treatment = Treatment(request.columns_of(source), request.clip, rows)
-    return Plan(source, target, beside, treatment, form, purse, request.force)
+    spec = ReleaseSpec(request.columns_of(source), request.clip, rows)
+    return Plan(source, target, beside, spec, form, ledger_account, request.force)
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
-    """Where the certificates go, once it is clear that nothing is in the way."""
+    """Return where the certificates go, once it is clear that nothing is in the way."""
     if target != DASH:
         if given is not None:
             raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")
@@ -177,11 +177,11 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
     with _output(plan) as output:
         if check_first:
             _checked(plan, progress)
-        with paid(plan.purse, _totals(plan), _label(plan), output) as receipt:
+        with charged(plan.ledger_account, _totals(plan), _label(plan), output) as ledger_charge:
             with _shown(plan.source, progress) as show, naming(f"{plan.source.path} to {output.place}"):
                 rows = _write(plan, output.path, show)
             not_kept = tuple(plan.source.not_kept(output.path))
-            release = plan.treatment.release(rows, plan.source.values_per_row, plan.form, not_kept, receipt)
+            release = plan.spec.release(rows, plan.source.values_per_row, plan.form, not_kept, ledger_charge)
             output.commit(sidecar.to_json(release, Written(*output.digest(), plan.source.names)))
     return release
 
@@ -195,14 +195,14 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
     Raises:
         ValueError: as ``perturb_file``.
     """
-    left = would_leave(plan.purse, _totals(plan))
-    return plan.treatment.release(_checked(plan, progress), plan.source.values_per_row, plan.form), left
+    left = remaining_after(plan.ledger_account, _totals(plan))
+    return plan.spec.release(_checked(plan, progress), plan.source.values_per_row, plan.form), left
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:
     with naming(plan.source.path), _shown(plan.source, progress) as show:
-        treatment = plan.treatment
-        read, rows = check_values(plan.source, treatment.columns, treatment.clip, treatment.handling.missing, show)
+        spec = plan.spec
+        read, rows = check_values(plan.source, spec.columns, spec.clip, spec.row_options.missing, show)
     some_rows(plan.source, read, rows)
     return rows
 
@@ -214,7 +214,7 @@ def _shown(source: Source, wanted: bool | None) -> Iterator[Callable[[], Any]]:
 
 
 def _totals(plan: Plan) -> tuple[Fraction, Fraction]:
-    return plan.treatment.totals(plan.source.values_per_row)
+    return plan.spec.totals(plan.source.values_per_row)
 
 
 def _label(plan: Plan) -> str:
@@ -228,17 +228,17 @@ def _output(plan: Plan) -> Output | StandardOutput:
 
 def _write(plan: Plan, path: Path, show: Callable[[], Any]) -> int:
     """Perturb into a file; returns the number of rows (of an array: values) there."""
-    source, handling, secret = plan.source, plan.treatment.handling, os.urandom(32)
+    source, row_options, secret = plan.source, plan.spec.row_options, os.urandom(32)
     held, read, rows, size = list[Any](), 0, 0, 0
-    with source.sink(path) as sink, closing(perturbed(plan.treatment, source, secret, show)) as pieces:
+    with source.sink(path) as sink, closing(perturbed(plan.spec, source, secret, show)) as pieces:
         for piece, before, left in pieces:
             read, rows = read + before, rows + left
-            if not handling.shuffle:
+            if not row_options.shuffle:
                 sink.write(piece)
                 continue
             held.append(piece)
             size += source.size(piece)
-            handling.check_held(size)
+            row_options.check_held(size)
         with independent_of_reports():
             some_rows(source, read, rows)
         if held:

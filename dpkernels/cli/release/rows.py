@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpkernels.cli.files.formats import Numbers, Source, ahead
-from dpkernels.cli.files.handling import Handling, complete, filled
 from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
+from dpkernels.cli.files.row_options import RowOptions, complete, filled
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.ledger import Receipt
+from dpkernels.cli.ledger import LedgerCharge
 from dpkernels.cli.release.sidecar import Column, Release, exact_total
 from dpkernels.decimals import shortest
 from dpkernels.random import host
@@ -81,7 +81,7 @@ def numbers_and(
     start: int,
     use: Callable[[np.ndarray], T],
 ) -> tuple[Numbers, T | None]:
-    """A column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
+    """Return a column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
 
     Raises:
         ValueError: a value that cannot be perturbed; names its column, its place and what would help.
@@ -113,7 +113,7 @@ def numbers_and(
 
 
 def label(name: str | None) -> str:
-    """What an error about a column begins with."""
+    """Return what an error about a column begins with."""
     return "" if name is None else f"column {name!r}: "
 
 
@@ -125,18 +125,18 @@ _ARRAY, _ROW_ORDER = 0, 1
 
 
 @dataclass(frozen=True)
-class Treatment:
+class ReleaseSpec:
     """What is done to every row.
 
     Attributes:
         columns: what is perturbed, and how.
         clip: clip values outside the interval.
-        handling: what else is done to rows.
+        row_options: what else is done to rows.
     """
 
     columns: tuple[Column, ...]
     clip: bool
-    handling: Handling
+    row_options: RowOptions
 
     @property
     def names(self) -> list[str | None]:
@@ -148,7 +148,7 @@ class Treatment:
         return [exact_engine(column.form, _column_secret(secret, column.name)) for column in self.columns]
 
     def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
-        """The (epsilon, delta) of a row, exactly."""
+        """Return the (epsilon, delta) of a row, exactly."""
         parts = [column.guarantee for column in self.columns]
         epsilon, delta = [one.epsilon for one in parts], [one.delta for one in parts]
         return exact_total(epsilon, values_per_row), exact_total(delta, values_per_row)
@@ -159,14 +159,14 @@ class Treatment:
         values_per_row: int,
         form: Layout,
         not_kept: tuple[str, ...] = (),
-        receipt: Receipt | None = None,
+        ledger_charge: LedgerCharge | None = None,
     ) -> Release:
-        """What is to be said of a release of so many values a column."""
-        done = self.columns, values // values_per_row, values_per_row, self.clip, form, self.handling
-        return Release(*done, not_kept, receipt)
+        """Return what is to be said of a release of so many values a column."""
+        done = self.columns, values // values_per_row, values_per_row, self.clip, form, self.row_options
+        return Release(*done, not_kept, ledger_charge)
 
     def copied(self, source: Source) -> list[str]:
-        """What of a file is not perturbed."""
+        """Return what of a file is not perturbed."""
         chosen = set(self.names)
         return [*(name for name in source.names if name not in chosen), *source.also_copied]
 
@@ -182,30 +182,30 @@ def _column_secret(secret: bytes, name: str | None) -> bytes:
 
 
 def perturbed(
-    treatment: Treatment, source: Source, secret: bytes, show: Callable[[], Any], *, row: int = 0, first: int = 0
+    spec: ReleaseSpec, source: Source, secret: bytes, show: Callable[[], Any], *, row: int = 0, first: int = 0
 ) -> Perturbed:
-    """The pieces of a file, perturbed.
+    """Return the pieces of a file, perturbed.
 
     Args:
-        treatment: what is done to them.
+        spec: what is done to them.
         source: the file, or a part of it.
         secret: 32 bytes, the release's key.
         show: called after every piece.
         row: of the file, that its first piece begins with (of an array: value).
         first: the same in the whole release, whose noise it gets.
     """
-    engines, at = treatment.engines(secret), row
-    pieces = source.pieces(treatment.names)
+    engines, at = spec.engines(secret), row
+    pieces = source.pieces(spec.names)
     # A request to stop need not wait for a stream's next bytes.
     with closing(pieces if source.path == STANDARD_INPUT else ahead(pieces)) as following:
         while (piece := _next(following)) is not None:
             with independent_of_reports():
                 reports = {
-                    column.name: _reports(treatment, source, column, engine, piece, at, first + at - row)
-                    for column, engine in zip(treatment.columns, engines, strict=True)
+                    column.name: _reports(spec, source, column, engine, piece, at, first + at - row)
+                    for column, engine in zip(spec.columns, engines, strict=True)
                 }
             done, left = source.replaced(piece, reports), len(piece)
-            if treatment.handling.missing == "drop" and (whole := complete(reports.values())) is not None:
+            if spec.row_options.missing == "drop" and (whole := complete(reports.values())) is not None:
                 done, left = source.kept(done, whole), int(whole.sum())
             yield done, len(piece), left
             at += len(piece)
@@ -219,11 +219,11 @@ def _next(pieces: Iterator[Any]) -> Any:
 
 
 def _reports(
-    treatment: Treatment, source: Source, column: Column, engine: Engine, piece: Any, row: int, first: int
+    spec: ReleaseSpec, source: Source, column: Column, engine: Engine, piece: Any, row: int, first: int
 ) -> Numbers:
-    bounds, missing = Bounds.of(column.form, treatment.clip), treatment.handling.missing
+    bounds, missing = Bounds.of(column.form, spec.clip), spec.row_options.missing
     reported = partial(in_chunks, engine, bounds, start=first, row=row)
     found, reports = numbers_and(source, column, bounds, missing, piece, row, reported)
     if reports is None:  # all are missing
         reports = np.zeros(len(found.values), report_type(found.values.dtype))
-    return Numbers(treatment.handling.rounded(reports), found.missing)
+    return Numbers(spec.row_options.rounded(reports), found.missing)

@@ -1,0 +1,1 @@
+"""Certified noise in other libraries: private gradient aggregation for optax."""
