@@ -218,7 +218,7 @@ def _evaluate_direction(
     if coarse is not None and sum(part.count * fft.largest_loss(part, 1) for part in parts) <= (
         at if what == "delta" else best
     ):
-        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0)
+        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
         return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
     few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e9)))
     bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)

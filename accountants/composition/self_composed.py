@@ -119,7 +119,9 @@ class SelfComposed:
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
         several = [one.scaled(known) for one in self._nodes(panels)]
         directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
-        smooth = self._privacy_losses[0] if xp is np and len(self.pairs) == 1 else None
+        # On all the data the density of the loss may jump; there, next to a jump, samples of it are no better than nodes.
+        sampled = xp is np and len(self.pairs) == 1 and self.sampling_rate is not None
+        smooth = self._privacy_losses[0] if sampled else None
         if smooth is None or not smooth.is_invertible:
             return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
         return [
