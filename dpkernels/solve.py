@@ -746,6 +746,20 @@ def _quotient(values: Any, slope: Any) -> Any:
     return jnp.stack([d * values[0] - b * values[1], a * values[1] - c * values[0]]) / (a * d - b * c)
 
 
+def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
+    """Return where a smooth function is lowest, around the best point of a grid; not differentiated.
+
+    Plain numbers: see ``minimum_near_grid``. JAX numbers: a golden section.
+    """
+    parameters, grid = promote(parameters, grid)
+    if namespace(grid) is np:
+        return minimum_near_grid(partial(_at, function, parameters), grid, xatol)[0]
+    parameters, grid = jax.lax.stop_gradient((parameters, grid))
+    at = jnp.argmin(evaluate_on(function, parameters, grid))
+    ends = grid[jnp.maximum(at - 1, 0)], grid[jnp.minimum(at + 1, grid.size - 1)]
+    return minimum(function, parameters, *ends, rtol=1e-9)
+
+
 def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
     """Return the largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
 

@@ -123,7 +123,7 @@ def test_values_and_derivatives_are_those_of_plain_numbers(name, x64):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["piecewise-best", "composite-quartic", "hybrid", "truncated_gaussian", "laplace"])
 def test_forward_and_reverse_mode_agree(name, x64):
     _, given, _ = CASES[name]
     backward = jax.jit(jax.grad(lambda given: variance(name, given)))(given)
@@ -160,4 +160,4 @@ def test_a_release_inside_jit_names_what_to_use():
     with pytest.raises(TypeError, match="perturb_traced"):
         jax.jit(lambda x: dpk.perturb(x, m))(jnp.zeros(3))
     with pytest.raises(TypeError, match="stop_gradient"):
-        jax.grad(lambda eta: dpk.certify(dpk.piecewise(epsilon=1.0, eta=eta, **SPAN)).epsilon)(3.0)
+        jax.grad(lambda eta: dpk.exact_sampler(dpk.piecewise(epsilon=1.0, eta=eta, **SPAN)).epsilon)(3.0)

@@ -234,6 +234,10 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     return atoms, MonotonePieces(source, number[rows], starts, ends)
 
 
+# Atoms of less mass do not decide where a grid is: far out every smooth loss is as good as constant.
+_HEAVY = 1e-14
+
+
 @dataclass(frozen=True)
 class Cells:
     """A pair on the grid o + k h: cell j is [o + k h, o + (k + 1) h] with k = first + j.
@@ -273,9 +277,11 @@ def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, 
 
 def heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
     """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
-    atoms = PrivacyLossDistribution(whole.p, whole.q, whole.loss, 0 * whole.p)
-    if not np.isfinite(whole.loss).any():
+    some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
+    if not some.any():
         return 0.0, 0.0, 0.0
+    p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
+    atoms = PrivacyLossDistribution(p, q, loss, 0 * p)
     loss, gap, second = (float(value) for value in heavy_atoms(atoms, 0.0, 0.0))
     return (loss, gap, second) if second > 0 else (loss, 0.0, 0.0)
 

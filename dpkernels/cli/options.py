@@ -75,7 +75,7 @@ OPTIONS: Options = {
     "q": (float, "Q", "Probability of a redraw, in [0, 1). Default: the best for epsilon and delta."),
     "bound": (float, "T", "Largest noise of truncated-gaussian. Default: from delta."),
     "noise_upper": (float, "B", "Largest noise of truncated-laplace. Default: that of symmetric noise."),
-    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000. Default: 3."),
+    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000. Default: 5."),
     "gamma": (float, "G", "Share of the high steps of the noise, in [0, 1]. Default: of least error."),
     "step": (float, "H", "Distance of the values of discrete noise, a short binary fraction. Default: 1."),
     "rates": (Numbers(), "R,R,..", "Slopes of the log-density of the noise, from 0 outwards."),

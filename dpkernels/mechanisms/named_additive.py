@@ -26,8 +26,6 @@ from dpkernels.solve import root
 
 # What a release of pure noise may spend on the ends of its finite table.
 TABLE_DELTA = 1e-15
-# The same of noise with heavy tails.
-_STUDENT_DELTA = 1e-6
 
 
 def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
@@ -55,11 +53,12 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
 
 
-def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 3.0) -> Additive:
+def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
     """Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
-    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. A finite table of it loses more mass at
-    its ends than one of Laplace noise; the claim has delta = 1e-6 for that.
+    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. The claim has delta = 1e-15 for the ends
+    of a release's table. Of fewer than 5 degrees, or for a small eps, the noise is too wide for a table; a release then
+    needs ``Reweighted(Student(...), -T, T, 0.0)``, noise truncated to [-T, T], with a claim of a larger delta.
 
     Args:
         epsilon: eps.
@@ -73,7 +72,7 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 3.0) -
     checks.within("degrees", degrees, 3.0, 1000.0)
     xp = namespace(epsilon, sensitivity)
     scale = sensitivity / (2 * math.sqrt(degrees) * xp.sinh(epsilon / (degrees + 1)))
-    return Additive(Student(scale, degrees), sensitivity, epsilon, _STUDENT_DELTA)
+    return Additive(Student(scale, degrees), sensitivity, epsilon, TABLE_DELTA)
 
 
 def gaussian(
@@ -318,8 +317,8 @@ def discrete_gaussian(
 ) -> Additive:
     """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default reach,
-    where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
+    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
+    reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
