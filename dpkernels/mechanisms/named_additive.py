@@ -317,8 +317,8 @@ def discrete_gaussian(
 ) -> Additive:
     """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default reach,
-    where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
+    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
+    reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
