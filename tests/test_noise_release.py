@@ -15,6 +15,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from dpkernels.exact.noise.build import noise_tables
+from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
@@ -74,8 +75,10 @@ def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
         for r in (0, 12345, 2**32 - 1):
             at = np.full(1 << 16, x, dtype)
             rounding = np.full(1 << 16, r, np.uint32)
+            ends = order_keys(np.array([-2000.0, 2000.0], dtype))
             with jax.enable_x64(True):
-                reports = np.asarray(form.compiled(jnp.zeros_like(at), at, words, rounding))
+                reports, inside = map(np.asarray, form.compiled(jnp.zeros_like(at), ends, at, words, rounding))
+            assert inside
             place = slow_position(table, at[0], r)
             every, counts = np.unique(reports, return_counts=True)
             weights = {}

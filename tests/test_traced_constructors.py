@@ -123,7 +123,7 @@ def test_values_and_derivatives_are_those_of_plain_numbers(name, x64):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["piecewise-best", "composite-quartic", "hybrid", "truncated_gaussian", "laplace"])
 def test_forward_and_reverse_mode_agree(name, x64):
     _, given, _ = CASES[name]
     backward = jax.jit(jax.grad(lambda given: variance(name, given)))(given)

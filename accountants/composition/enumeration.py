@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.lattice import log_ways
+from accountants.closed_forms.pure import log_ways
 from accountants.composition.base import ComposedProfile
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms

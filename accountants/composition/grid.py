@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from accountants.closed_forms.lattice import decayed
+from accountants.closed_forms.pure import decayed
 from accountants.privacy_loss import PrivacyLossDistribution, join, panel_rule
 from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree

@@ -20,8 +20,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from accountants.histograms.noise import MOST_COUNTS
-from accountants.histograms.top_k import Guarantee, known_domain_guarantee, unknown_domain_guarantee
+from accountants.histograms.accounting import MOST_COUNTS, Guarantee, known_domain_guarantee, unknown_domain_guarantee
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace

@@ -15,7 +15,7 @@ import numpy as np
 
 import accountants
 from accountants.composition.self_composed import ConvergenceError
-from accountants.shuffle import published
+from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.mechanisms import mechanism
@@ -394,7 +394,7 @@ def plot_shuffled(target: Path, account: ShuffledAccount) -> None:
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
     counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
     made = [accountants.shuffled(account.form, int(count)) for count in counts]
-    level = float(account.made.blanket.level)
+    level = float(account.made.inputs.level)
     clones = [
         published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
     ]

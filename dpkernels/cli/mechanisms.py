@@ -16,7 +16,7 @@ from typing import Any, get_args
 import click
 
 import dpkernels
-from dpkernels import checks
+from dpkernels import _HOMES, checks
 from dpkernels.cli.options import OPTIONS, flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -250,7 +250,7 @@ def _constructors() -> Iterator[tuple[str, Constructor]]:
         "recycled-gaussian": _recycled_gaussian,
     }
     yield from special.items()
-    for name in dpkernels.__all__:
+    for name in [name for name, home in _HOMES.items() if home.startswith("mechanisms.")]:  # others load for long
         one = getattr(dpkernels, name)
         if (word := name.replace("_", "-")) not in special and inspect.isfunction(one) and _is_constructor(one):
             yield word, one

@@ -14,12 +14,9 @@ from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from accountants.tune.families.bounded import Composite, Piecewise, Plain, SquareWaves
-from accountants.tune.families.merged import MergedLaplaces
-from accountants.tune.families.noise import PlainNoise
+from accountants.tune.families.composed import Shuffled
+from accountants.tune.families.noise import MergedLaplaces, PlainNoise, Staircases, TruncatedGaussian, TruncatedLaplace
 from accountants.tune.families.recycled import Recycled
-from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.families.staircase import Staircases
-from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels.cli.options import flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest

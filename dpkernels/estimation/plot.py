@@ -42,10 +42,11 @@ def _histogram(estimate: Any, ax: Any, bins: Any, confidence: float) -> None:
     found = estimate.histogram(bins)
     shares, (low, high) = found.shares.value, found.shares.interval(confidence)
     middles = (found.edges[1:] + found.edges[:-1]) / 2
-    ax.bar(middles, shares, np.diff(found.edges), color="C0", alpha=0.6)
-    ax.errorbar(middles, shares, [shares - low, high - shares], fmt="none", color="C7", capsize=2, linewidth=1)
+    ax.bar(middles, shares, np.diff(found.edges), color="C0", alpha=0.6, label="estimate")
+    reach, name = [shares - low, high - shares], f"{100 * confidence:g} % intervals"
+    ax.errorbar(middles, shares, reach, fmt="none", color="C7", capsize=2, linewidth=1, label=name)
     ax.set_ylim(bottom=0)
-    ax.set_ylabel(f"share of values, with {100 * confidence:g} % intervals")
+    ax.set_ylabel(f"share of values, with {name}")
 
 
 def _cdf(estimate: Any, ax: Any, confidence: float) -> None:

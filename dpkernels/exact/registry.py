@@ -25,9 +25,8 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 
 
-@singledispatch
 def exact_sampler(mechanism: Any) -> Any:
-    """The exact sampler of a mechanism, verified; its ``certificate`` prints and serialises.
+    """Return the exact sampler of a mechanism, verified; its ``certificate`` prints and serialises.
 
     Args:
         mechanism: any mechanism of this package, with concrete parameters, or an exact sampler (returned as it is).
@@ -39,83 +38,87 @@ def exact_sampler(mechanism: Any) -> Any:
         CertificateError: the integers do not have the guarantee; says by how much.
         TypeError: a kind of mechanism that has no exact sampler, or a traced one.
     """
+    try:
+        return _once(mechanism)
+    except TypeError:
+        if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter may be an array, which has no hash.
+            return _once(concrete_mechanism(mechanism))
+        if isinstance(mechanism, Multivariate):
+            return _exact(mechanism)
+        raise
+
+
+@lru_cache(maxsize=256)
+def _once(mechanism: Any) -> Any:
+    return _exact(mechanism)
+
+
+@singledispatch
+def _exact(mechanism: Any) -> Any:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact sampler")
 
 
-@exact_sampler.register
-def _(mechanism: ExactSampler) -> ExactSampler:
+@_exact.register(ExactSampler)
+@_exact.register(ExactMultivariate)
+def _(mechanism: Any) -> Any:
     return mechanism
 
 
-@exact_sampler.register
-def _(mechanism: ExactMultivariate) -> ExactMultivariate:
-    return mechanism
-
-
-@exact_sampler.register(Mechanism)
-@exact_sampler.register(AdditiveVector)
+@_exact.register(Mechanism)
+@_exact.register(AdditiveVector)
 def _(mechanism: Mechanism | AdditiveVector) -> ExactSampler:
-    try:
-        hash(mechanism)
-    except TypeError:  # A parameter is an array.
-        mechanism = concrete_mechanism(mechanism)
-    return _exact_once(mechanism)
+    return _of_numbers(concrete_mechanism(mechanism))
 
 
-@exact_sampler.register
+@_exact.register
 def _(mechanism: Multivariate) -> ExactMultivariate:
     coordinate = exact_sampler(mechanism.coordinate)
     certificate = MultivariateCertificate(coordinate.certificate, mechanism.dimensions, mechanism.sampled)
     return ExactMultivariate(mechanism, coordinate, certificate)
 
 
-@exact_sampler.register
+@_exact.register
 def _(mechanism: Optimal) -> ExactSampler:
     for leaf in jax.tree.leaves(mechanism):
         refuse_traced(leaf)
     return optimal_sampler(mechanism)
 
 
-@lru_cache(maxsize=256)
-def _exact_once(mechanism: Any) -> ExactSampler:
-    return _exact(concrete_mechanism(mechanism))
-
-
 @singledispatch
-def _exact(mechanism: Any) -> ExactSampler:
+def _of_numbers(mechanism: Any) -> ExactSampler:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact sampler")
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: Windowed) -> ExactSampler:
     return window_sampler(mechanism, windowed_table(mechanism))
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: SquareWave) -> ExactSampler:
     return placed_sampler(mechanism, placed_table(mechanism))
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: TwoPoint) -> ExactSampler:
     return window_sampler(mechanism, two_point_table(mechanism))
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: Additive) -> ExactSampler:
     return noise_sampler(mechanism, noise_certificate(mechanism))
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: AdditiveVector) -> ExactSampler:
     return noise_sampler(mechanism, vector_certificate(mechanism))
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: CentralPiecewise) -> ExactSampler:
     return central_sampler(mechanism)
 
 
-@_exact.register
+@_of_numbers.register
 def _(mechanism: Mixture) -> ExactSampler:
     return mixture_sampler(mechanism, exact_sampler(mechanism.first), exact_sampler(mechanism.second))

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
@@ -62,12 +63,27 @@ class ExactSampler(abc.ABC):
 
     @cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """``reports``, jitted, after an argument whose memory (of x's shape and type) the result takes over."""
+        """The jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
 
-        def into(_: Array, x: Array, *words: Array) -> RealArray:
-            return self.reports(x, *words)
+        The reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
+        largest valid input. A value outside them is replaced before it meets noise.
+        """
 
-        return jax.jit(into, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+        def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
+            keys = order_keys(x)
+            inside = (ends[0] <= keys) & (keys <= ends[1])
+            return self.reports(jnp.where(inside, x, jnp.zeros_like(x)), *words), inside.all()
+
+        return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+
+
+def order_keys(x: Any) -> Any:
+    """Return integers in the order of the floats x; the key of -0 is one below that of 0.
+
+    Comparisons of keys are exact also on a processor that reads subnormal numbers as 0. NaN is beyond the infinities.
+    """
+    bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
+    return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
 
 
 def concrete_mechanism(mechanism: Any) -> Any:

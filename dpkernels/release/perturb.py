@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache, singledispatch
 from typing import Any
 
@@ -33,8 +32,9 @@ from dpkernels.random.keys import (
 )
 from dpkernels.release import containers
 from dpkernels.release import missing as missing_values
-from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
+from dpkernels.release.engines import DeviceRelease, Simulation, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.process import check_process
 from dpkernels.release.ray_data import perturb_dataset
 from dpkernels.release.vectors import release_vectors
 from dpkernels.settings import own_settings
@@ -109,17 +109,18 @@ def perturb(
     check_process()
     start = _checked_start(start, key, exact)
     missing_values.check_choice(missing)
-    containers.check_kind(x)
-    if containers.is_ray_dataset(x):
-        if missing != "refuse":
-            raise ValueError(
-                f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets"
-            )
-        return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
-    if containers.is_table(x):
-        options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
-        return _perturb_table(x, mechanism, missing, **options)
-    if isinstance(mechanism, Mapping):
+    if type(x) is not np.ndarray:
+        containers.check_kind(x)
+        if containers.is_ray_dataset(x):
+            if missing != "refuse":
+                raise ValueError(
+                    f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets"
+                )
+            return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
+        if containers.is_table(x):
+            options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+            return _perturb_table(x, mechanism, missing, **options)
+    if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
         options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
@@ -132,6 +133,8 @@ def perturb(
 
 
 def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
+    if type(start) is int and start == 0:
+        return 0
     start = checks.whole("start", start, 0, _MOST_VALUES)
     if start and not exact:
         raise ValueError(f"start: {start} is of a release; a simulation is made at once")
@@ -150,10 +153,23 @@ def _perturb_column(
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    first = start * _values_per_row(sampler, array.shape)
-    checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
-    with bar(array.size, progress, array.size >= _LONG_WORK) as moved, _placed(array.shape):
-        return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+    first = start and start * _values_per_row(sampler, array.shape)
+    if first:
+        checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
+    try:
+        if array.size < _LONG_WORK and not progress:
+            return rewrap(_reports(sampler, secret, array, clip, _ignore, first))
+        with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
+            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+    except InputError as error:
+        if array.ndim < 2 or error.coordinate is not None:
+            raise
+        index = tuple(int(at) for at in np.unravel_index(error.row, array.shape))
+        raise error.named(f"value {index}") from None
+
+
+def _ignore(count: int) -> None:
+    """Take no notice of progress."""
 
 
 def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
@@ -179,18 +195,6 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
             raise ValueError(
                 f"x: row {first + row}, value {at} is {shortest(value)}, no multiple of {shortest(mechanism.lattice)}"
             )
-
-
-@contextmanager
-def _placed(shape: tuple[int, ...]) -> Iterator[None]:
-    """An error in an array of several axes names the value's index in it, not its position."""
-    try:
-        yield
-    except InputError as error:
-        if len(shape) < 2 or error.coordinate is not None:
-            raise
-        index = tuple(int(at) for at in np.unravel_index(error.row, shape))
-        raise error.named(f"value {index}") from None
 
 
 def _release_secret(key: Array | None) -> bytes:

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, root_or_zero
+from dpkernels.numerics import Real, floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
-from dpkernels.solve import newton_steps
+from dpkernels.solve import invert_increasing, newton_steps
 
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
 
@@ -24,6 +24,7 @@ class Shape(abc.ABC):
     ``class X(Window, static=("field",))`` names. All that the rest of the package asks of a shape is a member here.
 
     Attributes:
+        ends: the interval.
         name: what constructors and the command call a shape without fields; None for one that has no name.
         steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
             (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
@@ -34,6 +35,7 @@ class Shape(abc.ABC):
     """
 
     name: ClassVar[str | None] = None
+    ends: ClassVar[tuple[float, float]]
     steepness: ClassVar[float | None] = None
     is_flat: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
@@ -93,13 +95,15 @@ class Shape(abc.ABC):
     def cdf_integral(self, v: Real) -> Real:
         """Integral of ``cdf`` up to v, a point of the interval."""
 
-    @abc.abstractmethod
     def icdf(self, u: Real) -> Any:
-        """The inverse of ``cdf``."""
+        """The inverse of ``cdf``, by bisection."""
+        return invert_increasing(self.cdf, floating(u), *self.ends)
 
 
 class Base(Shape):
     """An even shape on [-1, 1] with peak 1; its spread is the source's vB, its area half the integral."""
+
+    ends = -1.0, 1.0
 
     @property
     @abc.abstractmethod

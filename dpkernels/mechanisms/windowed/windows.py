@@ -15,6 +15,8 @@ from dpkernels.numerics import Real, namespace, root_or_zero
 class Window(Shape):
     """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
 
+    ends = 0.0, 1.0
+
     def inward(self, d: Real) -> Any:
         """Height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
         return self.density(d)
@@ -28,8 +30,8 @@ class Window(Shape):
         """Infimum of the density at distances <= d from the middle."""
 
 
-class _Unimodal(Window):
-    """A window that falls away from its middle, smooth in between."""
+class FallingWindow(Window):
+    """A window that falls away from its middle, smooth but for the middle and the ends."""
 
     falls = True
 
@@ -45,7 +47,7 @@ class _Unimodal(Window):
 
 
 @dataclass(frozen=True)
-class Uniform(_Unimodal):
+class Uniform(FallingWindow):
     """A1: h(z) = 1."""
 
     name = "uniform"
@@ -69,7 +71,7 @@ class Uniform(_Unimodal):
 
 
 @dataclass(frozen=True)
-class Sine(_Unimodal):
+class Sine(FallingWindow):
     """A2: h(z) = sin(pi z)."""
 
     name = "sine"
@@ -93,7 +95,7 @@ class Sine(_Unimodal):
 
 
 @dataclass(frozen=True)
-class Triangle(_Unimodal):
+class Triangle(FallingWindow):
     """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
 
     name = "triangle"

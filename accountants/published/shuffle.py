@@ -1,4 +1,4 @@
-"""Others' bounds on shuffled reports, for comparison only: ``accountants.shuffled`` is never above them.
+"""Earlier bounds of shuffled reports, for comparison: sound, and never below ``accountants.shuffled``.
 
 Feldman, McMillan & Talwar 2021 know eps0 alone; Wang et al. 2024 the total variation of the two inputs as well; Balle,
 Bell, Gascon & Nissim 2019 bound the sum of the same losses by Hoeffding's and Bennett's inequalities.
@@ -11,9 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from scipy.stats import binom
 
-from accountants.shuffle.blanket import blanket
+from accountants.shuffle.blanket import worst_inputs
 from dpkernels import checks
 from dpkernels.solve import root
 
@@ -21,7 +20,7 @@ _BEYOND = 12.0  # Deviations of how many reports hide one that are summed over.
 
 
 def published_closed_form(level: float, n: int, delta: float) -> float:
-    """eps at delta by Feldman, McMillan & Talwar 2021, Theorem 3.1; inf where it says nothing.
+    """Return eps at delta by Feldman, McMillan & Talwar 2021, Theorem 3.1; sound, inf where it does not apply.
 
     ln(1 + (e^eps0 - 1)/(e^eps0 + 1) (8 sqrt(e^eps0 ln(4/delta)/n) + 8 e^eps0/n)), for eps0 <= ln(n/(16 ln(2/delta))).
     """
@@ -32,14 +31,18 @@ def published_closed_form(level: float, n: int, delta: float) -> float:
 
 
 def published_clones(level: float, n: int, epsilon: float) -> float:
-    """delta at eps by the numerical bound of Feldman, McMillan & Talwar 2021: clones of chance e^-eps0."""
+    """Return delta at eps by the numerical bound of Feldman, McMillan & Talwar 2021; sound.
+
+    Others are clones with probability e^-eps0.
+    """
     return _hidden(n, math.exp(level), 1 / (1 + math.exp(level)), math.exp(-level), epsilon)
 
 
 def published_variation_ratio(level: float, n: int, epsilon: float, total_variation: float) -> float:
-    """delta at eps by the variation-ratio reduction of Wang et al. 2024, of no more than eps0 and the total variation.
+    """Return delta at eps by the variation-ratio reduction of Wang et al. 2024; sound.
 
-    Others are clones of each input with probability alpha = TV/(e^eps0 - 1), that of the rarer report. Whether the
+    It uses no more than eps0 and the total variation. Others are clones of each input with probability
+    alpha = TV/(e^eps0 - 1), that of the rarer report. Whether the
     report hidden tells nothing, of chance 1 - (e^eps0 + 1) alpha, is revealed here (joint convexity): counted among the
     others' it gives less than the truth (randomised response on 4 categories, eps0 = 1.5, 9 reports, eps = 0.4:
     0.1111778, and 0.1112083 by enumeration). Of eps0 alone TV is at most tanh(eps0/2).
@@ -53,6 +56,8 @@ def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> fl
 
     Of s reports of either, a of the one, p's law less e^eps q's is Bin(a; s, 1/2) times the line base + slope a.
     """
+    from scipy.stats import binom  # Imported on use: it takes 0.2 s.
+
     E, mean = math.exp(epsilon), (n - 1) * clones
     reach = _BEYOND * math.sqrt(mean * (1 - clones)) + 2 * _BEYOND
     s = np.arange(max(math.floor(mean - reach), 0), min(math.ceil(mean + reach), n) + 1)
@@ -64,8 +69,9 @@ def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> fl
 
 
 def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = "bennett") -> float:
-    """delta at eps by Balle, Bell, Gascon & Nissim 2019: bounds of E[(L_1 + ... + L_m)_+], averaged over Bin(n, gamma).
+    """Return delta at eps by Balle, Bell, Gascon & Nissim 2019; sound.
 
+    It bounds E[(L_1 + ... + L_m)_+], averaged over Bin(n, gamma).
     With E L = -a, a = e^eps - 1, and values of L within B of each other, b above -a at most, v = Var L:
     Hoeffding's inequality gives B^2/(4 a) exp(-2 m a^2/B^2), Bennett's b/ln(1 + u) exp(-m v/b^2 h(u)), u = a b/v,
     h(u) = (1 + u) ln(1 + u) - u.
@@ -82,13 +88,13 @@ def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = 
     checks.one_of("inequality", inequality, ("hoeffding", "bennett"))
     checks.positive("epsilon", epsilon)
     a, best = math.expm1(epsilon), 0.0
-    for pair in blanket(mechanism).pairs:
-        crowd = pair.upper.merged
-        L, gamma = crowd.losses(epsilon), crowd.gamma
+    for pair in worst_inputs(mechanism).pairs:
+        blanket = pair.upper.merged
+        L, gamma = blanket.losses(epsilon), blanket.gamma
         if inequality == "hoeffding":
             scale, rate = np.ptp(L) ** 2 / (4 * a), 2 * a**2 / np.ptp(L) ** 2
         else:
-            b, v = L.max() + a, float(crowd.mass @ (L + a) ** 2)
+            b, v = L.max() + a, float(blanket.mass @ (L + a) ** 2)
             u = a * b / v
             scale, rate = b / math.log1p(u), v / b**2 * ((1 + u) * math.log1p(u) - u)
         # E e^(-rate M) = (1 - gamma + gamma e^-rate)^n; M = 0 adds nothing.
@@ -99,7 +105,7 @@ def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = 
 
 
 def epsilon_of(bound: Callable[[float], float], delta: float, level: float) -> float:
-    """The least eps in (0, eps0] at which a falling bound of delta is at most ``delta``; eps0 where it is at none."""
+    """Return the least eps in (0, eps0] at which a falling bound of delta is at most ``delta``; eps0 if none."""
     if bound(level * (1 - 1e-9)) > delta:
         return level
     low = 1e-9 * level
