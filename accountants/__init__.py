@@ -12,6 +12,7 @@ from accountants.closed_forms.approximate import parallel_composition
 from accountants.comparison import compare
 from accountants.dominating_pairs.densities import densities
 from accountants.dominating_pairs.discrete import randomised_response, weights
+from accountants.dominating_pairs.steepness import check_steepness
 from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
 from accountants.profile import delta, epsilon
@@ -31,6 +32,7 @@ __all__ = [
     "Shuffled",
     "amplified",
     "calibrate",
+    "check_steepness",
     "compare",
     "delta",
     "densities",

@@ -14,6 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import jax
 import numpy as np
 
 from accountants.composition.bounds import Bracket
-from accountants.composition.evaluate import evaluate
+from accountants.composition.evaluate import directions_of_numbers, evaluate
 from accountants.composition.self_composed import (
     NEIGHBOURS,
     ConvergenceError,
@@ -165,6 +166,11 @@ class Guarantee:
         mirrors = self.neighbour_directions
         return tuple(zip(*(term.repeated_losses(mirrors, panels) for term in self.terms), strict=True))
 
+    @cached_property
+    def numeric_directions(self) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+        """Of plain numbers (losses, the same by fewer nodes) for each direction of neighbours; computed once."""
+        return directions_of_numbers(as_float64(self))
+
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
 
@@ -223,6 +229,10 @@ class Guarantee:
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Guarantee) and self.to_dict() == other.to_dict())
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is computed from the terms: its functions cannot be pickled."""
+        return {"terms": self.terms}
 
     def __hash__(self) -> int:
         return hash(self.to_json())

@@ -12,29 +12,25 @@ from accountants.dominating_pairs.additive import AdditivePair
 from accountants.dominating_pairs.base import Mixed
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.windowed import WindowedPair
-from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
-from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.distributions.staircase import Staircase
-from dpkernels.mechanisms.windowed.bases import Constant, Quartic
-from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear, TabulatedBase, TabulatedWindow
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
+from dpkernels.distributions.base import Distribution, Noise
+from dpkernels.mechanisms.windowed.bases import Shape
+from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 
-# The classes that a file may hold. Files name them, and the fields of some, as below if not by their own names.
-_CLASSES: tuple[type, ...] = (
-    *(SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair),
-    *(Gaussian, Laplace, MergedLaplace, Reweighted, Staircase),
-    *(Constant, Quartic, Sine, Triangle, Uniform),
-    *(PiecewiseLinear, TabulatedBase, TabulatedWindow),
-)
+# The classes that a file may hold beside distributions with a density, windows and bases. Files name them, and the
+# fields of some, as below if not by their own names.
+_CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 _UNKNOWN = "is not of this version's guarantees"
 
 
 def _names(classes: tuple[type, ...]) -> dict[str, type]:
-    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in (*classes, *_CLASSES)}
+    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in _known(classes)}
+
+
+def _known(classes: tuple[type, ...]) -> tuple[type, ...]:
+    densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
+    return *classes, *_CLASSES, *densities, *Shape.kinds()
 
 
 def _fields(kind: Any) -> dict[str, str]:
@@ -56,7 +52,7 @@ def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
         return item
     if isinstance(item, tuple):
         return {"tuple": [to_json_form(entry, classes) for entry in item]}
-    if dataclasses.is_dataclass(item) and type(item) in (*classes, *_CLASSES):
+    if dataclasses.is_dataclass(item) and type(item) in _known(classes):
         name = _CLASS_NAMES.get(type(item), type(item).__name__)
         values = {there: to_json_form(getattr(item, here), classes) for here, there in _fields(item).items()}
         return {"type": name, **values}

@@ -76,7 +76,7 @@ def trim(programs: Path, most: int) -> None:
 
 
 def _is_ours_alone(place: Path) -> bool:
-    """Whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
+    """Return whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
 
     Whoever may write in a folder above can rename it away, but for folders such as /tmp, where only owners can.
     """
@@ -93,6 +93,6 @@ def _is_ours_alone(place: Path) -> bool:
 
 
 def _is_safe(above: os.stat_result) -> bool:
-    """Whether nobody but this user and root can rename what is in a folder; a link is none."""
+    """Return whether nobody but this user and root can rename what is in a folder; a link is none."""
     shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
     return stat.S_ISDIR(above.st_mode) and above.st_uid in (0, os.getuid()) and not shared

@@ -59,9 +59,9 @@ def as_of(value: float, *others: object) -> Real:
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
-def like(table: np.ndarray, value: Any) -> Any:
+def like(table: Any, value: Any) -> Any:
     """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
-    return namespace(value).asarray(table.astype(value.dtype, copy=False))
+    return namespace(value, table).asarray(table.astype(value.dtype))
 
 
 def without_derivative(values: Any) -> Any:

@@ -213,7 +213,7 @@ def to_disk(folder: Path) -> None:
 
 
 def _prefix(target: Path) -> str:
-    """Of everything that belongs to a target; a hash, since the name itself may leave no room."""
+    """Return the beginning of the names of what belongs to a target: a hash, since its name may leave no room."""
     return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
 
 
@@ -228,7 +228,7 @@ def _permitted(like: os.stat_result, own: os.stat_result) -> int:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock on the file of this name; None if another process does."""
+    """Return a descriptor that holds the lock on the file of this name; None if another process does."""
     if fcntl is None:
         raise OSError(f"{path}: this system has no locks of files")
     descriptor = os.open(path, _NEW | os.O_NONBLOCK, 0o600)
@@ -248,7 +248,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the name is still that of the opened file: the holder before may have removed it."""
+    """Return whether the name is still that of the opened file: the holder before may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:

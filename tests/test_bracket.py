@@ -351,3 +351,12 @@ def test_what_no_randomness_hides_is_known():
     assert low == pytest.approx(2.0, rel=1e-5)
     exact = float(pure_delta(0.5, 4, high))
     assert exact <= 1e-7
+
+
+def test_losses_on_the_grid_may_be_off_by_roundings():
+    """Next to the loss of an atom, delta is the difference of both; either bound allows for a loss 2 roundings off."""
+    loss = 1000.0
+    epsilon, rounding = loss - 1e-12, 2 * np.spacing(loss)
+    total = ComposedBounds(np.array([loss]), np.ones(1), 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    low, high = (float(-np.expm1(epsilon - (loss + sign * rounding))) for sign in (-1, 1))
+    assert total.delta(epsilon, -1) <= low < high <= total.delta(epsilon, 1)

@@ -660,7 +660,7 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, name: str) -> Non
     assert form["certificate"]["epsilon"] == 1
     assert abs(form["variance_cost"]) < 0.01
     text = run(*arguments).out
-    assert str(dpk.certify(dpk.MECHANISMS[name](epsilon=1.0, lower=0.0, upper=1.0)).certificate) in text
+    assert str(dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=0.0, upper=1.0)).certificate) in text
     assert "% in worst-case variance" in text
 
 

@@ -85,6 +85,9 @@ ADDITIVE: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0, step=0.5),
     ),
     "discrete-gaussian": ([*CLAIM, "--sigma", "9"], lambda: dpk.discrete_gaussian(sigma=9.0, **TARGET)),
+    "discrete-gaussian, calibrated": (CLAIM, lambda: calibrate.discrete_gaussian(**TARGET)),
+    "logistic": (PURE, lambda: dpk.logistic(epsilon=1.0, sensitivity=2.0)),
+    "student, degrees": ([*PURE, "--degrees", "5"], lambda: dpk.student(epsilon=1.0, sensitivity=2.0, degrees=5.0)),
     "truncated-discrete-laplace": (CLAIM, lambda: dpk.truncated_discrete_laplace(**TARGET)),
 }
 
@@ -411,7 +414,7 @@ def test_inputs_far_from_0(run: Run) -> None:
 def test_certify_prints_the_certificate_and_its_cost(run: Run, case: str) -> None:
     made = ADDITIVE[case][1]()
     text = run("certify", *arguments(case)).out
-    assert str(dpk.certify(made).certificate) in text
+    assert str(dpk.exact_sampler(made).certificate) in text
     assert "% in worst-case variance" in text
     form = json.loads(run("certify", *arguments(case), "--json").out)
     assert form["certificate"]["sensitivity"] == form["parameters"]["sensitivity"] == 2

@@ -18,7 +18,6 @@ from hypothesis import HealthCheck, given, settings
 from accountants import tune
 from dpkernels.cli import compare, main
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.explorer import page
 from dpkernels.cli.options import Numbers
 
 FAST = settings(
@@ -160,7 +159,7 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "best", refused)
     monkeypatch.setattr(compare, "_optima", lambda *_: {})
     monkeypatch.setattr(compare, "plot", lambda *_, **__: None)
-    monkeypatch.setattr(page, "opened", lambda: True)
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
 
 
 def tried(name: str, trials: settings) -> set[int]:

@@ -35,7 +35,7 @@ from dpkernels.cli.dataset.parts import Job, Secret, TaskError, check_part, pert
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place, find
 from dpkernels.cli.files.row_options import RowOptions
-from dpkernels.cli.mechanisms import exact_sampler
+from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Column, versions
 from dpkernels.random.keys import column_secret
@@ -52,7 +52,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_sampler("hybrid", options))
+    return Column(name, *build_exact_sampler("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
@@ -185,9 +185,7 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
     (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
-    other = Job(
-        *(getattr(job(None, 1), name) for name in ("treatment", "form", "suffix", "parts", "folder")), {"jax": "0"}
-    )
+    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "form", "suffix", "parts", "folder")), {"jax": "0"})
     answer = run_task(perturb_part, other, Secret(SECRET), part)
     assert isinstance(answer, TaskError)
     assert "'jax': '0'" in answer.message
@@ -482,7 +480,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    made = Job(described.treatment, PARQUET, ".parquet", 2, store, versions())
+    made = Job(described.spec, PARQUET, ".parquet", 2, store, versions())
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
         assert store.sizes().keys() == {NOTE, *(one.written.name for one in done)}

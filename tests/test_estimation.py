@@ -273,7 +273,9 @@ def test_parts_of_reports_are_the_whole():
     assert (parts.numbers == whole.numbers).all()
     assert parts.total == len(reports)
     assert dpk.estimate(parts).mean == dpk.estimate(reports, AGES).mean
-    assert (whole + Counts(dpk.Certificate.from_dict(dpk.certify(AGES).certificate.to_dict()))).total == whole.total
+    assert (
+        whole + Counts(dpk.Certificate.from_dict(dpk.exact_sampler(AGES).certificate.to_dict()))
+    ).total == whole.total
     for other in (dpk.piecewise(epsilon=2.0, lower=0.0, upper=120.0), dpk.piecewise(epsilon=1.0, lower=0.0, upper=9.0)):
         with pytest.raises(ValueError, match="different mechanisms"):
             whole + Counts(other)
@@ -622,7 +624,7 @@ def test_sidecars_say_what_made_the_reports(tmp_path):
 def test_decimals_of_a_sidecar_are_used():
     """And other ones refused."""
     reports, _ = ages()
-    form = {"columns": [{"column": "age", "certificate": dpk.certify(AGES).certificate.to_dict()}], "decimals": 1}
+    form = {"columns": [{"column": "age", "certificate": dpk.exact_sampler(AGES).certificate.to_dict()}], "decimals": 1}
     assert dpk.estimate(reports.round(1), form).count == len(reports)
     with pytest.raises(ValueError, match="the sidecar says 1"):
         dpk.estimate(reports.round(2), form, decimals=2)

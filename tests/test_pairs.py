@@ -530,7 +530,7 @@ def test_relabelled_mechanisms_have_the_same_profile():
 
 def test_released_tables_of_noise_are_pure_at_no_budget():
     """Their claim is of (epsilon, delta): the budget of it must not pass for a pure level."""
-    form = dpk.certify(named.truncated_laplace(epsilon=1.0, delta=0.1))
+    form = dpk.exact_sampler(named.truncated_laplace(epsilon=1.0, delta=0.1))
     assert accountants.epsilon(form) == pure_epsilon(form) == math.inf
 
 

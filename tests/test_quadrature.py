@@ -26,7 +26,6 @@ from accountants.composition.cells import (
 )
 from accountants.dominating_pairs.registry import dominating_pairs
 from accountants.dominating_pairs.replaced import replaced_privacy_loss
-from accountants.dominating_pairs.windowed import falls
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -243,11 +242,11 @@ def test_losses_of_a_sum_are_rounded_to_the_safe_side():
 
 
 def test_shapes_of_unknown_classes_are_not_taken_to_fall():
-    assert falls(Uniform())
-    assert falls(Constant())
+    assert Uniform().falls
+    assert Constant().falls
 
     class Rising(Window):
         area, spread, kinks = 0.5, 0.1, np.array([0.0, 0.5])
         density = cdf = cdf_integral = icdf = ceiling = floor = lambda self, z: z
 
-    assert not falls(Rising())
+    assert not Rising().falls

@@ -108,7 +108,7 @@ NOISES = {
 def test_mechanisms_cover_their_inputs(name, level):
     """All codes of the certified table, at inputs on and between cells: at least the level, and hardly more."""
     mechanism = NOISES[name]
-    made = dpk.certify(mechanism).certificate.table
+    made = dpk.exact_sampler(mechanism).certificate.table
     codes, weights = made.first + np.arange(made.codes), made.weights / 2.0**made.bits
     grain = 2.0**made.grain
     lattice = name == "vector"
@@ -128,7 +128,7 @@ def test_mechanisms_cover_their_inputs(name, level):
 
 def test_intervals_together_and_on_a_lattice():
     mechanism, y = NOISES["laplace"], np.array([[120.0, -3.5], [0.0, 1e4]])
-    cell = float(dpk.certify(mechanism).certificate.table.cell)
+    cell = float(dpk.exact_sampler(mechanism).certificate.table.cell)
     y = np.round(y / cell) * cell
     low, high = dpk.confidence_interval(y, mechanism, 0.9, together=True)
     each = 0.9**0.25
@@ -311,7 +311,7 @@ def test_every_kind_of_release_has_intervals():
     mechanism = NOISES["laplace"]
     reports = dpk.perturb(np.array([1.0, 2.0]), mechanism)
     low, high = dpk.confidence_interval(reports, mechanism, 0.99)
-    form = dpk.certify(mechanism)
+    form = dpk.exact_sampler(mechanism)
     for same in (form, form.certificate):
         assert np.array_equal(dpk.confidence_interval(reports, same, 0.99), (low, high))
     assert np.array_equal(dpk.confidence_interval(pd.Series(reports), mechanism, 0.99), (low, high))

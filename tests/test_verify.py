@@ -141,7 +141,7 @@ def test_what_is_no_sidecar_is_refused(run: Run, text: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi", "optimal", "triangle-quartic"])
 def test_reports_of_bounded_mechanisms_are_known_and_others_are_not(name: str, dtype: Any) -> None:
-    form = dpk.certify(dpk.MECHANISMS[name](epsilon=1.0, lower=-3.0, upper=120.0))
+    form = dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=-3.0, upper=120.0))
     values = np.linspace(-3, 120, 5000).astype(dtype)
     assert verify.can_report(form.certificate, dpk.perturb(values, form)).all()
     assert verify.can_report(form.certificate, values).mean() < 0.02
@@ -151,7 +151,7 @@ def test_reports_of_bounded_mechanisms_are_known_and_others_are_not(name: str, d
 
 @pytest.mark.parametrize("case", ["laplace", "gaussian", "discrete-laplace", "staircase"])
 def test_reports_of_noise_are_known_and_others_are_not(case: str) -> None:
-    form = dpk.certify(ADDITIVE[case][1]())
+    form = dpk.exact_sampler(ADDITIVE[case][1]())
     values = ages()
     assert verify.can_report(form.certificate, dpk.perturb(values, form)).all()
     assert verify.can_report(form.certificate, values).mean() < 0.02
@@ -159,7 +159,7 @@ def test_reports_of_noise_are_known_and_others_are_not(case: str) -> None:
 
 
 def test_certificates_of_vectors_are_refused() -> None:
-    form = dpk.certify(dpk.multivariate(epsilon=1.0, lower=0.0, upper=1.0, dimensions=3))
+    form = dpk.exact_sampler(dpk.multivariate(epsilon=1.0, lower=0.0, upper=1.0, dimensions=3))
     with pytest.raises(ValueError, match="is not of single values"):
         verify.can_report(form.certificate, np.zeros(3))
 

@@ -27,7 +27,7 @@ from accountants.composition.cells import (
     MonotoneLoss,
     best_offset,
     cells_on_grid,
-    heavy_atoms,
+    heaviest_atoms,
     split_monotone,
 )
 from accountants.composition.self_composed import SelfComposed
@@ -136,7 +136,7 @@ def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
     return np.clip(left / np.maximum(price, 1e-300), 0.0, 1.0)
 
 
-def pointwise_maximum(several: Sequence[Masses], step: float) -> Masses:
+def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     """A pair whose profile is at least that of every one: on the highest of their grids the maximum, and chords.
 
     These are of x = e^eps. A profile's slope in x is minus Q(loss > eps), so masses under q are differences of slopes.
@@ -492,9 +492,9 @@ class Bracket:
         """The distance of the two heaviest atoms of a report, of that where the lighter has the most mass; else 0."""
         most, gap = 0.0, 0.0
         for parts, n in self._directions[0]:
-            for atoms in map(heavy_atoms, parts):
-                if len(atoms) == 2 and n * atoms[1][0] > most:
-                    most, gap = n * atoms[1][0], abs(atoms[0][1] - atoms[1][1])
+            for _, distance, second in map(heaviest_atoms, parts):
+                if n * second > most:
+                    most, gap = n * second, distance
         return gap
 
 
@@ -503,7 +503,7 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
     if side < 0:
         return compose([below(some[0], step, count) for some, count in terms], step, tilt)
     bounds = [[above(one, step, count) for one in some] for some, count in terms]
-    return compose([some[0] if len(some) == 1 else pointwise_maximum(some, step) for some in bounds], step, tilt)
+    return compose([some[0] if len(some) == 1 else dominating_masses(some, step) for some in bounds], step, tilt)
 
 
 def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:

@@ -25,14 +25,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.lattice import log_ways
+from accountants.closed_forms.pure import log_ways
 from accountants.composition.base import ComposedProfile
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.replaced import replaced_atoms
-from accountants.privacy_loss import PrivacyLossDistribution
+from accountants.privacy_loss import PrivacyLossDistribution, log_ratio
 from dpkernels import checks
-from dpkernels.numerics import Real, gauss_legendre, like, map_over, namespace, special_functions, without_derivative
+from dpkernels.numerics import (
+    Real,
+    gauss_legendre,
+    like,
+    log_or_never,
+    map_over,
+    namespace,
+    special_functions,
+    without_derivative,
+)
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, while_loop
 
@@ -246,9 +255,8 @@ class JointOutcomes(NamedTuple):
         xp = namespace(self.p, self.q, delta)
         p, q, goal = without_derivative((*self, delta))
         still = JointOutcomes(p, q)
-        both = (p > 0) & (q > 0)
-        losses = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
-        top = xp.maximum(xp.where(both, losses, 0.0).max(), 0.0)
+        losses = log_ratio(log_or_never(p), log_or_never(q))
+        top = xp.maximum(xp.where(xp.isinf(losses), 0.0, losses).max(), 0.0)
         low, high = bisect(lambda eps: still.delta(eps) > goal, 0.0 * top, top, _BISECTIONS)
         slope = -xp.exp(high) * xp.where(p > xp.exp(high) * q, q, 0.0).sum()
         steep = slope < 0

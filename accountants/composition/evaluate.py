@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import enumeration, fft, self_composed
+from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
-from accountants.composition.gaussian import GaussianProfile, is_gaussian
-from accountants.composition.self_composed import RepeatedLosses, infinity_mass
-from accountants.dominating_pairs.base import as_float64, profile
+from accountants.composition.gaussian import GaussianProfile, are_gaussian
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, infinity_mass
+from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
 from dpkernels import checks
@@ -37,8 +37,9 @@ PANELS = 256
 _TOGETHER = 8
 # c times the width of an outcome is at most so large on the grid.
 _STEEPEST = 0.25
-_BISECTIONS = 24
-_TILTS = np.geomspace(1e-3, 1e5, 28)
+_BISECTIONS = 16  # For a tilt, which need not be precise.
+_FEW = 32  # Up to so many releases of plain numbers are composed from samples of their loss densities.
+_TILTS = np.geomspace(1e-3, 1e9, 42)
 
 
 class _Value(NamedTuple):
@@ -75,12 +76,12 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Of an infinite eps, too.
     found = np.empty(at.shape)
     with np.errstate(all="ignore"):
-        directions = _directions_of_numbers(as_float64(made), what)
+        directions = made.numeric_directions
         for index, value in np.ndenumerate(at):
             best = np.float64(-1.0)
             for parts, few in directions:
                 one = (
-                    self_composed.renyi_divergence(parts, value)
+                    self_composed.renyi_divergence(few, value)
                     if what == "renyi"
                     else _evaluate_direction(what, False, parts, value, best, few).found
                 )
@@ -93,10 +94,10 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
 _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of}
 
 
-def _directions_of_numbers(made: Any, what: str) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
-    """Return (losses, the same by fewer nodes) of both directions of neighbours."""
+def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+    """Return (losses, the same by fewer nodes) of each direction of neighbours, for a guarantee of plain numbers."""
     coarse = made.repeated_losses()
-    fine = coarse if what == "renyi" or is_gaussian(coarse[0]) else made.repeated_losses(PANELS)
+    fine = coarse if are_gaussian(coarse[0]) else made.repeated_losses(PANELS)
     pruned = (
         [tuple(part.map_losses(lambda nodes: nodes.pruned().padded()) for part in parts) for parts in directions]
         for directions in (fine, coarse)
@@ -139,14 +140,18 @@ def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
     return xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
 
 
-def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
-    """Return the parts without losses that are large next to eps; on samples no grid holds these and the others.
+def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
+    """Return the loss from which on losses count as infinite, in part, next to an eps; see ``capped``.
 
-    All other losses together are the sum of the least ones at least.
+    All other losses together are the sum of the least ones at least. On samples no grid holds these and larger losses.
     """
     xp = namespace(epsilon, *jax.tree.leaves(parts))
     least = sum(part.count * xp.maximum(fft.largest_loss(part, -1), 0.0) for part in parts)
-    cap = without_derivative(epsilon + least + 1e-9)
+    return without_derivative(epsilon + least + 1e-9)
+
+
+def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
+    cap = _cap(parts, epsilon)
     return tuple(part.map_losses(lambda nodes: nodes.capped(cap)) for part in parts)
 
 
@@ -204,13 +209,18 @@ def _evaluate_direction(
         coarse: the same losses by fewer nodes, from which the tilt is estimated; by default ``parts``.
     """
     xp = namespace(at, *jax.tree.leaves(parts))
-    if is_gaussian(parts):
+    if are_gaussian(parts):
         profile = GaussianProfile.of(parts)
         log_delta = None if what == "delta" else xp.log(at)
         guess = at if log_delta is None else profile.guess(log_delta)
         asked = _Question(at, best, 0.0 * at, log_delta, guess, 0.0 * at)
         return _value_of(profile, asked, parts if sloped else None)
-    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e5)))
+    if coarse is not None and sum(part.count * fft.largest_loss(part, 1) for part in parts) <= (
+        at if what == "delta" else best
+    ):
+        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0)
+        return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
+    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e9)))
     bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
     if sloped:
         (capped, infinite), back = jax.vjp(lambda parts: _finite(parts, bound), parts)
@@ -226,7 +236,11 @@ def _evaluate_direction(
 
     known = capped if sloped else None
     three = _three_point_losses(capped, c, sloped)
-    if three is None:
+    if three is None and coarse is not None and _is_few(parts):
+        few_profile, infinite = _few_releases(parts, coarse, bound, _bounded_tilt(capped, c))
+        log_delta = None if what == "delta" else _log_finite(at, infinite)
+        found = _value_of(few_profile, question._replace(infinite=infinite, log_delta=log_delta), None)
+    elif three is None:
         found = _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, known)
     elif namespace(three.possible) is np:
         found = _value_of(three.losses, question, None)
@@ -283,6 +297,23 @@ def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any) -> tuple[Any, Any]
     if log_delta is None:
         return self_composed.saddle_point(parts, at, _BISECTIONS), at
     return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS)
+
+
+def _is_sampled(part: RepeatedLoss) -> bool:
+    return part.losses is None or part.smooth is not None
+
+
+def _is_few(parts: RepeatedLosses) -> bool:
+    return sum(part.count for part in parts) <= _FEW and any(part.smooth is not None for part in parts)
+
+
+def _few_releases(parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: Any) -> tuple[fft.ComposedPLD, Any]:
+    """Return the profile of few releases by samples of loss densities, and the probability of an infinite loss."""
+    cap = _cap(parts, bound)
+    margin = grid.CAP_MARGIN * fft.grid_step(_capped(parts, bound), c, _capped(coarse, bound))
+    wide, few = _capped(parts, bound + margin), _capped(coarse, bound + margin)
+    found = fft.compose(wide, c, few, cap + margin)
+    return found, infinity_mass(tuple(one.part for one in found.parts))
 
 
 class _ThreePoint(NamedTuple):

@@ -84,7 +84,7 @@ class GaussianProfile(ComposedProfile):
         return moved, by_epsilon
 
 
-def is_gaussian(parts: RepeatedLosses) -> bool:
+def are_gaussian(parts: RepeatedLosses) -> bool:
     """Return whether all that is composed is Gaussian noise on all the data."""
     return all(part.losses is None for part in parts)
 

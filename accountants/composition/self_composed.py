@@ -38,8 +38,8 @@ NEIGHBOURS = {
 _ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _SYMMETRIC = 1e-9  # Profiles of a pair and its mirror that differ less are one.
 _BISECTIONS = 60  # For a tilt, on log c.
-# A tilt is searched for between 1e-4 and 1e5.
-_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e5)
+# A tilt is searched for between 1e-4 and 1e9.
+_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e9)
 
 
 class ConvergenceError(ValueError):
@@ -119,7 +119,13 @@ class SelfComposed:
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
         several = [one.scaled(known) for one in self._nodes(panels)]
         directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
-        return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
+        smooth = self._privacy_losses[0] if xp is np and len(self.pairs) == 1 else None
+        if smooth is None or not smooth.is_invertible:
+            return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
+        return [
+            RepeatedLoss(nodes, np.float64(0.0), self.count, smooth.mirrored() if mirror else smooth)
+            for nodes, mirror in zip(directed, mirrors, strict=True)
+        ]
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
         """Return the nodes of every pair; of smooth noise that is not even, of the maximum of both pairs."""
@@ -132,7 +138,17 @@ class SelfComposed:
         ):
             nodes = larger_profile(first, panels)
             return [nodes if rate is None else nodes.subsampled(rate)]
-        return [self.privacy_loss(pair).nodes(panels) for pair in self.pairs]
+        return [one.nodes(panels) for one in self._privacy_losses]
+
+    @property
+    def _privacy_losses(self) -> list[PrivacyLossDistribution]:
+        """The distributions of the loss of every pair; those of plain numbers are kept."""
+        kept = self.__dict__.get("_kept")
+        if kept is None:
+            kept = [self.privacy_loss(pair) for pair in self.pairs]
+            if namespace(*jax.tree.leaves(self)) is np:
+                object.__setattr__(self, "_kept", kept)
+        return kept
 
     @property
     def _adds_or_removes(self) -> bool:
@@ -194,8 +210,8 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
 # Cumulants
 
 
-@pytree
-@dataclass(frozen=True)
+@partial(pytree, static=("smooth",))
+@dataclass(frozen=True, eq=False)
 class RepeatedLoss:
     """The privacy loss of n releases of one mechanism, for one direction of neighbours.
 
@@ -203,11 +219,13 @@ class RepeatedLoss:
         losses: the outcomes of one release, or None for Gaussian noise on all the data.
         mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; else 0.
         count: n.
+        smooth: of plain numbers the same loss as atoms and invertible smooth pieces, if it is that; else None.
     """
 
     losses: PrivacyLossDistribution | None
     mu: Any
     count: Any
+    smooth: PrivacyLossDistribution | None = None
 
     @property
     def infinity_mass(self) -> Real:
@@ -303,8 +321,8 @@ def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
 
 def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:
     """Return (log delta, eps) of the saddle-point approximation at the eps whose saddle point is c."""
-    xp = namespace(c, *jax.tree.leaves(parts))
     value, slope, curvature = cumulants(parts, c)
+    xp = namespace(value)
     eps = slope - 1 / c - 1 / (1 + c)
     curvature = curvature + 1 / c**2 + 1 / (1 + c) ** 2
     return value - c * eps - xp.log(c * (1 + c)) - xp.log(2 * np.pi * curvature) / 2, eps

@@ -23,16 +23,16 @@ from accountants.dominating_pairs.additive import additive_pair
 from accountants.dominating_pairs.base import DominatingPair, Mixed, profile
 from accountants.dominating_pairs.densities import Densities
 from accountants.dominating_pairs.discrete import Atoms, pure_points
-from accountants.dominating_pairs.windowed import falls, pair_of_ends, square_wave_pair
+from accountants.dominating_pairs.windowed import pair_of_ends, square_wave_pair
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
@@ -158,7 +158,7 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
     mechanism's pure level eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
     """
     reject_sensitivity(sensitivity)
-    if falls(mechanism.window) and falls(mechanism.base):
+    if mechanism.window.falls and mechanism.base.falls:
         return (pair_of_ends(mechanism),)
     level = pure_epsilon(mechanism)
     return (pure_points(level),)
@@ -288,7 +288,7 @@ def _(mechanism: Multivariate) -> float:
     return mechanism.sampled * pure_epsilon(mechanism.coordinate)
 
 
-@pure_epsilon.register(ExactForm)
+@pure_epsilon.register(ExactSampler)
 @pure_epsilon.register(ExactMultivariate)
 def _(mechanism: Any) -> float:
     return float(mechanism.certificate.realised_epsilon)

@@ -14,11 +14,10 @@ from accountants.dominating_pairs.additive import total
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
 from dpkernels import checks
-from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
-from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow, base_from, window_from
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
+from dpkernels.mechanisms.windowed.windows import Uniform, Window
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
@@ -68,7 +67,7 @@ class WindowedPair(DominatingPair):
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pair = _floating(self)
-        if isinstance(self.window, Uniform) and isinstance(self.base, Constant):
+        if self.window.is_flat and self.base.is_flat:
             return _flat(pair)
         apart = checks.concrete(self.apart)
         if apart is not None and np.all(apart == 0):
@@ -106,7 +105,8 @@ class WindowedPair(DominatingPair):
         return namespace(self.centre).abs(self.centre)
 
     def check(self) -> None:
-        _check_shapes(self)
+        self.window.check()
+        self.base.check()
         checks.within("width", self.width, 0.0, 2.0, open_ends=True)
         checks.positive("relative_height", self.relative_height)
         room = 1 - self.width / 2 + _ROUNDING
@@ -138,23 +138,6 @@ def windowed_pair(mechanism: Windowed, x: Any, other: Any) -> WindowedPair:
 def _floating(pair: WindowedPair) -> WindowedPair:
     xp = namespace(*jax.tree.leaves(pair))
     return jax.tree.map(lambda leaf: floating(xp.asarray(leaf)), pair)
-
-
-def _check_shapes(pair: WindowedPair) -> None:
-    """A table must be one that ``window_from`` and ``base_from`` make, and fall from its middle."""
-    for make, kind in ((window_from, TabulatedWindow), (base_from, TabulatedBase)):
-        for name in ("window", "base"):
-            shape = getattr(pair, name)
-            if isinstance(shape, kind) and not (make(shape.shape.values) == shape and falls(shape)):
-                raise ValueError(f"{name}: is not even with a peak of 1, or does not fall from its middle")
-
-
-def falls(shape: Window | Base) -> bool:
-    """Whether a window or a base falls from its middle for certain: of a user's own class it is not known."""
-    if not isinstance(shape, TabulatedWindow | TabulatedBase):
-        return isinstance(shape, Uniform | Sine | Triangle | Constant | Quartic)
-    outward = shape.shape.heights[len(shape.shape.heights) // 2 :]
-    return bool(np.all(np.diff(outward) <= 0))
 
 
 def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
@@ -241,8 +224,6 @@ def side_of(pair: Any, *, beyond: bool = False) -> Side:
     return Side(pair, apart, margin, left, right, (middle > 0) & (middle < width), middle > apart)
 
 
-_LINEAR = (Uniform, Triangle, TabulatedWindow, Constant, TabulatedBase)
-_TABULATED = (TabulatedWindow, TabulatedBase)
 # Cells that a piece is searched in for turns of the loss, and the most turns that are kept.
 _CELLS, _TURNS = 64, 3
 # Halvings for a turn, to the last digit of float64; steps for a cut, of which the table below leaves a small bracket.
@@ -259,7 +240,7 @@ _NODES, _WEIGHTS = gauss_legendre(8)
 
 
 def _is_linear(pair: Any) -> bool:
-    return isinstance(pair.window, _LINEAR) and isinstance(pair.base, _LINEAR)
+    return pair.window.is_linear and pair.base.is_linear
 
 
 def divergence_of_windowed(pair: DominatingPair) -> Curve:
@@ -424,7 +405,7 @@ def _smooth(side: Side) -> Curve:
 
 def _side_runs(side: Side) -> _Runs:
     """In the cells of a table the loss turns once at most."""
-    tabulated = any(isinstance(shape, _TABULATED) for shape in (side.pair.window, side.pair.base))
+    tabulated = side.pair.window.is_table or side.pair.base.is_table
     return _runs(side, *((1, 1) if tabulated else (_CELLS, _TURNS)))
 
 

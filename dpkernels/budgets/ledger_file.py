@@ -176,7 +176,7 @@ def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Itera
 
 
 def read(connection: sqlite3.Connection) -> Statement:
-    """All of a file, verified.
+    """Return all of a file, verified.
 
     Raises:
         UnsoundError: says what is wrong.
@@ -213,5 +213,5 @@ def _check_tables(connection: sqlite3.Connection) -> None:
 
 
 def now() -> str:
-    """The time, UTC."""
+    """Return the time, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

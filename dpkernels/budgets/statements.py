@@ -148,7 +148,7 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
 
 
 def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]:
-    """The entries, each checked against those before it: its hash, and that the sum stays within the budget."""
+    """Yield the entries, each checked against those before it: its hash, and that the sum stays within the budget."""
     head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
     for number, (found, *row) in enumerate(rows, 1):
         if found != number:
@@ -192,14 +192,14 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
 
 
 def _parsed(text: str) -> Fraction:
-    """An amount as the file has it: a decimal of at least 0, in the one form that ``printed`` gives it."""
+    """Return an amount as the file has it: a decimal of at least 0, in the one form that ``printed`` gives it."""
     if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
     return amount
 
 
 def text(amount: Fraction) -> str:
-    """The same, to be written."""
+    """Return the same, to be written."""
     try:
         return printed(_parsed(printed(amount)))
     except UnsoundError:

@@ -110,7 +110,7 @@ def _say(message: str) -> None:
 
 
 def _also(error: BaseException) -> str:
-    """What the failure left behind, where something did. Not a note of the error: libraries add notes too."""
+    """Return what the failure left behind, where something did. Not a note of the error: libraries add notes too."""
     return f" {left}" if (left := getattr(error, "left_behind", "")) else ""
 
 

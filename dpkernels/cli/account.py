@@ -15,7 +15,7 @@ import numpy as np
 
 import accountants
 from accountants.composition.self_composed import ConvergenceError
-from accountants.shuffle import published
+from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.mechanisms import mechanism
@@ -23,7 +23,7 @@ from dpkernels.cli.release.sidecar import guarantee, law_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
@@ -76,7 +76,7 @@ class Account:
         return cls(name, made, options, tuple(epsilons) or tuple(usual), tuple(deltas) or _DELTAS)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
-        """The profile at any epsilons."""
+        """Return the profile at any epsilons."""
         # One by one: a number is compiled for once, an array for each of its lengths.
         return np.array([accountants.delta(self.mechanism, float(epsilon)) for epsilon in epsilons])
 
@@ -135,13 +135,13 @@ class Account:
         if not self.claim:
             return None
         try:
-            own = guarantee(certify(self.mechanism).certificate)
+            own = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {error}"
         return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; null where a number is infinite."""
+        """Return a JSON form; null where a number is infinite."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.mechanism),
@@ -264,7 +264,7 @@ class Composed:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "mechanism": self.one.name,
             "parameters": parameters(self.one.mechanism),
@@ -329,7 +329,7 @@ class ShuffledAccount:
         """
         try:
             accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
-            form = certify(one.mechanism)
+            form = exact_sampler(one.mechanism)
             made = accountants.shuffled(form, n)
         except CertificateError:
             raise
@@ -353,7 +353,7 @@ class ShuffledAccount:
         }
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "mechanism": self.one.name,
             "parameters": parameters(self.one.mechanism),
@@ -394,7 +394,7 @@ def plot_shuffled(target: Path, account: ShuffledAccount) -> None:
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
     counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
     made = [accountants.shuffled(account.form, int(count)) for count in counts]
-    level = float(account.made.blanket.level)
+    level = float(account.made.inputs.level)
     clones = [
         published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
     ]
@@ -430,7 +430,7 @@ def plot_profile(target: Path, account: Account) -> None:
 
 
 def _end(account: Account) -> float:
-    """Where the curve has reached the floor, or the delta that no epsilon goes below; never before the claim."""
+    """Return where the curve has reached the floor, or the delta that no epsilon goes below; never before the claim."""
     plateau = float(account.delta([600.0])[0])
     reached = float(account.epsilon([max(_FLOOR, min(1.001 * plateau, 0.999))])[0])
     pure = account.pure if math.isfinite(account.pure) else 0.0

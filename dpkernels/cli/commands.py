@@ -227,7 +227,7 @@ def _counted(
     bounds: tuple[float, float] | None,
     runs: Mapping[str, Any],
 ) -> Any:
-    """The reports of a file, or of a dataset's parts."""
+    """Return the reports of a file, or of a dataset's parts."""
     if isinstance(reports, Path):
         if any(runs.values()):
             raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")

@@ -62,7 +62,7 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
 
 
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
-    """The optimal mechanisms, with a note where a program has to be solved first."""
+    """Return the optimal mechanisms, with a note where a program has to be solved first."""
     epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
     wanted: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
     if sensitivity is not None and covers(epsilon, breadth / sensitivity):
@@ -92,7 +92,7 @@ def _figures(
 
 
 def as_table(rows: list[dict[str, Any]], epsilon: float, lower: float, upper: float) -> str:
-    """The rows for a terminal."""
+    """Return the rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
     interval = f"[{shortest(lower)}, {shortest(upper)}]"
     title = f"epsilon {shortest(epsilon)}, inputs in {interval}; variances in squared data units"
@@ -136,7 +136,7 @@ def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: f
 
 
 def _covers(name: str, epsilon: float, ratio: float) -> bool:
-    """Whether the mechanism is for a budget, given the width of the interval over the sensitivity."""
+    """Return whether the mechanism is for a budget, given the width of the interval over the sensitivity."""
     if "optimal" in name:
         return covers(epsilon, ratio if name in CENTRAL else 1.0)
     return epsilon <= EPSILON_RANGE[1]

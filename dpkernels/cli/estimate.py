@@ -38,7 +38,7 @@ from dpkernels.untrusted import parse_json, read_text
 
 
 def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:
-    """The group of every row of a piece, and the groups' cells."""
+    """Return the group of every row of a piece, and the groups' cells."""
     if by is None:
         return np.zeros(0, np.int64), [None]
     cells = source.labels(piece, by)
@@ -50,7 +50,7 @@ def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, l
 
 
 def _group_names(cells: Any) -> list[str | None]:
-    """The names of groups: different cells have different names, and null has None.
+    """Return the names of groups: different cells have different names, and null has None.
 
     Bytes that are not UTF-8 become lone surrogates, as in the names of files. Times are written with all their digits,
     which Python's own types do not hold.
@@ -208,7 +208,7 @@ def read(
 
 
 def _opened(path: Path, given: Path | None) -> tuple[dict[str, Any], Source]:
-    """What a sidecar holds, and the file as it says that it is written."""
+    """Return what a sidecar holds, and the file as it says that it is written."""
     place = path.with_name(path.name + ".json") if given is None else given
     if not place.is_file():
         raise click.UsageError(f"--sidecar: missing; {place}, which `dpkernels perturb` writes, is not there")
@@ -245,7 +245,7 @@ def _layout(path: Path, written: Layout, *, is_own: bool) -> Layout:
 
 
 def _column(form: Mapping[str, Any], found: Sequence[str], where: Any, column: str | None) -> Mapping[str, Any]:
-    """What the sidecar says of the column."""
+    """Return what the sidecar says of the column."""
     each = {one["column"]: one for one in form["columns"]}
     if column is None and len(each) == 1:
         column = next(iter(each))
@@ -270,7 +270,7 @@ def _check_groups(form: Mapping[str, Any], found: Sequence[str], where: Any, by:
 
 
 def _as_options(message: str) -> str:
-    """An error of the library in the words of the command."""
+    """Return an error of the library in the words of the command."""
     if message.startswith("bounds: None"):
         return "--lower and --upper: missing; additive noise needs the smallest and the largest value there can be"
     return message.replace("bounds:", "--lower, --upper:")
@@ -309,7 +309,7 @@ def _check_few(cells: Collection[str | None], wanted: Wanted) -> None:
 
 
 def _reports(source: Source, piece: Any, name: str | None, start: int, channel: Channel, keep: bool) -> np.ndarray:
-    """The place of every report among the channel's; -1 where it is missing."""
+    """Return the place of every report among the channel's; -1 where it is missing."""
     try:
         found = source.numbers(piece, name, start)
         there = np.ones(len(found.values), bool) if found.missing is None else ~found.missing
@@ -377,7 +377,7 @@ class EstimateRow:
     bins: list[tuple[float, ...]]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         form: dict[str, Any] = {"group": self.group, "reports": self.reports}
         for name, one in self.numbers.items():
             told = (
@@ -417,7 +417,7 @@ class Estimates:
     whole: Estimate | None
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "column": self.column,
             "by": self.by,
@@ -498,7 +498,7 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
 
 
 def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
-    """Every number that one group's reports tell, and why they do not tell the others; None for a group without any.
+    """Return every estimate of one group that its reports allow; ``made`` is None for a group without reports.
 
     Returns:
         The numbers, and the first error of those that were asked for; the standard deviation and the default quantiles
@@ -524,12 +524,12 @@ def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> t
 
 
 def _reason(error: ValueError) -> str:
-    """The error without the argument of the library that it begins with."""
+    """Return the error without the argument of the library that it begins with."""
     return str(error).partition(": ")[2]
 
 
 def _as_quantile_option(message: str) -> str:
-    """An error of the library in the words of the command."""
+    """Return an error of the library in the words of the command."""
     return f"--quantiles: {message.removeprefix('p: ')}" if message.startswith("p: ") else message
 
 

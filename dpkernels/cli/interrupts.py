@@ -49,12 +49,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def was_asked() -> bool:
-    """Whether there was a request to stop; libraries turn its exception into others."""
+    """Return whether there was a request to stop; libraries turn its exception into others."""
     return _state.asked != 0
 
 
 def is_finished() -> bool:
-    """Whether what was asked for is done, whatever fails after it."""
+    """Return whether what was asked for is done, whatever fails after it."""
     return _state.finished
 
 

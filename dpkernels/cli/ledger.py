@@ -37,7 +37,7 @@ class LedgerAccount:
 
     @classmethod
     def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
-        """The ledger_account of the options, if they name one.
+        """Return the account of the options, if they name a ledger.
 
         Args:
             given: ``ledger`` and ``budget`` as far as they were given.
@@ -70,7 +70,7 @@ class LedgerAccount:
         return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
-        """Whether the charge would fit now; nothing is charged, and no ledger made.
+        """Return whether the charge would fit now; nothing is charged, and no ledger made.
 
         Returns:
             What would be left.
@@ -140,7 +140,7 @@ class LedgerCharge:
         return self.after.entries[-1]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; its amounts are decimals, exactly. The hash shows later that the ledger still has the charge."""
+        """Return a JSON form with exact decimals. The hash shows later that the ledger still has the charge."""
         return {
             "ledger": self.after.ledger,
             "charge": self.entry.id,
@@ -172,7 +172,7 @@ class LedgerCharge:
 
 
 def listing(path: Path) -> list[str]:
-    """A ledger for a terminal."""
+    """Return a ledger for a terminal."""
     statement = Ledger(path).statement()
     facts = {
         "ledger": f"{path}, {statement.ledger}, made {statement.created}",
@@ -219,7 +219,7 @@ def charged(
 
 
 def remaining_after(ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction]) -> list[str]:
-    """What a payment would leave, in words; nothing is charged.
+    """Return what a payment would leave, in words; nothing is charged.
 
     Raises:
         BudgetExceeded: it does not fit.
@@ -229,7 +229,7 @@ def remaining_after(ledger_account: LedgerAccount | None, totals: tuple[Fraction
 
 
 def to_dict(path: Path) -> dict[str, Any]:
-    """A JSON form of a ledger; amounts are decimals, exactly."""
+    """Return a JSON form of a ledger; amounts are decimals, exactly."""
     statement = Ledger(path).statement()
     return {
         "ledger": statement.ledger,
@@ -260,7 +260,7 @@ def _row(entry: Entry, statement: Statement) -> list[str]:
 
 
 def _sign(entry: Entry) -> str:
-    """The sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
+    """Return the sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
     return "-" if entry.voids else ""
 
 

@@ -16,7 +16,7 @@ from typing import Any, get_args
 import click
 
 import dpkernels
-from dpkernels import checks
+from dpkernels import _HOMES, checks
 from dpkernels.cli.options import OPTIONS, flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -24,8 +24,8 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
@@ -116,7 +116,7 @@ def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper:
 def _truncated_laplace(
     *, epsilon: float, delta: float, sensitivity: float, noise_upper: float | None = None
 ) -> Additive:
-    """The upper end of this noise has another name than that of the input interval."""
+    """Return the upper end of this noise has another name than that of the input interval."""
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
@@ -250,7 +250,7 @@ def _constructors() -> Iterator[tuple[str, Constructor]]:
         "recycled-gaussian": _recycled_gaussian,
     }
     yield from special.items()
-    for name in dpkernels.__all__:
+    for name in [name for name, home in _HOMES.items() if home.startswith("mechanisms.")]:  # others load for long
         one = getattr(dpkernels, name)
         if (word := name.replace("_", "-")) not in special and inspect.isfunction(one) and _is_constructor(one):
             yield word, one
@@ -324,8 +324,10 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
         raise click.UsageError(where + str(error)) from error
 
 
-def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tuple[str, ExactForm, dict[str, Any]]:
-    """The name of the mechanism, which for a choice is the one chosen, its certified form and its options.
+def build_exact_sampler(
+    name: str, options: Mapping[str, Any], where: str = ""
+) -> tuple[str, ExactSampler, dict[str, Any]]:
+    """Return the name of the mechanism, which for a choice is the one chosen, its exact sampler and its options.
 
     Raises:
         click.UsageError: as ``mechanism``.
@@ -334,14 +336,14 @@ def exact_sampler(name: str, options: Mapping[str, Any], where: str = "") -> tup
     made = mechanism(name, options, where)
     try:
         own, given = chosen(name, options)
-        return own, certify(made), given
+        return own, exact_sampler(made), given
     except CertificateError as error:
         instead = _feasible(made) if str(error).startswith("delta:") else ""
         raise CertificateError(f"{where}{error}{instead}") from error
 
 
 def _feasible(made: Any) -> str:
-    """The epsilon that noise has at its delta, where that can be said."""
+    """Return the epsilon that noise has at its delta, where that can be said."""
     from accountants import epsilon
 
     try:
@@ -354,7 +356,7 @@ def _feasible(made: Any) -> str:
 
 
 def spread(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """The options of each column.
+    """Return the options of each column.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for
     these in their order.

@@ -75,6 +75,7 @@ OPTIONS: Options = {
     "q": (float, "Q", "Probability of a redraw, in [0, 1). Default: the best for epsilon and delta."),
     "bound": (float, "T", "Largest noise of truncated-gaussian. Default: from delta."),
     "noise_upper": (float, "B", "Largest noise of truncated-laplace. Default: that of symmetric noise."),
+    "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000. Default: 5."),
     "gamma": (float, "G", "Share of the high steps of the noise, in [0, 1]. Default: of least error."),
     "step": (float, "H", "Distance of the values of discrete noise, a short binary fraction. Default: 1."),
     "rates": (Numbers(), "R,R,..", "Slopes of the log-density of the noise, from 0 outwards."),
@@ -118,7 +119,7 @@ _FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
 
 
 def flag(name: str) -> str:
-    """The option as a user types it."""
+    """Return the option as a user types it."""
     return "--" + name.replace("_", "-")
 
 
@@ -176,7 +177,7 @@ def file_options(command: Command) -> Command:
 
 
 def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """The options that were given, of a command that takes each once.
+    """Return the options that were given, of a command that takes each once.
 
     Raises:
         click.UsageError: one was given twice.
@@ -226,7 +227,7 @@ class Target(click.Path):
 
 
 def is_dataset(text: str) -> bool:
-    """Whether an argument names a folder, an URI or, where no file has this name, a pattern."""
+    """Return whether an argument names a folder, an URI or, where no file has this name, a pattern."""
     return (
         "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
     )

@@ -14,12 +14,9 @@ from accountants import tune
 from accountants.shuffle.shuffled import NEIGHBOURING
 from accountants.tune import Family, Objective, Result
 from accountants.tune.families.bounded import Composite, Piecewise, Plain, SquareWaves
-from accountants.tune.families.merged import MergedLaplaces
-from accountants.tune.families.noise import PlainNoise
+from accountants.tune.families.composed import Shuffled
+from accountants.tune.families.noise import MergedLaplaces, PlainNoise, Staircases, TruncatedGaussian, TruncatedLaplace
 from accountants.tune.families.recycled import Recycled
-from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.families.staircase import Staircases
-from accountants.tune.families.truncated import TruncatedGaussian, TruncatedLaplace
 from dpkernels.cli.options import flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -89,7 +86,7 @@ class Tuned:
     covers: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "objective": self.objective,
             "unit": self.unit,
@@ -137,7 +134,7 @@ def tuned(objective: str, given: Mapping[str, float]) -> Tuned:
 
 
 def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family]:
-    """The families that take these options; of shuffled reports the bounded ones, whose own epsilon does not count."""
+    """Return the families that take these options; for shuffled reports the bounded ones."""
     # Square waves are biased: of use for the distribution only.
     biased = (tune.square_wave,) if "reports" in given else ()
     if names != _SHUFFLED:
@@ -150,7 +147,7 @@ def _families(names: tuple[str, ...], given: Mapping[str, float]) -> list[Family
 
 
 def _budget(given: Mapping[str, float], needs: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Which groups of families the options are for.
+    """Return which groups of families the options are for.
 
     Raises:
         click.UsageError: the options fit none, or one is missing or has no use.
@@ -264,7 +261,7 @@ def _(family: Composite, mechanism: Windowed) -> str:
 
 @python_line.register
 def _(family: Shuffled, mechanism: Any) -> str:
-    """Of one report."""
+    """Return the line that builds the mechanism of one report."""
     return python_line(replace(family.inner, epsilon=float(mechanism.epsilon)), mechanism)
 
 

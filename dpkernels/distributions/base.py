@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import importlib
+import pkgutil
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import jax
@@ -13,7 +16,7 @@ from dpkernels.numerics import Real, RealArray, as_of, floating, gauss_legendre,
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 # Probabilities beyond the ends of the intervals on which a general density is integrated.
-_TAILS = np.array([0.5, 0.3, 0.1, 0.03, 1e-2, 1e-3, *(10.0 ** -np.arange(4.0, 44.0, 4.0)), 1e-80, 1e-160, 1e-300])
+_TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
 
 
 class Noise(abc.ABC):
@@ -43,7 +46,9 @@ class Noise(abc.ABC):
     @staticmethod
     def classes() -> dict[str, type[Noise]]:
         """Return every class of distributions by the name that files have for it: the class's own."""
-        return dict(Noise._classes)
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+            importlib.import_module(f"dpkernels.distributions.{module.name}")
+        return {name: one for name, one in Noise._classes.items() if dataclasses.is_dataclass(one)}
 
     def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
         """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.

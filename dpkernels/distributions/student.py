@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import jax
+import numpy as np
+
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import Real, floating, namespace, special_functions, without_derivative
+from dpkernels.numerics import Real, floating, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -39,7 +42,7 @@ class Student(Symmetric):
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
-        checks.within("degrees", self.degrees, 3.0, 1000.0)
+        checks.within("degrees", checks.number("degrees", self.degrees), 3.0, 1000.0)
 
     @property
     def _square(self) -> Any:
@@ -57,12 +60,8 @@ class Student(Symmetric):
 
     def tail(self, z: Real) -> Real:
         """I_x(nu/2, 1/2)/2 at x = 1/(1 + z^2/(nu s^2)), or at small z 1/2 less its complement."""
-        xp, nu = namespace(z, self.scale), self.degrees
-        special, t = special_functions(floating(z) + 0.0 * self.scale), floating(z) / self.scale
-        small = t**2 < nu
-        near = 0.5 - special.betainc(0.5, nu / 2, 1 / (1 + nu / xp.where(small, t, 0.0) ** 2)) / 2
-        far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, nu, t**2) / nu)) / 2
-        return xp.where(small, near, far)
+        t = floating(z) / self.scale
+        return (_tail if namespace(t) is np else _traced_tail)(t, self.degrees)
 
     def lower_inverse(self, u: Real) -> Real:
         """The root of the tail, by bisection of its logarithm and a step of Newton's, which has the derivative."""
@@ -74,7 +73,10 @@ class Student(Symmetric):
         highest = xp.log(nu) / 2 - xp.log(aim) / nu
         ends = bisect(lambda w: standard.tail(xp.exp(w)) > aim, highest - 80.0, highest, _BISECTIONS)
         z = without_derivative(xp.exp((ends[0] + ends[1]) / 2))
-        z = z + (standard.tail(z) - tail) / without_derivative(standard.prob(z))
+        # Far out the density is below all floats: no step is taken there.
+        density = without_derivative(standard.prob(z))
+        some = density > 0
+        z = z + xp.where(some, standard.tail(z) - tail, 0.0) / xp.where(some, density, 1.0)
         return self.scale * xp.where(below, -z, z)
 
     def loss(self, z: Real, shift: Real) -> Any:
@@ -102,6 +104,13 @@ class Student(Symmetric):
         return 1.0001 * rate / xp.sqrt(nearest**2 + self._square)
 
     @property
+    def quantiles(self) -> Any:
+        """Those of unit scale, as plain numbers, times the scale."""
+        if isinstance(self.scale, float):
+            return super().quantiles
+        return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
+
+    @property
     def mean(self) -> Real:
         return 0.0 * self.scale
 
@@ -115,3 +124,22 @@ class Student(Symmetric):
         nu = self.degrees
         ratio = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
+
+
+def _tail(t: Any, nu: float) -> Any:
+    """P(T > t) at unit scale, for t >= 0."""
+    xp, special = namespace(t), special_functions(t)
+    small = t**2 < nu
+    square = xp.where(small, t, 1.0) ** 2
+    near = 0.5 - special.betainc(0.5, nu / 2, square / (square + nu)) / 2
+    far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, nu, t**2) / nu)) / 2
+    return xp.where(small, near, far)
+
+
+_traced_tail = jax.custom_jvp(_tail, nondiff_argnums=(1,))
+
+
+@_traced_tail.defjvp
+def _(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """The derivative is minus the density; that of the incomplete beta function is not finite at t = 0."""
+    return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]

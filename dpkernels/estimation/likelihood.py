@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dpkernels.exact.form import ON_CPU
+from dpkernels.exact.sampler import ON_CPU
 
 # Gaps, in log-likelihood a report: at which the method stops, and what is the most that is handed out.
 _AIM, LARGEST_GAP = 1e-9, 1e-6

@@ -25,10 +25,10 @@ from dpkernels import checks
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.noise_sums import CombinedNoise, sum_of
-from dpkernels.exact.certify import certify
 from dpkernels.exact.noise.certificate import AdditiveCertificate
-from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
 from dpkernels.release import containers
 
@@ -425,7 +425,7 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
     """The table of additive noise, and what true values are multiples of."""
     certificate = source
     if not isinstance(source, AdditiveCertificate):
-        form = certify(source)
+        form = exact_sampler(source)
         if not isinstance(form, ExactNoise):
             raise TypeError(
                 f"mechanism: {type(source).__name__} is not additive noise; `estimate` is for local reports"

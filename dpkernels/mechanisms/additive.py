@@ -51,7 +51,7 @@ class Additive(Mechanism):
             checks.within("delta", self.delta, 0.0, 1.0)
 
     def claim(self, *, sensitivity: Real, epsilon: Real, delta: Real) -> Additive:
-        """The same noise with this claim, which ``certify`` and ``perturb`` verify on the integers they sample."""
+        """Return the same noise with this claim, which ``exact_sampler`` and ``perturb`` verify on their integers."""
         return dataclasses.replace(self, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
     @property

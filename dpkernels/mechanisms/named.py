@@ -21,11 +21,11 @@ from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
+from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, elementary, plain
 from dpkernels.solve import first_feasible, floats_from
 
-WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
+WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
 BASES = ("constant", "quartic")
 
 # Wang 2019, equation (7): below this budget Duchi alone is better in the worst case.

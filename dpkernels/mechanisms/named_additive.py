@@ -15,9 +15,11 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
+from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, elementary, namespace, ndtri
 from dpkernels.solve import root
@@ -36,6 +38,41 @@ def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     """
     _check(epsilon, sensitivity)
     return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+
+
+def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
+    """Logistic noise of scale b = D / eps.
+
+    The float density is pure eps-DP, smooth everywhere; the claim has delta = 1e-15 for the ends of a release's table.
+    ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
+    """
+    _check(epsilon, sensitivity)
+    return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+
+
+def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
+    """Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
+
+    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. The claim has delta = 1e-15 for the ends
+    of a release's table. Of fewer than 5 degrees, or for a small eps, the noise is too wide for a table; a release then
+    needs ``Reweighted(Student(...), -T, T, 0.0)``, noise truncated to [-T, T], with a claim of a larger delta.
+
+    Args:
+        epsilon: eps.
+        sensitivity: D.
+        degrees: nu, the degrees of freedom.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; degrees not in [3, 1000].
+    """
+    _check(epsilon, sensitivity)
+    checks.within("degrees", degrees, 3.0, 1000.0)
+    xp = namespace(epsilon, sensitivity)
+    scale = sensitivity / (2 * math.sqrt(degrees) * xp.sinh(epsilon / (degrees + 1)))
+    return Additive(Student(scale, degrees), sensitivity, epsilon, TABLE_DELTA)
 
 
 def gaussian(
@@ -223,9 +260,7 @@ def budget_recycled(
     return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
 
 
-def discrete_laplace(
-    *, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None
-) -> Additive:
+def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
     """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
     The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
@@ -280,10 +315,10 @@ def discrete_gaussian(
     step: float = 1.0,
     reach: int | None = None,
 ) -> Additive:
-    """Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020), on k = -reach..reach.
+    """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default reach,
-    where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
+    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
+    reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20

@@ -80,9 +80,14 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
     Raises:
         TypeError: not an array or a column, or not of numbers.
     """
+    if type(x) is np.ndarray:
+        _check_dtype(x.dtype)
+        return x, _as_it_is
     match kind(x):
         case "jax" if isinstance(x, jax.core.Tracer):
-            raise TypeError("x: is traced; a release is of concrete values, inside jit simulate with mechanism.sample")
+            raise TypeError(
+                "x: is traced by JAX; inside jit release with perturb_traced, or simulate with mechanism.sample"
+            )
         case "jax":
             _check_dtype(x.dtype)
             devices = x.devices()
@@ -90,11 +95,11 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding, may_alias=True)
             return x, lambda reports: jax.device_put(reports, x.sharding)
         case "numpy":
-            if np.ma.is_masked(x):
+            if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
                 raise ValueError(f"x: has {np.ma.count_masked(x)} masked values{_NEEDED}")
             array = np.asarray(x)
             _check_dtype(array.dtype)
-            return array, lambda reports: reports
+            return array, _as_it_is
         case "pandas":
             return _pandas(x)
         case "polars":
@@ -111,6 +116,10 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 f"x: {type(x).__name__} is not an array or a column; "
                 "use NumPy, JAX, pandas, polars or pyarrow (numpy.asarray makes an array of a list)"
             )
+
+
+def _as_it_is(reports: Any) -> Any:
+    return reports
 
 
 def columns_of(table: Any) -> list[str]:

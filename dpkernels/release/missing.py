@@ -32,7 +32,7 @@ def is_missing(x: Any) -> np.ndarray:
         case "numpy":
             mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)
             mask = mask | np.isnan(np.ma.getdata(x)) if x.dtype.kind == "f" else mask
-            return mask.reshape(len(x), -1).any(axis=1)
+            return np.any(mask.reshape(len(x), -1), axis=1)
         case "pandas":
             return x.isna().to_numpy()
         case "polars":

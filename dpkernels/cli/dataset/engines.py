@@ -190,7 +190,7 @@ def _restore(handler: Any) -> None:
 
 
 def _answer(ray: Any, one: Any, part: Part) -> Any:
-    """What a task returned.
+    """Return what a task returned.
 
     Raises:
         OSError: nothing, as often as it was tried.
@@ -217,7 +217,7 @@ def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any
 
 
 def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
-    """The engine that the options describe.
+    """Return the engine that the options describe.
 
     Args:
         given: the values of the options by name; None or empty where one was not given.

@@ -118,7 +118,7 @@ def _sidecar(place: Place) -> dict[str, Any]:
 
 
 def _parts(place: Place, form: dict[str, Any], written: Layout) -> Sequence[ReleasedPart]:
-    """The files that the sidecar names, of the sizes that it says."""
+    """Return the files that the sidecar names, of the sizes that it says."""
     hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
     for one in form["output"]["parts"]:
         if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:

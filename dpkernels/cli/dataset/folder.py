@@ -58,7 +58,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def named(self, number: int, parts: int, suffix: str) -> str:
-        """The name of a part."""
+        """Return the name of a part."""
 
     @abc.abstractmethod
     @contextmanager
@@ -68,11 +68,11 @@ class Folder(abc.ABC):
     @abc.abstractmethod
     @contextmanager
     def run(self) -> Iterator[None]:
-        """What lies around a release: the folder is there, and goes unless ``finish`` was called."""
+        """Make the folder for a release, and remove it at the end unless ``finish`` was called."""
 
     @abc.abstractmethod
     def sizes(self) -> dict[str, int]:
-        """What is there, name by name."""
+        """Return what is there, name by name."""
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
@@ -211,7 +211,7 @@ class StoreFolder(Folder):
             file.write(text.encode())
 
     def _note(self) -> str:
-        """The number of the run whose note is there."""
+        """Return the number of the run whose note is there."""
         with self.target.child(NOTE).read() as file:
             return file.read().decode().split()[-1]
 
@@ -229,7 +229,7 @@ class StoreFolder(Folder):
 
 
 def folder(text: str, like: Path | None) -> Folder:
-    """Where OUT is.
+    """Return where OUT is.
 
     Raises:
         click.UsageError: it cannot be made there, or something is there.

@@ -94,7 +94,7 @@ class _Planned:
 
 
 def layout_of(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """How all the files are written, and the output's.
+    """Return how all the files are written, and the output's.
 
     Raises:
         click.UsageError: not all the same, or no known format.
@@ -110,7 +110,7 @@ def layout_of(files: Sequence[Place], kind: str | None, delimiter: str | None, m
 
 
 def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
-    """The parts of a dataset, in the order of its rows. No row is read, but of delimited files, which are counted.
+    """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows.
 
     Raises:
         ValueError: a file is not readable, has other columns than the first, or there is no row.
@@ -153,7 +153,7 @@ def _read(file: Place, form: Layout) -> _Planned:
 
 
 def _schema(source: Source) -> Any:
-    """What all files of a dataset have in common: columns, with their types where the format has any."""
+    """Return what all files of a dataset have in common: columns, with their types where the format has any."""
     if isinstance(source, ParquetFile):
         return source.schema
     return (str(source.dtype),) if isinstance(source, ArrayFile) else tuple(source.names)
@@ -187,7 +187,7 @@ def _check_alike(first: _Planned, one: _Planned) -> None:
 
 
 def _named(one: _Planned) -> str:
-    """The columns, with their types where a file has any."""
+    """Return the columns, with their types where a file has any."""
     return ", ".join(f"{c.name} {c.type}" if hasattr(c, "type") else str(c) for c in one.schema)
 
 

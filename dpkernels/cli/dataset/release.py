@@ -44,10 +44,10 @@ class Engine(Protocol):
     """Runs a work for parts, wherever and in whatever order."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
+        """Prepare what the engine needs, so that what cannot work fails before anything is charged."""
 
     def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """The results, as they come."""
+        """Yield the results, as they come."""
 
 
 @dataclass(frozen=True)
@@ -197,7 +197,7 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
 
 
 def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
-    """The results for all parts, in their order."""
+    """Return the results for all parts, in their order."""
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
     with (
         bar(len(plan.parts), progress, long) as moved,

@@ -54,18 +54,18 @@ _NEAR = 0.3  # How far the best moves from one budget to the next, at most.
 
 
 def grid(ends: tuple[float, float, int]) -> np.ndarray:
-    """The points of a geometric grid, with its ends as they are."""
+    """Return the points of a geometric grid, with its ends as they are."""
     return np.geomspace(*ends)
 
 
 def budgets(name: str) -> np.ndarray:
-    """Those at which a mechanism's reports are composed; the optimum's as the page writes them."""
+    """Return those at which a mechanism's reports are composed; the optimum's as the page writes them."""
     return np.union1d(rounded(grid(OPTIMAL_REPORTS), 4), DRAWN) if name == "optimal" else grid(REPORTS)
 
 
 @cache
 def made(name: str, epsilon: float) -> Any:
-    """A mechanism on [0, 1], or Laplace noise of sensitivity 1."""
+    """Return a mechanism on [0, 1], or Laplace noise of sensitivity 1."""
     if name == "laplace":
         return laplace(epsilon=epsilon, sensitivity=1.0)
     return MECHANISMS[name](epsilon=epsilon, lower=0.0, upper=1.0)
@@ -107,7 +107,7 @@ def optimum(epsilon: float) -> list[float]:
 
 
 def optimal_rows(epsilon: float) -> dict[str, Any]:
-    """The reports of inputs in the lower half of [0, 1], row by row; the upper half mirrors it."""
+    """Return the reports of inputs in the lower half of [0, 1], row by row; the upper half mirrors it."""
     one: Optimal = made("optimal", epsilon)
     p = np.asarray(one.probabilities)
     half = p[: (len(p) + 1) // 2]
@@ -125,7 +125,7 @@ def composed(name: str, epsilon: float, count: int) -> list[float]:
 
 
 def hideable(people: float, delta: float) -> float:
-    """The largest budget of a report up to which a shuffler helps much: log(n / (8 log(2/delta)))."""
+    """Return the largest budget of a report up to which a shuffler helps much: log(n / (8 log(2/delta)))."""
     return math.log(people / (8 * math.log(2 / delta)))
 
 
@@ -149,7 +149,7 @@ _error = jax.jit(cdf_error)
 
 
 def errors(mechanism: Any) -> list[float]:
-    """Those of a mechanism on [0, 1], for each crowd."""
+    """Return those of a mechanism on [0, 1], for each crowd."""
     with jax.enable_x64(True):
         return np.log(np.asarray(_errors(mechanism, np.geomspace(*ERROR_VALUES)))).tolist()
 
@@ -163,7 +163,7 @@ def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]
 
 
 def narrow_error(epsilon: float, people: float, log_m: float) -> float:
-    """The error of the piecewise mechanism of a width."""
+    """Return the error of the piecewise mechanism of a width."""
     one = piecewise(epsilon=epsilon, lower=0.0, upper=1.0, eta=2 / math.exp(log_m))
     with jax.enable_x64(True):
         return math.log(_error(one, people))
@@ -180,12 +180,12 @@ def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[flo
 
 
 def people() -> list[int]:
-    """The crowds that are tabulated."""
+    """Return the crowds that are tabulated."""
     return [round(n) for n in grid(PEOPLE)]
 
 
 def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
-    """All of it, as the page takes it: some minutes."""
+    """Return all of it, as the page takes it: some minutes."""
 
     def each(what: str, names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
         found = {}

@@ -64,7 +64,7 @@ class Ends:
 
     @classmethod
     def of(cls, block: bytes, dialect: Dialect) -> Ends:
-        """Of a block that begins with a record; what is after its last line end may be cut short."""
+        """Find the ends in a block that begins with a record; after its last line end it may be cut short."""
         text = np.frombuffer(block, np.uint8)
         feeds = text == LF
         special = feeds | (text == dialect.delimiter)
@@ -96,20 +96,20 @@ class Region:
 
     @classmethod
     def of(cls, block: bytes, line: int, dialect: Dialect) -> tuple[Region, bytes]:
-        """The whole records at the beginning of a block, which begins with one, and the bytes after them."""
+        """Return the whole records at the beginning of a block, which begins with one, and the bytes after them."""
         ends = Ends.of(block, dialect)
         size = int(ends.lines[-1]) + 1 if len(ends.lines) else 0
         ends = Ends(ends.cells[: np.searchsorted(ends.cells, size)], ends.lines)
         return cls(block[:size], ends, line, size), block[size:]
 
     def head(self) -> Region:
-        """The first record alone."""
+        """Return the first record alone."""
         size = int(self.ends.lines[0]) + 1 if self.text else 0
         ends = Ends(self.ends.cells[: np.searchsorted(self.ends.cells, size)], self.ends.lines[:1])
         return Region(self.text[:size], ends, self.line, size)
 
     def line_of(self, at: int) -> int:
-        """The file's line of a position."""
+        """Return the file's line of a position."""
         return self.line + self.text.count(LF, 0, at)
 
 
@@ -127,7 +127,7 @@ class Grid:
 
     @classmethod
     def of(cls, region: Region, cells: int) -> Grid:
-        """Of records, blank lines apart; in a table of one column a blank line is an empty cell.
+        """Find the cells of records without blank lines; in a table of one column a blank line is an empty cell.
 
         Raises:
             RaggedError: a record has more or fewer cells.
@@ -139,18 +139,18 @@ class Grid:
         return cls(first, ends.cells.reshape(-1, cells))
 
     def last(self, text: np.ndarray) -> np.ndarray:
-        """Where the content of each record ends, before its line end."""
+        """Return where the content of each record ends, before its line end."""
         feeds = self.ends[:, -1]
         return feeds - ((feeds > self.first) & (text[feeds - 1] == CR))
 
     def column(self, text: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where the content of each cell of a column begins and ends, without quotes around it."""
+        """Return where the content of each cell of a column begins and ends, without quotes around it."""
         begins, ends = self.whole(text, at)
         quoted = text[begins] == QUOTE
         return begins + quoted, ends - quoted
 
     def whole(self, text: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-        """Where each cell of a column begins and ends."""
+        """Return where each cell of a column begins and ends."""
         begins = self.ends[:, at - 1] + 1 if at else self.first
         return begins, self.ends[:, at] if at < self.ends.shape[1] - 1 else self.last(text)
 
@@ -170,7 +170,7 @@ class RaggedError(ValueError):
 
 
 def _regular(ends: Ends, cells: int) -> bool:
-    """Whether every so manieth end is a line feed, and no other."""
+    """Return whether every so manieth end is a line feed, and no other."""
     return len(ends.cells) == cells * len(ends.lines) and np.array_equal(ends.cells[cells - 1 :: cells], ends.lines)
 
 
@@ -234,7 +234,7 @@ def check_quotes(text: np.ndarray, quotes: np.ndarray, dialect: Dialect) -> None
 
 
 def unended(rest: bytes, dialect: Dialect) -> MalformedError:
-    """What is wrong with bytes from the beginning of a record on that no line end outside quotes ends."""
+    """Return what is wrong with bytes from the beginning of a record on that no line end outside quotes ends."""
     text = np.frombuffer(rest + b"\n\n", np.uint8)
     quotes = np.flatnonzero(text == QUOTE)
     try:
@@ -276,7 +276,7 @@ class Records:
 
     @classmethod
     def of(cls, region: Region, grid: Grid, columns: dict[str | None, int]) -> Records:
-        """Of columns by name and number."""
+        """Find the cells of columns, which are given by name and number."""
         text = np.frombuffer(region.text, np.uint8)
         inner = {name: grid.column(text, at) for name, at in columns.items()}
         cells = {name: _parts(region.text, span) for name, span in inner.items()}
@@ -302,7 +302,7 @@ class Lines:
     last: np.ndarray
 
     def only(self, rows: np.ndarray) -> Lines:
-        """Those whose mask is true; a line end goes with the record before it."""
+        """Return those whose mask is true; a line end goes with the record before it."""
         begin = int(self.first[0]) if len(rows) else 0
         left = buffers.binary(self.text, np.append(self.first, self.text.size)).filter(buffers.array(rows))
         begins, lengths = begin + buffers.offsets(left)[:-1], (self.last - self.first)[rows]
@@ -310,12 +310,12 @@ class Lines:
         return Lines(pa.py_buffer(text), begins, begins + lengths)
 
     def contents(self) -> pa.Array:
-        """The records without line ends and blank lines between them."""
+        """Return the records without line ends and blank lines between them."""
         return _parts(self.text, (self.first, self.last))
 
 
 def replaced(piece: Records, reports: dict[str | None, Numbers]) -> Lines:
-    """The records with reports for the cells of these columns, and every other byte as it is."""
+    """Return the records with reports for the cells of these columns, and every other byte as it is."""
     names = sorted(reports, key=lambda name: piece.spans[name][0][:1].tolist())
     columns = [_texts(piece.cells[name], reports[name]) for name in names]
     filled = columns[0]
@@ -330,7 +330,7 @@ def replaced(piece: Records, reports: dict[str | None, Numbers]) -> Lines:
 
 
 def numbers(cells: pa.Array) -> Numbers:
-    """The numbers of cells' contents, spaces around them apart.
+    """Return the numbers of cells' contents, spaces around them apart.
 
     Raises:
         CellError: for the first that is neither a number nor missing.
@@ -361,7 +361,7 @@ def _numbers_and_missing(cells: pa.Array) -> Numbers:
 
 
 def _rounded(cells: pa.Array, values: np.ndarray) -> np.ndarray | None:
-    """Where whole numbers from 2^53 on stand, which a float may not hold; None for nowhere."""
+    """Return where whole numbers from 2^53 on stand, which a float may not hold; None for nowhere."""
     large = np.abs(values) >= _WHOLE
     if not large.any():
         return None
@@ -416,7 +416,7 @@ def _parts(text: bytes | pa.Buffer, span: tuple[np.ndarray, np.ndarray]) -> pa.A
 
 
 def _alternating(text: bytes | pa.Buffer, spans: Sequence[tuple[np.ndarray, np.ndarray]], size: int) -> pa.Array:
-    """The parts of a text: before the first span, the first span, what is between it and the second, and so on."""
+    """Return the parts of a text: before the first span, the first span, between it and the second, and so on."""
     places = np.empty((len(spans[0][0]), 2 * len(spans)), np.int32)
     for at, span in enumerate(spans):
         places[:, 2 * at], places[:, 2 * at + 1] = span
@@ -442,7 +442,7 @@ def _floats(texts: pa.Array) -> np.ndarray:
 
 
 def _first_that_is_none(texts: pa.Array) -> int:
-    """The row of the first text that is not a number, by halves."""
+    """Return the row of the first text that is not a number, by halves."""
     low, high = 0, len(texts)
     while high - low > 1:
         middle = (low + high) // 2
@@ -554,7 +554,7 @@ class DelimitedFile(Source):
             raise ValueError(f"line {region.line_of(error.at)}: {error}") from None
 
     def _regions(self) -> Iterator[Region]:
-        """All after the header in whole records."""
+        """Yield all after the header in whole records."""
         line, held = 1 + self._head.count(LF), b""
         for block in self._body():
             region, held = Region.of(held + block, line, self._dialect)
@@ -577,7 +577,7 @@ class DelimitedFile(Source):
         return ValueError(f"line {line + rest.count(LF, 0, error.at)}: {error}")
 
     def _body(self) -> Iterator[bytes]:
-        """The blocks after the header."""
+        """Yield the blocks after the header."""
         if self.path == STANDARD_INPUT and self._stream is None:
             raise ValueError("can be read only once")
         stream, self._stream = self._stream, None
@@ -587,7 +587,7 @@ class DelimitedFile(Source):
             skip = max(0, skip - len(block))
 
     def _header(self, blocks: Iterator[bytes]) -> tuple[bytes, list[str], bytes]:
-        """The bytes until the end of the header, the names in it, and all that was read to find it."""
+        """Return the bytes until the end of the header, the names in it, and all that was read to find it."""
         read = b""
         for block in blocks:
             read += block
@@ -605,7 +605,7 @@ class DelimitedFile(Source):
         return read[: begin + region.size], self._names(region), read
 
     def _first(self, read: bytes) -> tuple[int, Region]:
-        """Where the header begins, after a byte-order mark and blank lines, and the header if it has a line end."""
+        """Return where the header begins, after a mark and blank lines, and the header if it has a line end."""
         begin = len(_MARK) * read.startswith(_MARK)
         begin += len(read) - begin - len(read[begin:].lstrip(b"\r\n"))
         region, _ = Region.of(read[begin:], 1 + read.count(LF, 0, begin), self._dialect)

@@ -34,7 +34,7 @@ def writer_options(footer: FileMetaData) -> dict[str, Any]:
 
 
 def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
-    """What of some row groups of a file another file does not have, the types of replaced columns apart."""
+    """Return what of some row groups of a file another file does not have, the types of replaced columns apart."""
     found = [*_schema_differences(old, new, replaced)]
     codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
     if codecs[1] and codecs[0] - codecs[1]:  # a file without rows has no codecs
@@ -66,7 +66,7 @@ def _schema_differences(old: FileMetaData, new: FileMetaData, replaced: set[str]
 
 
 def _chunks(footer: FileMetaData) -> Iterator[Any]:
-    """Every column of every row group."""
+    """Yield every column of every row group."""
     for group in map(footer.row_group, range(footer.num_row_groups)):
         yield from map(group.column, range(group.num_columns))
 
@@ -80,7 +80,7 @@ def _codec(chunk: Any) -> str:
 
 
 def _all_int96(footer: FileMetaData) -> bool:
-    """Whether timestamps are INT96, which a writer writes for all or for none."""
+    """Return whether timestamps are INT96, which a writer writes for all or for none."""
     columns = [footer.schema.column(at) for at in range(footer.num_columns)]
     others = any(column.logical_type.type == "TIMESTAMP" for column in columns)
     return not others and any(column.physical_type == "INT96" for column in columns)
@@ -203,7 +203,7 @@ class ParquetFile(Source):
                 yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
 
     def _decoded(self, table: pa.Table) -> pa.Table:
-        """A table without dictionaries: they hold what rows that are left out held, and in the order of the file."""
+        """Return a table without dictionaries, which hold values of omitted rows, in the order of the file."""
         for at, field in enumerate(table.schema):
             if pa.types.is_dictionary(field.type):
                 values = field.with_type(field.type.value_type)
@@ -291,7 +291,7 @@ class _ParquetSink:
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
-    """Whether a type or one inside it is a dictionary's."""
+    """Return whether a type or one inside it is a dictionary's."""
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
 
 

@@ -73,7 +73,7 @@ def _match(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
 
 
 def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """What matches the parts of a pattern in a folder."""
+    """Yield what matches the parts of a pattern in a folder."""
     if not parts:
         if os.path.lexists(path):
             yield path
@@ -92,7 +92,7 @@ def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], .
 
 
 def _below(path: Path, rest: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
-    """What matches the rest of a pattern in a folder and in all folders below it."""
+    """Yield what matches the rest of a pattern in a folder and in all folders below it."""
     own = path.stat()
     if (own.st_dev, own.st_ino) in above:
         raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
@@ -108,7 +108,7 @@ def _below(path: Path, rest: tuple[str, ...], above: tuple[tuple[int, int], ...]
 
 
 def _is_folder(path: Path) -> bool:
-    """Whether a name on the way is a folder, refused where that cannot be known."""
+    """Return whether a name on the way is a folder, refused where that cannot be known."""
     what = kind(path)
     if what not in (FOLDER, GONE, *_KINDS.values()):
         raise click.UsageError(f"IN: {shown(str(path))} {what}, and a pattern may mean files in it; remove it")
@@ -139,7 +139,7 @@ class Place:
 
     @classmethod
     def of(cls, text: str) -> Place:
-        """What an argument names.
+        """Return what an argument names.
 
         Raises:
             click.UsageError: an URI that Arrow does not know, or with keys in it.
@@ -173,19 +173,19 @@ class Place:
         return _system(self.uri)
 
     def child(self, name: str) -> Place:
-        """A file in this folder."""
+        """Return a file in this folder."""
         return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
 
     def opened(self) -> Any:
-        """The file, for reading anywhere in it."""
+        """Return the file, for reading anywhere in it."""
         return self.system.open_input_file(self.path)
 
     def read(self) -> Any:
-        """The file's bytes as they are: Arrow would unpack one whose name ends in .gz."""
+        """Return the file's bytes as they are: Arrow would unpack one whose name ends in .gz."""
         return self.system.open_input_stream(self.path, compression=None)
 
     def write(self) -> Any:
-        """A new file, of the bytes that it is given."""
+        """Return a new file, of the bytes that it is given."""
         return self.system.open_output_stream(self.path, compression=None)
 
     def stamp(self) -> tuple[int, int, str]:
@@ -280,7 +280,7 @@ def _inside(place: Place, text: str) -> Found:
 
 
 def _expanded(pattern: str) -> Found:
-    """The files of this machine that match a pattern."""
+    """Return the files of this machine that match a pattern."""
     found, folders = list[Place](), list[str]()
     for path in expanded(pattern):
         if (what := kind(path)) == FOLDER:
@@ -311,14 +311,14 @@ def would_match(pattern: str, folder: Place, name: str) -> bool:
 
 
 def _matching(text: str) -> list[Place]:
-    """The files of a store whose paths match a pattern."""
+    """Return the files of a store whose paths match a pattern."""
     place, whole = _stored(text)
     entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
     return [Place(one.path, place.uri) for one in entries if one.is_file and whole.fullmatch(one.path)]
 
 
 def _stored(text: str) -> tuple[Place, re.Pattern[str]]:
-    """The folder of a pattern's URI that holds all that matches, and the pattern as a regular expression of paths."""
+    """Return the folder with all matches of a pattern's URI, and the pattern as a regular expression of paths."""
     pattern, mark, options = text.partition("?")
     base, _, rest = pattern.partition("*")
     base, _, begun = base.rpartition("/")

@@ -37,11 +37,11 @@ class RowOptions:
     shuffleable: bool = True
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
 
     def notices(self) -> list[str]:
-        """What a reader of the output learns of the rows, in sentences."""
+        """Return what a reader of the output learns of the rows, in sentences."""
         lines = []
         if self.missing == "keep":
             lines.append("missing values are kept: which values are missing is revealed, and NOT protected")
@@ -93,20 +93,20 @@ class RowOptions:
 
 
 def filled(numbers: Numbers) -> np.ndarray:
-    """The values, the first that there is in the places of missing ones."""
+    """Return the values, the first that there is in the places of missing ones."""
     if numbers.missing is None:
         return numbers.values
     return np.where(numbers.missing, numbers.values[np.argmin(numbers.missing)], numbers.values)
 
 
 def complete(columns: Iterable[Numbers]) -> np.ndarray | None:
-    """The rows in which no column has a missing value; None for all."""
+    """Return the rows in which no column has a missing value; None for all."""
     masks = [column.missing for column in columns if column.missing is not None]
     return ~np.logical_or.reduce(masks) if masks else None
 
 
 def permutation(key: bytes, rows: int) -> np.ndarray:
-    """A uniformly random order: that of random 64-bit words, all drawn again where two are equal.
+    """Return a uniformly random order: that of random 64-bit words, all drawn again where two are equal.
 
     Args:
         key: 32 bytes.

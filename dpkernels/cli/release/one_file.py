@@ -19,7 +19,7 @@ from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.files.row_options import RowOptions, permutation
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
-from dpkernels.cli.mechanisms import DEFAULT, check_count, exact_sampler, spread
+from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, spread
 from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.rows import ReleaseSpec, check_values, label, perturbed, row_order_secret, some_rows
@@ -103,7 +103,7 @@ class Request:
         check_count("mechanism", len(mechanisms), len(chosen))
         each = list(mechanisms) * (len(chosen) if len(mechanisms) == 1 else 1)
         settings = zip(chosen, each, spread(each, self.options), strict=True)
-        return tuple(Column(name, *exact_sampler(one, own, label(name))) for name, one, own in settings)
+        return tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
 
 
 def plan(request: Request) -> Plan:
@@ -128,7 +128,7 @@ def plan(request: Request) -> Plan:
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
-    """Where the certificates go, once it is clear that nothing is in the way."""
+    """Return where the certificates go, once it is clear that nothing is in the way."""
     if target != DASH:
         if given is not None:
             raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")

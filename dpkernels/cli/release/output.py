@@ -136,7 +136,7 @@ class Output:
         return Path(f"/dev/fd/{self._output.file.fileno()}")
 
     def digest(self) -> tuple[str, int]:
-        """The SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
         file = self._output.file
         file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
@@ -193,7 +193,7 @@ def settle(target: Path) -> None:
 
 
 def own_sidecar(target: Path, text: str) -> str | None:
-    """The text of the sidecar that is the target's own.
+    """Return the text of the sidecar that is the target's own.
 
     Args:
         target: the output.
@@ -211,7 +211,7 @@ def own_sidecar(target: Path, text: str) -> str | None:
 
 
 def digest(target: Path) -> str | None:
-    """The SHA-256 of a file in hexadecimal; None if there is none."""
+    """Return the SHA-256 of a file in hexadecimal; None if there is none."""
     try:
         with target.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -233,7 +233,7 @@ def _is_double(sidecar: Path) -> bool:
 
 
 def _text(sidecar: Path) -> str | None:
-    """All of a file, such that writing it gives the same bytes, whatever they are."""
+    """Return all of a file, such that writing it gives the same bytes, whatever they are."""
     try:
         return sidecar.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
@@ -288,7 +288,7 @@ class StandardOutput:
             self._held.close()
 
     def digest(self) -> tuple[str, int]:
-        """The SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
         return digest(self.path) or "", self.path.stat().st_size
 
     def withdraw(self) -> bool:

@@ -81,7 +81,7 @@ def numbers_and(
     start: int,
     use: Callable[[np.ndarray], T],
 ) -> tuple[Numbers, T | None]:
-    """A column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
+    """Return a column of a piece whose first row is ``start``, and what ``use`` makes of its values; None of none.
 
     Raises:
         ValueError: a value that cannot be perturbed; names its column, its place and what would help.
@@ -113,7 +113,7 @@ def numbers_and(
 
 
 def label(name: str | None) -> str:
-    """What an error about a column begins with."""
+    """Return what an error about a column begins with."""
     return "" if name is None else f"column {name!r}: "
 
 
@@ -148,7 +148,7 @@ class ReleaseSpec:
         return [exact_engine(column.form, _column_secret(secret, column.name)) for column in self.columns]
 
     def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
-        """The (epsilon, delta) of a row, exactly."""
+        """Return the (epsilon, delta) of a row, exactly."""
         parts = [column.guarantee for column in self.columns]
         epsilon, delta = [one.epsilon for one in parts], [one.delta for one in parts]
         return exact_total(epsilon, values_per_row), exact_total(delta, values_per_row)
@@ -161,12 +161,12 @@ class ReleaseSpec:
         not_kept: tuple[str, ...] = (),
         ledger_charge: LedgerCharge | None = None,
     ) -> Release:
-        """What is to be said of a release of so many values a column."""
+        """Return what is to be said of a release of so many values a column."""
         done = self.columns, values // values_per_row, values_per_row, self.clip, form, self.row_options
         return Release(*done, not_kept, ledger_charge)
 
     def copied(self, source: Source) -> list[str]:
-        """What of a file is not perturbed."""
+        """Return what of a file is not perturbed."""
         chosen = set(self.names)
         return [*(name for name in source.names if name not in chosen), *source.also_copied]
 
@@ -184,7 +184,7 @@ def _column_secret(secret: bytes, name: str | None) -> bytes:
 def perturbed(
     spec: ReleaseSpec, source: Source, secret: bytes, show: Callable[[], Any], *, row: int = 0, first: int = 0
 ) -> Perturbed:
-    """The pieces of a file, perturbed.
+    """Return the pieces of a file, perturbed.
 
     Args:
         spec: what is done to them.

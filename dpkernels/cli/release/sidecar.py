@@ -19,11 +19,11 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.text import aligned, listed, shown
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.bounded_certificate import BoundedCertificate
+from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
-from dpkernels.exact.form import ExactForm
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.untrusted import brief
@@ -61,7 +61,7 @@ class Guarantee:
 
 @singledispatch
 def guarantee(certificate: Any) -> Guarantee:
-    """The guarantee of a certificate of single reports.
+    """Return the guarantee of a certificate of single reports.
 
     Raises:
         ValueError: a certificate of vectors.
@@ -112,7 +112,7 @@ def _(certificate: NoiseCertificate) -> Guarantee:
 
 
 def of_a_row(guarantees: Iterable[Guarantee]) -> str:
-    """Which rows are neighbouring."""
+    """Return which rows are neighbouring."""
     return _MIXED if any("sensitivity" in one.stated for one in guarantees) else _LOCAL
 
 
@@ -132,7 +132,7 @@ class Column:
 
     name: str | None
     mechanism: str
-    form: ExactForm
+    form: ExactSampler
     options: Mapping[str, Any]
 
     @cached_property
@@ -146,7 +146,7 @@ class Column:
         return title(self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form with the certificate, and without anything secret."""
+        """Return a JSON form with the certificate, and without anything secret."""
         return {
             "column": self.name,
             "mechanism": self.mechanism,
@@ -218,24 +218,24 @@ def total(parts: list[float], values_per_row: int) -> float:
 
 
 def exact_total(parts: list[float], values_per_row: int) -> Fraction:
-    """The same, not rounded at all."""
+    """Return the same, not rounded at all."""
     return values_per_row * sum(map(rational, parts), Fraction(0))
 
 
 def title(name: str | None) -> str:
-    """A column's name for a terminal; an array has none."""
+    """Return a column's name for a terminal; an array has none."""
     return "(array)" if name is None else shown(name)
 
 
 def parameters(mechanism: Mechanism) -> dict[str, float]:
-    """Every number of a mechanism by its name; tables are in its certificate."""
+    """Return every number of a mechanism by its name; tables are in its certificate."""
     leaves, _ = jax.tree_util.tree_flatten_with_path(mechanism)
     numbers = [(path, leaf) for path, leaf in leaves if np.ndim(leaf) == 0]
     return {jax.tree_util.keystr(path, simple=True, separator="."): float(leaf) for path, leaf in numbers}
 
 
 def law_of(mechanism: Mechanism) -> str:
-    """The parameters of additive noise in a sentence; nothing for other mechanisms."""
+    """Return the parameters of additive noise in a sentence; nothing for other mechanisms."""
     named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
     return ", ".join(f"{name} {value:.9g}" for name, value in named.items())
 
@@ -255,7 +255,7 @@ class Written:
     names: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {"sha256": self.sha256, "bytes": self.size, "columns": list(self.names)}
 
 
@@ -276,7 +276,7 @@ class WrittenPart:
     sha256: str
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {"name": self.name, "rows": self.rows, "bytes": self.size, "sha256": self.sha256}
 
 
@@ -293,12 +293,12 @@ class WrittenParts:
     names: Sequence[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {"parts": [part.to_dict() for part in self.parts], "columns": list(self.names)}
 
 
 def to_json(release: Release, written: Written | WrittenParts) -> str:
-    """The sidecar's text."""
+    """Return the sidecar's text."""
     form = {
         "format": FORMAT,
         "epsilon": release.epsilon,
@@ -322,7 +322,7 @@ def to_json(release: Release, written: Written | WrittenParts) -> str:
 
 
 def versions() -> dict[str, str]:
-    """What made the release."""
+    """Return what made the release."""
     return {
         "dpkernels": dpkernels.__version__,
         "jax": jax.__version__,
@@ -497,7 +497,7 @@ def _column_row(column: Column) -> list[str]:
 
 
 def _noise_line(column: Column) -> list[str]:
-    """The parameters of additive noise, some of which may have been calibrated."""
+    """Return the parameters of additive noise, some of which may have been calibrated."""
     law = law_of(column.form.mechanism)
     return [f"{column.title}: noise of {law}"] if law else []
 

@@ -26,7 +26,7 @@ from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
-from dpkernels.cli.mechanisms import exact_sampler
+from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import (
     Guarantee,
@@ -44,9 +44,9 @@ from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import MixtureCertificate, read_certificate
-from dpkernels.exact.form import ExactForm
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.untrusted import brief, integer, parse_json, read_text
 
@@ -58,7 +58,7 @@ _ROUNDINGS = 4
 
 @singledispatch
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    """Whether each value is a report that the certificate's table can make.
+    """Return whether each value is a report that the certificate's table can make.
 
     Args:
         certificate: of single values.
@@ -86,7 +86,7 @@ def _(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
 
 @singledispatch
 def blur(certificate: Any, dtype: np.dtype, slack: float) -> float:
-    """How far from the places of a table its reports may be, in steps; from ``ANY`` on every number is a report."""
+    """Return how far, in steps, reports may be from a table's places; from ``ANY`` on every number is a report."""
     raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
 
 
@@ -151,7 +151,7 @@ class VerifiedColumn:
 
 
 def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The files of a release, each with what its sidecar says of it; one, but of a dataset.
+    """Return the files of a release, each with what its sidecar says of it; one, but of a dataset.
 
     Raises:
         CertificateError: a file's name is a path, or there twice.
@@ -218,7 +218,7 @@ def verified_output(
 
 
 def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """What a dataset's folder lacks, and what it has that the sidecar does not name; nothing of one file."""
+    """Return what a dataset's folder lacks, and what it has that the sidecar does not name; nothing of one file."""
     if "parts" not in form["output"]:
         return []
     there, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
@@ -259,7 +259,7 @@ def _check_names(form: dict[str, Any], columns: list[VerifiedColumn], source: So
 
 
 def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, list[str]]:
-    """How many rows there are, and columns whose reports are too coarse to be told from other numbers.
+    """Return how many rows there are, and columns whose reports are too coarse to be told from other numbers.
 
     Raises:
         CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
@@ -365,7 +365,7 @@ def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
 
 
 def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[str, Any]) -> bool:
-    """Whether the mechanism, made again, has the parameters and the table.
+    """Return whether the mechanism, made again, has the parameters and the table.
 
     Raises:
         CertificateError: it has not, and this is the version that made the release: another may make another table.
@@ -377,9 +377,11 @@ def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[st
 
 
 def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Certificate) -> str:
-    """How the mechanism made again differs; empty if it does not."""
+    """Return how the mechanism made again differs; empty if it does not."""
     try:
-        form = exact_sampler(name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()})[1]
+        form = build_exact_sampler(
+            name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
+        )[1]
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {error}"
     again = parameters(form.mechanism)
@@ -416,14 +418,14 @@ def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
 
 
 def _check_ledger(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
-    """What was charged is the total."""
+    """Refuse a charge that is not the total."""
     for word in ("epsilon", "delta") if "ledger" in form else ():
         charged = exact_total([getattr(own, word) for own in guarantees], form["values_per_row"])
         check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
 
 
 def _declared(form: dict[str, Any]) -> list[str]:
-    """What nothing here can confirm."""
+    """Return what nothing here can confirm."""
     rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     return [f"declared, not verified: {one}" for one in rest]
 
@@ -438,7 +440,7 @@ class Report:
     """
 
     name: str
-    form: ExactForm
+    form: ExactSampler
 
     @classmethod
     def of(cls, name: str, options: Mapping[str, Any]) -> Report:
@@ -448,10 +450,10 @@ class Report:
             click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
             CertificateError: its integers do not have the guarantee.
         """
-        return cls(*exact_sampler(name, options)[:2])
+        return cls(*build_exact_sampler(name, options)[:2])
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a JSON form."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.form.mechanism),

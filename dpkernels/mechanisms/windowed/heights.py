@@ -87,9 +87,7 @@ def variance_at(window: Window, base: Base, width: Any, height: Any, objective: 
     return central if objective == "central" else central + (1 / S1 - 1) / 4
 
 
-def best_shape(
-    window: Window, base: Base | None, epsilon: Real, condition: str, objective: str
-) -> tuple[Base, Real]:
+def best_shape(window: Window, base: Base | None, epsilon: Real, condition: str, objective: str) -> tuple[Base, Real]:
     """Return the base and the width of least variance; a base of None is quartic, its edge chosen with the width.
 
     For JAX numbers both are JAX scalars, differentiable by the implicit rule.
@@ -116,9 +114,7 @@ def _variance_of_shape(condition: str, objective: str, x: Any, parameters: tuple
     return _best_height_variance(window, base, _width_of(x[0]), epsilon, condition, objective)
 
 
-def _best_height_variance(
-    window: Window, base: Base, width: Any, epsilon: Any, condition: str, objective: str
-) -> Any:
+def _best_height_variance(window: Window, base: Base, width: Any, epsilon: Any, condition: str, objective: str) -> Any:
     height = height_at(relative_height(window, base, width, epsilon, condition), window, base, width)
     return variance_at(window, base, width, height, objective)
 

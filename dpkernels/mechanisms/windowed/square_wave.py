@@ -160,7 +160,7 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | N
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
-            width is too narrow for an exact table, which ``certify`` says.
+            width is too narrow for an exact table, which ``exact_sampler`` reports.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         half_width: b, half the window's width in widths of the interval; by default the published one.

@@ -1,0 +1,539 @@
+"""An accountant for the events of dp_accounting.
+
+``Accountant`` is a ``dp_accounting.PrivacyAccountant``: it composes ``DpEvent`` trees and answers ``get_epsilon`` and
+``get_delta`` from the privacy profiles of this package. Install the extra ``dp-accounting``.
+
+An event is accounted if its privacy loss distribution is known, under the accountant's neighbouring relation:
+
+    event                                         add/remove, replace-special        replace-one
+    Gaussian                                      yes                                yes, twice the distance
+    Laplace, discrete Laplace                     yes                                yes, twice the distance
+    randomised response                           replace-special                    yes
+    mixture of Gaussians                          yes                                no
+    zCDP                                          yes, as an upper bound             yes, as an upper bound
+    Poisson sample of Gaussian mechanisms         yes                                yes
+    Poisson sample of (discrete) Laplace          yes                                no
+    no-op, non-private, composed, self-composed   yes                                yes
+
+Everything else raises ``dp_accounting.UnsupportedEventError``. A Gaussian mechanism on a Poisson sample, with one of
+its records replaced, is worst for two records of opposite vectors of the largest norm; see docs/proofs/worst_pairs.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import dp_event as events
+
+import accountants
+import dpkernels as dpk
+from accountants.closed_forms.concentrated import best_delta
+
+Relation = dp_accounting.NeighboringRelation
+_Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
+
+# A discrete Laplace event has one outcome for each integer up to its sensitivity.
+_MOST_OUTCOMES = 1 << 20
+# Points at which the profile of a zCDP mechanism is bounded, and the delta beyond the last one.
+_POINTS, _LAST_DELTA = 2048, 1e-18
+# Rounding of a sum of pure budgets, relative.
+_ROUNDING = 2.0**-40
+
+
+class _Unsupported(Exception):  # noqa: N818 - it never leaves this file
+    """An event that is not accounted, with the reason."""
+
+    def __init__(self, event: Any, reason: str) -> None:
+        super().__init__(reason)
+        self.event, self.reason = event, reason
+
+
+class Accountant(dp_accounting.PrivacyAccountant):
+    """A privacy accountant for ``DpEvent`` trees.
+
+    Attributes:
+        bracket: whether answers are the upper ends of rigorous brackets. Without it they are precise values.
+
+    Example:
+        >>> import dp_accounting
+        >>> from accountants.interop.dp_accounting import Accountant
+        >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+        >>> round(Accountant().compose(step, 1000).get_epsilon(1e-6), 4)
+        1.8282
+    """
+
+    def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE, *, bracket: bool = False) -> None:
+        """Start with nothing composed.
+
+        Args:
+            neighboring_relation: which data sets are neighbours.
+            bracket: return the upper end of the rigorous bracket instead of the precise value.
+
+        Raises:
+            TypeError: neighboring_relation is not one of dp_accounting's.
+        """
+        if not isinstance(neighboring_relation, Relation):
+            raise TypeError(f"neighboring_relation: {neighboring_relation!r} is not a NeighboringRelation")
+        super().__init__(neighboring_relation)
+        self.bracket = bracket
+        self._counts: dict[_Release, int] = {}
+        self._rho, self._xi = 0.0, 0.0
+        self._non_private = False
+        self._composed: accountants.Guarantee | None = None
+
+    def _maybe_compose(self, event: Any, count: int, do_compose: bool) -> Any:
+        try:
+            releases = list(_releases(event, count, self.neighboring_relation))
+            if self.bracket and (inexact := [one for one, _ in releases if one.kind == "mixture"]):
+                raise _Unsupported(event, f"The masses of {inexact[0].event()} are estimates; they have no bracket.")
+        except _Unsupported as error:
+            return _Details(invalid_event=error.event, error_message=error.reason)
+        if do_compose:
+            self._composed = None
+            for release, times in releases:
+                self._add(release, times)
+        return None
+
+    def _add(self, release: _Release, count: int) -> None:
+        if count == 0:
+            return
+        if release.kind == "non-private":
+            self._non_private = True
+        elif release.kind == "zcdp":
+            rho, xi = release.parameters
+            self._rho, self._xi = self._rho + count * rho, self._xi + count * xi
+        else:
+            self._counts[release] = self._counts.get(release, 0) + count
+
+    @property
+    def guarantee(self) -> accountants.Guarantee:
+        """The composed mechanisms as a ``Guarantee``.
+
+        Raises:
+            ValueError: nothing, or something without privacy, has been composed.
+        """
+        if self._non_private:
+            raise ValueError("ledger: holds a non-private event, which has no guarantee")
+        if self._composed is None:
+            parts = [one.guarantee(self.neighboring_relation).repeat(n) for one, n in self._counts.items()]
+            if self._rho or self._xi:
+                parts.append(accountants.guarantee(_zcdp_pair(self._rho, self._xi)))
+            if not parts:
+                raise ValueError("ledger: holds no event with a privacy loss, so there is no guarantee")
+            self._composed = reduce(lambda first, other: first.compose(other), parts)
+        return self._composed
+
+    @property
+    def _is_empty(self) -> bool:
+        return not (self._counts or self._rho or self._xi or self._non_private)
+
+    def get_epsilon(self, target_delta: float) -> float:
+        """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP.
+
+        Args:
+            target_delta: delta, in [0, 1].
+
+        Raises:
+            ValueError: target_delta is not in [0, 1].
+        """
+        return self._epsilon(target_delta, self.bracket)[1]
+
+    def get_delta(self, target_epsilon: float) -> float:
+        """Return the smallest delta such that everything composed is (target_epsilon, delta)-DP.
+
+        Args:
+            target_epsilon: epsilon, at least 0; it may be infinite.
+
+        Raises:
+            ValueError: target_epsilon is negative or not a number.
+        """
+        return self._delta(target_epsilon, self.bracket)[1]
+
+    def get_bracket(self, *, delta: float | None = None, epsilon: float | None = None) -> tuple[float, float]:
+        """Return a rigorous interval for epsilon at delta, or for delta at epsilon.
+
+        For zCDP events only the upper end is rigorous: the lower end is that of the bound that stands for them.
+
+        Raises:
+            ValueError: not exactly one of the two is given, it is out of range, or a mixture of Gaussians was composed.
+        """
+        if (delta is None) == (epsilon is None):
+            raise ValueError("delta, epsilon: exactly one of them must be given")
+        if any(one.kind == "mixture" for one in self._counts):
+            raise ValueError("ledger: the masses of a mixture of Gaussians are estimates; they have no bracket")
+        return self._delta(epsilon, True) if delta is None else self._epsilon(delta, True)
+
+    def _epsilon(self, delta: float, bracket: bool) -> tuple[float, float]:
+        if not 0 <= delta <= 1:
+            raise ValueError(f"target_delta: {delta} is not in [0, 1]")
+        if self._non_private:
+            return math.inf, math.inf
+        if self._is_empty or delta == 1:
+            return 0.0, 0.0
+        pure = self._pure_epsilon()
+        if delta == 0:
+            return pure, pure * (1 + _ROUNDING * bracket)
+        if not bracket:
+            value = min(float(self.guarantee.epsilon(float(delta))), pure)
+            return value, value
+        low, high = self.guarantee.bracket(delta=float(delta))
+        return min(low, pure), min(high, pure * (1 + _ROUNDING))
+
+    def _delta(self, epsilon: float, bracket: bool) -> tuple[float, float]:
+        if not epsilon >= 0:
+            raise ValueError(f"target_epsilon: {epsilon} is not at least 0")
+        if self._non_private:
+            return 1.0, 1.0
+        if self._is_empty or epsilon >= self._pure_epsilon() * (1 + _ROUNDING):
+            return 0.0, 0.0
+        if not bracket:
+            value = float(self.guarantee.delta(float(epsilon)))
+            return value, value
+        return self.guarantee.bracket(epsilon=float(epsilon))
+
+    def _pure_epsilon(self) -> float:
+        """Return the pure epsilon of everything composed: the larger sum over both directions of a neighbour."""
+        if self._rho or self._xi:
+            return math.inf
+        levels = [(one.pure_levels(self.neighboring_relation), n) for one, n in self._counts.items()]
+        return max(math.fsum(n * level[i] for level, n in levels) for i in (0, 1))
+
+
+def from_dp_event(
+    event: dp_accounting.DpEvent, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE
+) -> accountants.Guarantee:
+    """Return the guarantee of an event.
+
+    Raises:
+        dp_accounting.UnsupportedEventError: the event is not accounted under the relation.
+        ValueError: the event has no privacy loss, or no privacy.
+    """
+    return Accountant(neighboring_relation).compose(event).guarantee
+
+
+def to_dp_event(
+    guarantee: accountants.Guarantee, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE
+) -> dp_accounting.DpEvent:
+    """Return the event that has the meaning of a guarantee.
+
+    Gaussian and Laplace noise, on all the data or on Poisson samples, has an event; so have randomised response and
+    the pairs that ``from_dp_event`` makes of discrete Laplace noise. The noise multiplier of a guarantee on all the
+    data is its standard deviation over its sensitivity. With records replaced, neighbours of such a guarantee are two
+    norms apart, so that its multiplier doubles.
+
+    Args:
+        guarantee: the guarantee.
+        neighboring_relation: the relation of the accountant that the event is for.
+
+    Raises:
+        ValueError: no event means the same under this relation; the error names the mechanism.
+    """
+    parts = [_event_of(part, neighboring_relation) for part in guarantee.terms]
+    return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
+
+
+def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
+    """Return the event of one self-composed mechanism of a guarantee."""
+    pair, *others = part.pairs
+    replaced = relation is Relation.REPLACE_ONE
+    if part.rate is not None and replaced != (part.adjacency == "replace"):
+        raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
+    distance = 2.0 if replaced and part.rate is None else 1.0
+    noise = getattr(pair, "noise", None)
+    event: dp_accounting.DpEvent | None = None
+    if not others and isinstance(noise, dpk.Gaussian):
+        event = dp_accounting.GaussianDpEvent(distance * float(noise.sigma))
+    elif not others and isinstance(noise, dpk.Laplace):
+        event = dp_accounting.LaplaceDpEvent(distance * float(noise.scale))
+    elif not others and noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
+        event = _event_of_table(np.asarray(pair.p), relation)
+    if event is None or (part.rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
+        raise ValueError(f"guarantee: no event means the same as its {type(noise or pair).__name__}")
+    if part.rate is not None:
+        event = dp_accounting.PoissonSampledDpEvent(float(part.rate), event)
+    return event if part.count == 1 else dp_accounting.SelfComposedDpEvent(event, int(part.count))
+
+
+def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent | None:
+    """Return the event of a symmetric pair of probabilities, or None."""
+    if not (len(p) > 1 and p[0] > p[-1] > 0):
+        return None
+    epsilon = math.log(p[0] / p[-1])
+    if relation is Relation.REPLACE_ONE:
+        buckets = 2 if len(p) == 2 else round(p[1] / p[-1]) + 2
+        event: Any = events.RandomizedResponseDpEvent(float(buckets * p[-1]), buckets)
+        if len(p) > 3:
+            event = None
+    else:
+        n = len(p) - 1
+        event = events.DiscreteLaplaceDpEvent(epsilon / n, n)
+    if event is not None:
+        (release, _), *_ = _releases(event, 1, relation)
+        again = release.table(relation)[0]
+        if len(again) == len(p) and np.allclose(again, p, rtol=1e-12, atol=0):
+            return event
+    return None
+
+
+@dataclass(frozen=True)
+class _Release:
+    """One mechanism of a tree, on all the data or on a Poisson sample.
+
+    Attributes:
+        kind: which mechanism it is.
+        parameters: its numbers.
+        rate: the sampling probability, or None for all the data.
+    """
+
+    kind: str
+    parameters: tuple[Any, ...] = ()
+    rate: float | None = None
+
+    def event(self) -> str:
+        """Return the name of the event's class."""
+        return _NAMES.get(self.kind, self.kind)
+
+    def guarantee(self, relation: Relation) -> accountants.Guarantee:
+        """Return the guarantee of one release."""
+        replaced = relation is Relation.REPLACE_ONE
+        distance = 2.0 if replaced and self.rate is None else 1.0
+        if self.kind == "gaussian":
+            made = accountants.guarantee(dpk.Additive(dpk.Gaussian(self.parameters[0] / distance)), 1.0)
+        elif self.kind == "laplace":
+            made = accountants.guarantee(dpk.Additive(dpk.Laplace(self.parameters[0] / distance)), 1.0)
+        elif self.kind == "mixture":
+            made = accountants.guarantee(_mixture_pair(*self.parameters))
+        else:
+            made = accountants.guarantee(accountants.weights(*self.table(relation)))
+        if self.rate is None:
+            return made
+        return made.subsample(self.rate, adjacency="replace" if replaced else "add_remove")
+
+    def table(self, relation: Relation) -> tuple[np.ndarray, np.ndarray]:
+        """Return the probabilities of the outcomes with the record and without it, or with the other record."""
+        if self.kind == "discrete laplace":
+            a, n = self.parameters
+            n *= 2 if relation is Relation.REPLACE_ONE else 1
+            between = math.tanh(a / 2) * np.exp(-a * np.arange(1, n))
+            p = np.concatenate([[1 / (1 + math.exp(-a))], between, [math.exp(-a * n) / (1 + math.exp(-a))]])
+            return p, p[::-1]
+        noise, buckets = self.parameters
+        low = noise / buckets
+        if relation is Relation.REPLACE_ONE:
+            p = np.array([1 - (buckets - 1) * low, low] if buckets == 2 else _response(low, buckets))
+            return p, p[::-1]
+        return np.array([1 - (buckets - 1) * low, (buckets - 1) * low]), np.array([1 / buckets, 1 - 1 / buckets])
+
+    def pure_levels(self, relation: Relation) -> tuple[float, float]:
+        """Return the largest privacy losses of the pair and of its mirror."""
+        if self.kind in ("gaussian", "mixture"):
+            return math.inf, math.inf
+        if self.kind == "laplace":
+            level = (2.0 if relation is Relation.REPLACE_ONE and self.rate is None else 1.0) / self.parameters[0]
+            levels = (level, level)
+        else:
+            p, q = self.table(relation)
+            ratio = np.log(p) - np.log(q)
+            levels = (float(ratio.max()), float(-ratio.min()))
+        if self.rate is None:
+            return levels
+        # Only pairs that are their own mirrors are sampled: log(1 - r + r e^l), and -log(1 - r + r e^-l).
+        up, down = (np.logaddexp(math.log1p(-self.rate), math.log(self.rate) + sign * levels[0]) for sign in (1, -1))
+        return float(up), float(-down)
+
+
+def _response(low: float, buckets: int) -> list[float]:
+    return [1 - (buckets - 1) * low, (buckets - 2) * low, low]
+
+
+_NAMES = {"mixture": "MixtureOfGaussiansDpEvent", "non-private": "NonPrivateDpEvent"}
+
+
+def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Release, int]]:
+    """Yield the mechanisms of a tree, with how often each is run."""
+    if isinstance(event, dp_accounting.NoOpDpEvent):
+        return
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        times = event.count
+        if isinstance(times, bool) or not isinstance(times, int | np.integer) or times < 0:
+            raise _Unsupported(event, f"count must be an integer that is not negative. Found {times!r}.")
+        yield from _releases(event.event, int(times) * count, relation)
+    elif isinstance(event, dp_accounting.ComposedDpEvent):
+        for one in event.events:
+            yield from _releases(one, count, relation)
+    elif isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        yield from _sampled(event, count, relation)
+    else:
+        release = _release(event, relation)
+        if release is not None:
+            yield release, count
+
+
+def _release(event: Any, relation: Relation) -> _Release | None:
+    """Return the mechanism of a leaf, or None if it has no privacy loss."""
+    match event:
+        case dp_accounting.NonPrivateDpEvent():
+            return _Release("non-private")
+        case dp_accounting.GaussianDpEvent():
+            return _noise("gaussian", event.noise_multiplier)
+        case dp_accounting.LaplaceDpEvent():
+            return _noise("laplace", event.noise_multiplier)
+        case events.DiscreteLaplaceDpEvent():
+            n = event.sensitivity
+            if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= _MOST_OUTCOMES:
+                raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MOST_OUTCOMES}. Found {n!r}.")
+            release = _noise("discrete laplace", event.noise_parameter)
+            return release if release.kind == "non-private" else _Release(release.kind, (*release.parameters, int(n)))
+        case events.RandomizedResponseDpEvent():
+            return _randomised_response(event, relation)
+        case events.MixtureOfGaussiansDpEvent():
+            return _mixture(event, relation)
+        case events.ZCDpEvent():
+            for name, value in (("rho", event.rho), ("xi", event.xi)):
+                if not 0 <= value < math.inf:
+                    raise ValueError(f"{name}: {value} is not at least 0 and finite")
+            return _Release("zcdp", (float(event.rho), float(event.xi))) if event.rho or event.xi else None
+    raise _Unsupported(event, "Unsupported event.")
+
+
+def _noise(kind: str, parameter: Any) -> _Release:
+    """Return additive noise; without noise nothing is private."""
+    if not 0 <= parameter < math.inf:
+        raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
+    return _Release(kind, (float(parameter),)) if parameter > 0 else _Release("non-private")
+
+
+def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
+    if relation not in allowed:
+        names = " or ".join(f"`{one.name}`" for one in allowed)
+        name = type(event).__name__
+        raise _Unsupported(event, f"neighboring_relation must be {names} for `{name}`. Found {relation}.")
+
+
+def _randomised_response(event: Any, relation: Relation) -> _Release | None:
+    _needs(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
+    noise, buckets = float(event.noise_parameter), event.num_buckets
+    if isinstance(buckets, bool) or not isinstance(buckets, int | np.integer) or buckets < 1:
+        raise ValueError(f"num_buckets: {buckets!r} is not a positive integer")
+    if not 0 <= noise <= 1:
+        raise ValueError(f"noise_parameter: {noise} is not in [0, 1]")
+    if buckets == 1 or noise == 1:
+        return None
+    return _Release("randomised response", (noise, int(buckets))) if noise else _Release("non-private")
+
+
+def _mixture(event: Any, relation: Relation) -> _Release | None:
+    """Return the mechanism of a mixture event: a Poisson sample if its distances are 0 and one other number."""
+    _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+    sigma, distances = float(event.standard_deviation), [float(c) for c in event.sensitivities]
+    masses = [float(p) for p in event.sampling_probs]
+    valid = len(distances) == len(masses) > 0 and all(0 <= c < math.inf for c in distances)
+    if not (valid and all(p > 0 for p in masses) and abs(math.fsum(masses) - 1) <= 1e-9 and 0 <= sigma < math.inf):
+        raise ValueError(
+            f"MixtureOfGaussiansDpEvent: {event} needs as many probabilities, which are positive and add up to 1, as "
+            "sensitivities, which are not negative, and a standard deviation that is not negative"
+        )
+    merged: dict[float, float] = {}
+    for distance, mass in zip(distances, masses, strict=True):
+        merged[distance] = merged.get(distance, 0.0) + mass
+    others = [distance for distance in merged if distance]
+    if not others:
+        return None
+    if sigma == 0:
+        return _Release("non-private")
+    if len(others) == 1:
+        rate = merged[others[0]] if 0.0 in merged else None
+        return _Release("gaussian", (sigma / others[0],), None if rate is None or rate >= 1 else rate)
+    return _Release("mixture", (sigma, tuple(sorted(merged.items()))))
+
+
+def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Release, int]]:
+    """Yield the mechanism of a Poisson sample; mechanisms that share the sample must all be Gaussian."""
+    rate = float(event.sampling_probability)
+    if not 0 <= rate <= 1:
+        raise ValueError(f"sampling_probability: {rate} is not in [0, 1]")
+    inner = [(one, times) for one, times in _releases(event.event, 1, relation) if times]
+    if rate == 0 or not inner:
+        return
+    if rate == 1 or any(one.kind == "non-private" for one, _ in inner):
+        yield from ((one, count * times) for one, times in inner)
+        return
+    (release, times), *others = inner
+    if (others or times > 1) and all(one.kind == "gaussian" and one.rate is None for one, _ in inner):
+        # Gaussian mechanisms on one sample are one, of all their precisions together.
+        precision = math.fsum(n / one.parameters[0] ** 2 for one, n in inner)
+        release, times, others = _Release("gaussian", (1 / math.sqrt(precision),)), 1, []
+    if others or times > 1 or release.kind not in ("gaussian", "laplace", "discrete laplace"):
+        raise _Unsupported(
+            event,
+            "Subevent of `PoissonSampledDpEvent` must be Gaussian mechanisms, or one `LaplaceDpEvent` or "
+            f"`DiscreteLaplaceDpEvent`. Found {event.event}.",
+        )
+    if release.kind != "gaussian":
+        _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
+    yield _Release(release.kind, release.parameters, rate * (1.0 if release.rate is None else release.rate)), count
+
+
+def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Any:
+    """Return the pair of a mixture of Gaussians with the record, and the Gaussian at 0 without it."""
+    centres, masses = np.array([centre / sigma for centre, _ in mixture]), [mass for _, mass in mixture]
+
+    def log_q(y: np.ndarray) -> np.ndarray:
+        return -(y**2) / 2 - math.log(2 * math.pi) / 2
+
+    def log_p(y: np.ndarray) -> np.ndarray:
+        logs = [log_q(y - c) + math.log(w) for c, w in zip(centres, masses, strict=True)]
+        return np.logaddexp.reduce(logs)
+
+    # The tails beyond are below 2^-1000; the masses that quadrature sees in between are 1 to the last digits.
+    return accountants.densities(
+        log_p, log_q, (-38.0, *np.unique(np.append(0.0, centres)), float(centres.max()) + 38.0)
+    )
+
+
+def _zcdp_pair(rho: float, xi: float) -> Any:
+    """Return a pair that dominates every (xi, rho)-zCDP mechanism.
+
+    H(t), the hockey-stick divergence at t = e^eps, is convex and at most the conversion at every point. So it is at
+    most the lower convex hull of the conversions at some points, which is itself the profile of a pair: at a corner t
+    where the slope rises by q, the loss log t has the probability q without the record and t q with it. What is left
+    at the last point is the probability of an infinite loss. Neighbours may be exchanged, so that the points are
+    mirrored: H(1/t) = 1 - 1/t + H(t)/t for the exchanged pair.
+    """
+    if rho == 0:
+        p = 1 / (1 + math.exp(-xi))
+        return accountants.weights(np.array([p, 1 - p]), np.array([1 - p, p]))
+    last = xi + rho + 2 * math.sqrt(-rho * math.log(_LAST_DELTA))
+    eps = np.linspace(0.0, last, _POINTS)
+    f = np.where(eps < xi, 1.0, best_delta(rho, np.maximum(eps - xi, 0.0)))
+    # By log t: slopes between neighbours, in units of 1/t, that floats hold.
+    t, delta = np.exp(eps), np.minimum(f, 1.0)
+    t, delta = np.concatenate([1 / t[:0:-1], t]), np.concatenate([(1 - 1 / t + delta / t)[:0:-1], delta])
+    kept = _convex_hull(t, delta)
+    t, delta = t[kept], delta[kept]
+    slopes = np.append(np.diff(delta) / np.diff(t), 0.0)
+    positive = t > 1
+    q = np.maximum(np.diff(slopes, prepend=0.0), 0.0)[positive]
+    high, end = t[positive] * q, float(delta[-1])
+    rest = max(0.0, 1 - float(q.sum() + high.sum()) - end)
+    p = np.concatenate([[end], high[::-1], [rest], q, [0.0]])
+    return accountants.weights(p / p.sum(), p[::-1] / p.sum())
+
+
+def _convex_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
+    """Return the corners of the lower convex hull of points whose x increases."""
+    kept: list[int] = []
+    for i in range(len(x)):
+        while len(kept) > 1:
+            a, b = kept[-2:]
+            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
+                break
+            kept.pop()
+        kept.append(i)
+    return kept

@@ -1,0 +1,171 @@
+"""The privacy of a training run with ``dpkernels.interop.optax.private_aggregate``.
+
+    run = TrainingRun(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, slack=state.noise.total_variation)
+    run.epsilon(1e-5), run.bracket(delta=1e-5)
+
+Every step is Gaussian noise on a Poisson sample of the data, but for a total variation distance: the one of the
+noise's table to a Gaussian, and the probability that a sample has more rows than its batch holds. A distance of s a
+step adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers here include.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import accountants
+import dpkernels as dpk
+from dpkernels import checks
+
+# How far above a solution of the equation for epsilon the answer is.
+_ABOVE = 1e-9
+# Relative precision of a calibrated noise multiplier, which is rounded upwards.
+_PRECISION = 1e-6
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """A number of steps of DP-SGD, each on a Poisson sample of its own.
+
+    Attributes:
+        noise_multiplier: the standard deviation of the noise over the clipping norm.
+        sampling_rate: the probability that a step uses an example.
+        steps: the number of steps.
+        neighbours: "add_remove" for data sets with one example more or less, "replace" for another example.
+        slack: the total variation distance of one step to Gaussian noise on a Poisson sample.
+
+    Raises:
+        ValueError: an attribute is out of range.
+    """
+
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    neighbours: str = "add_remove"
+    slack: float = 0.0
+
+    def __post_init__(self) -> None:
+        checks.positive("noise_multiplier", self.noise_multiplier)
+        checks.within("sampling_rate", self.sampling_rate, 2.0**-1000, 1.0)
+        checks.whole("steps", self.steps, 1, 1 << 40)
+        checks.one_of("neighbours", self.neighbours, ("add_remove", "replace"))
+        checks.within("slack", self.slack, 0.0, 1.0)
+
+    @property
+    def guarantee(self) -> accountants.Guarantee:
+        """Return the guarantee of the run without the slack."""
+        noise = accountants.guarantee(dpk.Additive(dpk.Gaussian(self.noise_multiplier)), 1.0)
+        return noise.subsample(self.sampling_rate, adjacency=self.neighbours).repeat(self.steps)
+
+    def delta(self, epsilon: float) -> float:
+        """Return a delta such that the run is (epsilon, delta)-DP."""
+        return min(1.0, float(self.guarantee.delta(epsilon)) + self._slack(epsilon))
+
+    def epsilon(self, delta: float) -> float:
+        """Return an epsilon such that the run is (epsilon, delta)-DP; infinite if the slack takes all of delta."""
+        made = self.guarantee
+        return self._solved(lambda rest: float(made.epsilon(rest)), delta)
+
+    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
+        """Return a rigorous interval for delta at epsilon, or for epsilon at delta.
+
+        The lower end is the one of Gaussian noise without any slack.
+
+        Raises:
+            ValueError: not exactly one of the two is given, or it is out of range.
+        """
+        if delta is None:
+            low, high = self.guarantee.bracket(epsilon=epsilon)
+            return low, min(1.0, high + self._slack(float(epsilon or 0.0)))
+        made = self.guarantee
+        low, high = made.bracket(epsilon=epsilon, delta=delta)
+        if not self.slack:
+            return low, high
+        return low, self._solved(lambda rest: made.bracket(delta=rest)[1], delta)
+
+    def _slack(self, epsilon: float) -> float:
+        return self.steps * self.slack * (1 + math.exp(min(epsilon, 700.0)))
+
+    def _solved(self, epsilon_at: Callable[[float], float], delta: float) -> float:
+        """Return an eps with delta(eps) + slack(eps) <= delta, next to the smallest one.
+
+        The slack rises with eps, so that eps is found from below: at each value, what the slack leaves of delta gives
+        the next one. An eps that is at least what is left of delta at eps itself requires is a solution.
+        """
+        eps = epsilon_at(delta)
+        while self.slack and eps < math.inf:
+            rest = delta - self._slack(eps + _ABOVE)
+            following = epsilon_at(rest) if rest > 0 else math.inf
+            if following <= eps + _ABOVE:
+                return eps + _ABOVE
+            eps = following
+        return eps
+
+
+def noise_multiplier_for(run: TrainingRun, *, epsilon: float, delta: float) -> TrainingRun:
+    """Return the run with the smallest noise multiplier whose bracket at delta ends at most at epsilon.
+
+    The noise multiplier of the given run is where the search begins.
+
+    Raises:
+        ValueError: the budget is out of range, or no noise multiplier up to 2^20 meets it.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+
+    def private(multiplier: float) -> bool:
+        made = replace(run, noise_multiplier=multiplier)
+        return made.epsilon(delta) <= epsilon and made.bracket(delta=delta)[1] <= epsilon
+
+    low = high = run.noise_multiplier
+    while not private(high):
+        if high > 1 << 20:
+            raise ValueError(f"epsilon: {epsilon}, delta: {delta}; no noise multiplier up to 2^20 meets the budget")
+        low, high = high, 2 * high
+    while low == high or private(low):
+        if low < 2.0**-20:
+            break
+        low, high = low / 2, low
+    while high > low * (1 + _PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (low, middle) if private(middle) else (middle, high)
+    return replace(run, noise_multiplier=high)
+
+
+def best_training_run(
+    *,
+    epsilon: float,
+    delta: float,
+    sampling_rates: Iterable[float],
+    steps: Iterable[int],
+    neighbours: str = "add_remove",
+    slack: float = 0.0,
+    error: Callable[[TrainingRun], Any] | None = None,
+) -> TrainingRun:
+    """Return the run of the smallest error that meets a budget, over all given sampling rates and numbers of steps.
+
+    Args:
+        epsilon: the budget.
+        delta: the budget.
+        sampling_rates: the sampling rates to choose from.
+        steps: the numbers of steps to choose from.
+        neighbours: which data sets are neighbours.
+        slack: the slack of a step.
+        error: what to minimise; by default the standard deviation of the mean of all updates' noise, in units of the
+            clipping norm over the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``.
+
+    Raises:
+        ValueError: nothing to choose from, or a budget out of range.
+    """
+    measure = error or (lambda run: run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)))
+    counts = list(steps)
+    runs = [
+        noise_multiplier_for(TrainingRun(1.0, rate, count, neighbours, slack), epsilon=epsilon, delta=delta)
+        for rate in sampling_rates
+        for count in counts
+    ]
+    if not runs:
+        raise ValueError("sampling_rates, steps: there is nothing to choose from")
+    return min(runs, key=measure)

@@ -1,0 +1,1 @@
+"""Certified noise in other libraries: OpenDP measurements and optax transformations."""

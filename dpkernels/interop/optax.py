@@ -1,0 +1,362 @@
+r"""Private gradient aggregation for optax, with Gaussian noise from certified integers.
+
+``private_aggregate`` takes the place of ``optax.contrib.differentially_private_aggregate``. It clips the gradient of
+every example, adds them up, adds Gaussian noise and divides by the expected batch size. It differs in three ways.
+
+* The sum is one of integers. Every clipped gradient is rounded to multiples of a unit ``u`` before the sum, so that the
+  sum has no rounding error whatever the order, the number of devices or of micro-batches.
+* The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
+* An example whose gradient is not finite, or has a norm of 10^30 or more, contributes nothing.
+
+**Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
+``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
+``s = min(1/u, (1 - 2^-20) (K - sqrt(d)/2) / |g|)``. In exact arithmetic ``|s g| <= (1 - 2^-20)(K - sqrt(d)/2)``, and
+rounding moves every coordinate by at most 1/2, so that ``|k| <= K``. In floating point the norm is a float64 sum of at
+most 2^31 squares, which is off by a factor within 1 +- 2^-22 in any order of summation; g, s and their product are
+float32 numbers, off by factors within 1 +- 2^-22 together. The factor 1 - 2^-20 covers both. Norms are below 10^30, so
+that s is a normal number, and integers below 2^24 are exact in float32. The sum of at most B examples is at most
+B K < 2^31 in every coordinate, which is checked when it is traced. So one example more or less changes the vector of
+sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
+are at most K apart.
+
+**Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. It exceeds the one of
+real numbers by ``PrivateNoise.rounding_cost``, relative to it, because K units stand for a norm of C.
+
+**Keys.** Every step splits the state's key in two: one for its noise, one for the steps to come. So no two steps share
+a key, the coordinates of a step have different words of one stream, and a state does not reveal the noise of the steps
+before it. A state reveals the noise of the steps after it: keep it as secret as the data. If a run goes on twice from
+one checkpoint with different batches, both runs have the same noise and their difference reveals the data. Give one of
+them a new key with ``renew_key``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax import Array
+from scipy.special import ndtr
+from scipy.stats import binom
+
+import dpkernels as dpk
+from dpkernels import checks
+
+# Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
+_SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
+# Noise multipliers that tables can have.
+_MULTIPLIERS = (0.2, 1000.0)
+_MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30
+# Above the rounding error of the Gaussian profile in floats.
+_PROFILE_ERROR = 1e-15
+
+
+@dataclass(frozen=True)
+class PrivateNoise:
+    """The noise of every step: what the certificate proves and what it costs.
+
+    Attributes:
+        l2_norm_clip: C, the norm that gradients are clipped to.
+        noise_multiplier: the standard deviation over the sensitivity, both in units.
+        dimensions: d, the number of parameters.
+        sensitivity: K, in units.
+        certificate: the certificate of the table of integers, for vectors of integers at most K apart.
+    """
+
+    l2_norm_clip: float
+    noise_multiplier: float
+    dimensions: int
+    sensitivity: float
+    certificate: Any = field(compare=False, repr=False)
+
+    @property
+    def unit(self) -> float:
+        """Return u, what gradients are rounded to multiples of."""
+        return self.l2_norm_clip / (self.sensitivity - math.sqrt(self.dimensions) / 2)
+
+    @property
+    def rounding_cost(self) -> float:
+        """Return by what part the noise is wider than for real numbers."""
+        return self.unit * self.sensitivity / self.l2_norm_clip - 1
+
+    @property
+    def standard_deviation(self) -> float:
+        """Return the standard deviation of the noise of a sum, in the gradients' unit."""
+        return self.unit * math.sqrt(float(self.certificate.worst_variance))
+
+    @property
+    def total_variation(self) -> float:
+        """Bound the total variation distance of one step's noise to Gaussian noise rounded to integers.
+
+        A run of T steps is as private as Gaussian noise of the noise multiplier, but for T (1 + e^eps) times as much in
+        delta. The certificate's delta is the one of Gaussian noise and (1 + e^eps) times this distance.
+        """
+        epsilon = self.certificate.epsilon
+        beyond = float(self.certificate.realised_delta) - _gaussian_delta(1 / self.noise_multiplier, epsilon)
+        return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["key", "step", "micro_step", "sums"], meta_fields=["noise"])
+@dataclass(frozen=True)
+class PrivateAggregateState:
+    """The state of ``private_aggregate``: a pytree of arrays that can be checkpointed and restored.
+
+    Attributes:
+        key: the words of the key of the steps to come; as secret as the data.
+        step: the number of releases so far.
+        micro_step: the number of micro-batches since the last release.
+        sums: the sums of these, integers in units; empty without micro-batches.
+        noise: the description of the noise, with its certificate; static.
+    """
+
+    key: Array
+    step: Array
+    micro_step: Array
+    sums: Any
+    noise: PrivateNoise
+
+
+def private_aggregate(
+    l2_norm_clip: float,
+    noise_multiplier: float,
+    key: Array,
+    *,
+    expected_batch_size: float | None = None,
+    micro_batches: int = 1,
+    axis_name: str | None = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does.
+
+    ``update`` takes gradients with the examples along the first axis, and ``mask``, of the examples that count, as the
+    padded batches of ``poisson_batch`` have. It returns the noisy sum over the expected batch size. It works in
+    ``jit``, on arrays that are sharded over devices, and in ``shard_map`` with ``axis_name``. See the module for the
+    proof, the cost and the care that the state needs.
+
+    Args:
+        l2_norm_clip: C, in [1e-20, 1e20].
+        noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.2, 1000].
+        key: a ChaCha20 key, such as ``dpkernels.os_key()``.
+        expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
+            Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
+        micro_batches: the number of updates that make one release. Updates in between are zeros.
+        axis_name: an axis of ``shard_map`` that the examples are split over.
+
+    Returns:
+        A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
+        seconds once for a noise multiplier and a number of parameters.
+
+    Raises:
+        ValueError: an argument is out of range; the parameters are too many for the noise multiplier.
+        TypeError: key is not a ChaCha20 key.
+
+    Example:
+        >>> import jax.numpy as jnp, dpkernels as dpk
+        >>> from dpkernels.interop.optax import private_aggregate
+        >>> aggregate = private_aggregate(1.0, 1.1, dpk.os_key())
+        >>> state = aggregate.init({"w": jnp.zeros(3)})
+        >>> update, state = aggregate.update({"w": jnp.ones((8, 3))}, state)
+        >>> update["w"].shape
+        (3,)
+    """
+    clip, multiplier = checks.number("l2_norm_clip", l2_norm_clip), checks.number("noise_multiplier", noise_multiplier)
+    checks.within("l2_norm_clip", clip, 1e-20, 1e20)
+    checks.within("noise_multiplier", multiplier, *_MULTIPLIERS)
+    checks.whole("micro_batches", micro_batches, 1, 1 << 20)
+    if expected_batch_size is not None:
+        checks.positive("expected_batch_size", expected_batch_size)
+    words, kind = _key_words(key), jax.random.key_impl(key)
+
+    def init(params: optax.Params) -> PrivateAggregateState:
+        size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
+        form, sensitivity = _exact_noise(multiplier, size)
+        sums = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params) if micro_batches > 1 else ()
+        noise = PrivateNoise(clip, multiplier, size, sensitivity, form.certificate)
+        return PrivateAggregateState(words, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
+
+    def update(
+        updates: optax.Updates,
+        state: PrivateAggregateState,
+        params: optax.Params | None = None,
+        *,
+        mask: Array | None = None,
+        **others: Any,
+    ) -> tuple[optax.Updates, PrivateAggregateState]:
+        del params, others
+        leaves = jax.tree.leaves(updates)
+        rows = _rows(leaves, state.noise) * micro_batches
+        rows *= 1 if axis_name is None else jax.lax.axis_size(axis_name)
+        if rows * state.noise.sensitivity >= 1 << 31:
+            raise ValueError(
+                f"updates: {rows} examples of {state.noise.sensitivity:g} units each may overflow 32-bit integers"
+            )
+        sums = _clipped_sums(updates, mask, state.noise)
+        if axis_name is not None:
+            sums = jax.lax.psum(sums, axis_name)
+        types = [leaf.dtype for leaf in leaves]
+        divided_by = rows if expected_batch_size is None else expected_batch_size
+        release = partial(_release, kind, state.noise, state.noise.unit / divided_by, types)
+        if micro_batches == 1:
+            made, following = release(state.key, sums)
+            return made, PrivateAggregateState(following, state.step + 1, state.micro_step, (), state.noise)
+        sums, at = jax.tree.map(jnp.add, state.sums, sums), state.micro_step + 1
+        last = at == micro_batches
+        made, following = jax.lax.cond(last, release, partial(_nothing, types), state.key, sums)
+        sums = jax.tree.map(lambda leaf: jnp.where(last, 0, leaf), sums)
+        return made, PrivateAggregateState(following, state.step + last, jnp.where(last, 0, at), sums, state.noise)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState:
+    """Return the state with another key for the steps to come.
+
+    Use it when a run goes on from a checkpoint that another run has gone on from, and before a checkpoint is shared.
+    """
+    return PrivateAggregateState(_key_words(key), state.step, state.micro_step, state.sums, state.noise)
+
+
+def _key_words(key: Array) -> Array:
+    """Return the words of a ChaCha20 key, and refuse every other key."""
+    dpk.perturb_traced(key, _key_check(), jnp.zeros(1))
+    return jax.random.key_data(key)
+
+
+@lru_cache(maxsize=1)
+def _key_check() -> Any:
+    return dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
+
+
+def _gaussian_delta(mu: float, epsilon: float) -> float:
+    """Return the delta of Gaussian noise at distance mu."""
+    return float(ndtr(mu / 2 - epsilon / mu) - math.exp(epsilon) * ndtr(-mu / 2 - epsilon / mu))
+
+
+@lru_cache(maxsize=16)
+def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
+    """Return the certified noise for vectors of integers and their sensitivity K, in units.
+
+    Raises:
+        ValueError: rounding would cost more than a quarter.
+    """
+    checks.whole("params: their number of values", size, 1, 1 << 31)
+    half = math.sqrt(size) / 2
+    sigma = next((s for s in _SIGMAS if half * multiplier / s <= _CHEAP), _SIGMAS[-1])
+    sensitivity = sigma / multiplier
+    if half > _DEAREST * sensitivity:
+        most = int((2 * _DEAREST * _SIGMAS[-1] / multiplier) ** 2)
+        raise ValueError(f"params: have {size} values; with noise multiplier {multiplier:g} they may have {most}")
+    epsilon = 1.0
+    delta = _gaussian_delta(1 / multiplier, epsilon)
+    claimed = delta + min(1e-3, (1 - delta) / 2)
+    noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon, delta=claimed)
+    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
+
+
+def _rows(leaves: list[Any], noise: PrivateNoise) -> int:
+    """Return the number of examples, which is the first axis of every leaf."""
+    shapes = [jnp.shape(leaf) for leaf in leaves]
+    if not shapes or any(not shape or shape[0] != shapes[0][0] for shape in shapes) or not shapes[0][0]:
+        raise ValueError(f"updates: have shapes {shapes}; the first axis of every leaf must hold the same examples")
+    if (size := sum(math.prod(shape[1:]) for shape in shapes)) != noise.dimensions:
+        raise ValueError(
+            f"updates: have {size} values an example; the state is for {noise.dimensions}. Gradients of every example "
+            "are needed, with the examples along the first axis"
+        )
+    if any(not jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in leaves):
+        raise TypeError(f"updates: have types {[str(leaf.dtype) for leaf in leaves]}; all must be floats")
+    return int(shapes[0][0])
+
+
+def _clipped_sums(updates: optax.Updates, mask: Array | None, noise: PrivateNoise) -> Any:
+    """Return the sums over examples of clipped and rounded gradients, in units; see the module for the proof."""
+    most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
+    with jax.enable_x64(True):
+        squares: Any = 0.0
+        for leaf in jax.tree.leaves(updates):
+            wide = leaf.astype(jnp.float64).reshape(leaf.shape[0], -1)
+            squares += (wide * wide).sum(1)
+        norms = jnp.sqrt(squares)
+        scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2)).astype(jnp.float32)
+        kept = norms < _LARGEST_NORM
+        if mask is not None:
+            kept &= jnp.asarray(mask, bool)
+
+        def total(leaf: Array) -> Array:
+            # Row by row: XLA's sums over the first axis of a product take ten times as long on a CPU.
+            def add(i: Array, sums: Array) -> Array:
+                scaled = jnp.round(leaf[i].astype(jnp.float32) * scale[i])
+                return sums + jnp.where(kept[i], scaled, 0.0).astype(jnp.int32)
+
+            return jax.lax.fori_loop(0, leaf.shape[0], add, jnp.zeros(leaf.shape[1:], jnp.int32))
+
+        return jax.tree.map(total, updates)
+
+
+def _release(kind: Any, noise: PrivateNoise, factor: float, types: list[Any], words: Array, sums: Any) -> Any:
+    """Return the noisy sums times a factor, and the words of the key of the next release."""
+    form, _ = _exact_noise(noise.noise_multiplier, noise.dimensions)
+    now, following = jax.random.split(jax.random.wrap_key_data(words, impl=kind))
+    leaves, tree = jax.tree.flatten(sums)
+    with jax.enable_x64(True):
+        noisy = dpk.perturb_traced(now, form, jnp.concatenate([leaf.reshape(-1) for leaf in leaves])) * factor
+        made, at = [], 0
+        for leaf, kept in zip(leaves, types, strict=True):
+            made.append(noisy[at : at + leaf.size].reshape(leaf.shape).astype(kept))
+            at += leaf.size
+    return jax.tree.unflatten(tree, made), jax.random.key_data(following)
+
+
+def _nothing(types: list[Any], words: Array, sums: Any) -> Any:
+    """Return zeros, and the words as they are."""
+    leaves, tree = jax.tree.flatten(sums)
+    zeros = [jnp.zeros(leaf.shape, kept) for leaf, kept in zip(leaves, types, strict=True)]
+    return jax.tree.unflatten(tree, zeros), words
+
+
+class PoissonBatch(NamedTuple):
+    """A Poisson sample with a static shape.
+
+    Attributes:
+        indices: the rows of the sample, and zeros up to the capacity.
+        mask: which of them count.
+    """
+
+    indices: Array
+    mask: Array
+
+
+def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> PoissonBatch:
+    """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
+
+    Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
+    the capacity, the batch is empty; ``poisson_overflow`` is the probability, which belongs into the accounting.
+
+    Args:
+        key: a ChaCha20 key of this step alone, which must not be the one of the noise.
+        examples: the number of rows.
+        rate: in (0, 1].
+        capacity: the length of the result; ``poisson_capacity`` proposes one.
+    """
+    checks.within("rate", rate, 2.0**-32, 1.0)
+    below = int(rate * 2.0**32)
+    hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
+    count = hits.sum()
+    (indices,) = jnp.nonzero(hits, size=capacity, fill_value=0)
+    return PoissonBatch(indices, (jnp.arange(capacity) < count) & (count <= capacity))
+
+
+def poisson_overflow(examples: int, rate: float, capacity: int) -> float:
+    """Return the probability that a Poisson sample has more rows than the capacity."""
+    return float(binom.sf(capacity, examples, rate)) * (1 + 1e-6)
+
+
+def poisson_capacity(examples: int, rate: float, overflow: float = 1e-15) -> int:
+    """Return the smallest capacity that a Poisson sample exceeds with at most this probability."""
+    at = int(binom.isf(overflow, examples, rate))
+    while poisson_overflow(examples, rate, at) > overflow:
+        at += 1
+    return min(at, examples)
