@@ -118,7 +118,7 @@ def perturb(
                 )
             return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
         if containers.is_table(x):
-            options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+            options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
