@@ -9,11 +9,12 @@ a number.
 
 from accountants import calibrate, recycling, tune
 from accountants.closed_forms.approximate import parallel_composition
-from accountants.composition.comparison import compare
-from accountants.composition.guarantee import Guarantee, guarantee
+from accountants.comparison import compare
+from accountants.dominating_pairs.densities import densities
+from accountants.dominating_pairs.discrete import randomised_response, weights
+from accountants.dominating_pairs.steepness import check_steepness
+from accountants.guarantee import Guarantee, guarantee
 from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
-from accountants.pairs.densities import densities
-from accountants.pairs.tables import randomised_response, weights
 from accountants.profile import delta, epsilon
 from accountants.shuffle import Shuffled, shuffled
 from accountants.subsampling import amplified, on_sample
@@ -31,6 +32,7 @@ __all__ = [
     "Shuffled",
     "amplified",
     "calibrate",
+    "check_steepness",
     "compare",
     "delta",
     "densities",

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, gauss_legendre, like, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_never, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -28,6 +28,7 @@ _LARGE = 30.0
 _ROUND = 32
 # Losses up to so many roundings of 1 are rounding errors.
 _NO_LOSS = 64
+_FEW_PIECES = 32  # Up to so many are put on a grid one by one.
 # A piece on which the loss varies less, relatively, is one of constant loss.
 _CONSTANT = 1e-13
 
@@ -144,10 +145,7 @@ class PrivacyLossDistribution:
     @classmethod
     def of_masses(cls, p: Any, q: Any) -> PrivacyLossDistribution:
         """Return the distribution of two tables of probabilities: all outcomes are atoms."""
-        xp = namespace(p, q)
-        both = (p > 0) & (q > 0)
-        loss = xp.log(xp.where(both, p, 1.0)) - xp.log(xp.where(both, q, 1.0))
-        return cls(p, q, xp.where(both, loss, xp.where(p > 0, np.inf, -np.inf)), 0 * p)
+        return cls(p, q, log_ratio(log_or_never(p), log_or_never(q)), 0 * p)
 
     @classmethod
     def of_pieces(cls, pieces: SmoothPieces, unseen: float = 0.0) -> PrivacyLossDistribution:
@@ -212,6 +210,12 @@ class PrivacyLossDistribution:
         outcomes = PrivacyLossDistribution(self.p, self.q, self.loss, self.width)
         return join([outcomes, *(piece.nodes(panels, cuts) for piece in self.pieces if len(piece.left))])
 
+    @property
+    def is_invertible(self) -> bool:
+        """Whether there are pieces, not many, and the inverse of the loss is known on each."""
+        count = sum(len(piece.left) for piece in self.pieces)
+        return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
+
     def pruned(self) -> PrivacyLossDistribution:
         """The same without outcomes of no mass; plain numbers only."""
         some = (self.p != 0) | (self.q != 0)
@@ -242,10 +246,16 @@ class PrivacyLossDistribution:
 
     @property
     def finite(self) -> tuple[Any, Any]:
-        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite."""
-        xp = namespace(self.p)
+        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite; of plain numbers kept."""
+        kept = self.__dict__.get("_finite")
+        if kept is not None:
+            return kept
+        xp = namespace(self.p, self.loss)
         real = ~(xp.isinf(self.loss) | (self.p <= 0))  # NaN stays.
-        return xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+        found = xp.where(real, xp.log(xp.where(real, self.p, 1.0)), -np.inf), xp.where(real, self.loss, 0.0)
+        if xp is np:
+            object.__setattr__(self, "_finite", found)
+        return found
 
 
 def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
@@ -268,7 +278,8 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
     # Next to the least loss, log(1 - r), that sum would cancel; 1 - r is exact where it is small.
     low = xp.log((1 - rate) + rate * xp.exp(xp.where(small, known, 0.0)))
     there = xp.where(large, far, xp.where(small, low, near))
-    return xp.where(infinite, xp.where(loss > 0, np.inf, xp.log1p(-rate)), there)
+    lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
+    return xp.where(infinite, xp.where(loss > 0, np.inf, lowest), there)
 
 
 def _loss_before_sampling(loss: Any, rate: Any) -> Any:
@@ -285,6 +296,22 @@ def log_ratio(log_p: Any, log_q: Any) -> Any:
     p, q = log_p > -np.inf, log_q > -np.inf
     finite = xp.where(p & q, log_p, 0.0) - xp.where(p & q, log_q, 0.0)
     return xp.where(p == q, finite, xp.where(p, np.inf, -np.inf))
+
+
+def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (lower ends, upper ends, rows) of intervals of plain numbers that are split at points inside them.
+
+    Args:
+        left: lower ends of the intervals.
+        right: upper ends.
+        point: where they are split.
+        row: the number of the interval that holds each point.
+    """
+    starts, rows = np.concatenate([left, point]), np.concatenate([np.arange(len(left)), row])
+    order = np.lexsort((starts, rows))
+    starts, rows = starts[order], rows[order]
+    is_last = np.diff(rows, append=len(left)) != 0
+    return starts, np.where(is_last, right[rows], np.append(starts[1:], 0.0)[: len(rows)]), rows
 
 
 def _spacing(loss: Real) -> RealArray:

@@ -8,11 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import pure
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64, curve, profile
-from accountants.pairs.rounding import cap
-from accountants.pairs.worst import take_none, worst_pairs
+from accountants.dominating_pairs.base import DominatingPair, as_float64, cap, curve, profile
+from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon, reject_sensitivity
 from dpkernels import checks
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, floating, namespace, plain
@@ -25,7 +22,7 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
     delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
     mechanism in exact arithmetic. Rounded upwards, by what eight units in the last place of 1 + eps move it: next to
     the largest loss up to 4e-14 at eps 20, and so much at the level of a pure mechanism. See
-    ``pairs.worst.worst_pairs`` for the pairs and for the two kinds of mechanism whose value is an upper bound.
+    ``dominating_pairs.registry`` for the pairs and for the two kinds of mechanism whose value is an upper bound.
 
     Args:
         mechanism: a mechanism of dpkernels.
@@ -46,14 +43,14 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
         0.126937
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    return plain(profile(worst_pairs(mechanism, sensitivity), epsilon))
+    return plain(profile(dominating_pairs(mechanism, sensitivity), epsilon))
 
 
 def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     """The least eps >= 0 for which the mechanism is (eps, delta)-DP.
 
     From the safe side: the profile at what is returned, as computed, is at most delta. For delta = 0 the pure level:
-    the largest loss, inf for Gaussian or truncated noise; of bounded mechanisms as ``pure.epsilon`` has it.
+    the largest loss, inf for Gaussian or truncated noise; of bounded mechanisms as ``pure_epsilon`` has it.
     Derivatives are implicit:  d eps = (d delta - d profile(eps)) / profile'(eps).
 
     Args:
@@ -71,18 +68,18 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
     checks.below_one("delta", delta)
     _check_numbers(mechanism, sensitivity)
     if namespace(delta, sensitivity, *jax.tree.leaves(mechanism)) is jnp:
-        pairs = worst_pairs(mechanism, sensitivity)
+        pairs = dominating_pairs(mechanism, sensitivity)
         target = floating(jnp.asarray(delta))
         return jnp.where(target > 0, solved(pairs, jnp.where(target > 0, target, 0.5)), _pure_level(pairs))
     target = np.asarray(delta, np.float64)
     level = _pure(mechanism, sensitivity) if np.any(target == 0) else np.nan
     if np.all(target == 0):
         return plain(np.full(target.shape, level))
-    found = epsilon_of(worst_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
+    found = epsilon_of(dominating_pairs(mechanism, sensitivity), np.where(target > 0, target, 0.5))
     return plain(np.where(target > 0, found, level))
 
 
-def epsilon_of(pairs: tuple[Pair, ...], delta: Real) -> Real:
+def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
     """``epsilon`` of pairs, for delta in (0, 1)."""
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))
@@ -99,14 +96,14 @@ def _check_numbers(mechanism: Any, sensitivity: Any) -> None:
 
 def _pure(mechanism: Any, sensitivity: Any) -> float:
     if not isinstance(mechanism, Additive):
-        level = pure.epsilon(mechanism)
-        take_none(sensitivity)
+        level = pure_epsilon(mechanism)
+        reject_sensitivity(sensitivity)
         return level
     with np.errstate(all="ignore"):
-        return float(_pure_level(as_float64(worst_pairs(mechanism, sensitivity))))
+        return float(_pure_level(as_float64(dominating_pairs(mechanism, sensitivity))))
 
 
-def _pure_level(pairs: tuple[Pair, ...]) -> Real:
+def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
     levels = [pair.largest_loss() for pair in pairs]
     return namespace(*levels).stack(levels).max()
 
@@ -115,7 +112,7 @@ def _pure_level(pairs: tuple[Pair, ...]) -> Real:
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 
 
-def _rounded_up(pairs: tuple[Pair, ...], target: np.ndarray) -> np.ndarray:
+def _rounded_up(pairs: tuple[DominatingPair, ...], target: np.ndarray) -> np.ndarray:
     """Return the root, moved up until the profile, as computed, is at most the target."""
 
     def one(eps: np.float64, delta: np.float64) -> float:
@@ -147,7 +144,9 @@ def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
 
 
 @solved.defjvp
-def _implicit_derivative(primals: tuple[tuple[Pair, ...], Real], tangents: tuple[Any, Real]) -> tuple[Real, Real]:
+def _implicit_derivative(
+    primals: tuple[tuple[DominatingPair, ...], Real], tangents: tuple[Any, Real]
+) -> tuple[Real, Real]:
     pairs, delta = primals
     eps = solved(pairs, delta)
     inside = (eps > 0) & jnp.isfinite(eps)

@@ -1,4 +1,4 @@
-"""Budget recycling (Jiang 2024): exact accounting, the published formulas by name, and reports on a sample.
+"""Budget recycling (Jiang 2024): exact accounting, and releases on a sample.
 
 A kernel's noise N beyond theta is redrawn with probability q, with p_out = P(|N| > theta):
 
@@ -8,22 +8,7 @@ That law is ``Reweighted(kernel, -theta, theta, 1 - q)``: it has its mean, varia
 P(|Z| <= theta) = p_in/(1 - p_out q) in closed form. ``profile`` is its exact privacy; ``accountants.calibrate`` finds
 q, or the kernel, for a budget.
 
-The published profile treats the kernel's loss and the recycling loss as independent. They are not: it is far too
-pessimistic for theta below about 2 sigma, and **unsound** above about 2.5 sigma. Acceptance at theta = 1,
-delta = 1e-5, Gaussian kernel (``python -m benchmarks.recycling`` computes both tables):
-
-| D | eps | kernel alone | published algorithms | exact, sigma and q tuned |
-|---|---|---|---|---|
-| 1 | 1 | 0.2113 | 0.2324 | 0.3994 |
-| 1 | 2 | 0.3840 | 0.4663 | 0.7664 |
-| 1 | 3 | 0.5279 | 0.7037 | 0.9129 |
-| 5 | 2 | 0.0799 | 0.1329 | 0.3530 |
-| 5 | 3 | 0.1144 | 0.2942 | 0.6476 |
-
-At eps 3, D = 1, theta = 5 and a Gaussian kernel for (2.7, 1e-5), Algorithm 1's q has 123 times the delta asked for.
-With Laplace kernels and theta = 1 Algorithm 2's choice has 2 to 4 times it at eps up to 4 and D up to 5, and 18 times
-at eps 6 and D = 20.
-Do not set a budget by the ``published_*`` functions: they are here to reproduce the source.
+The published formulas, which are **not sound**, are in ``accountants.published.recycling``.
 """
 
 from __future__ import annotations
@@ -37,18 +22,7 @@ import jax
 import numpy as np
 
 from accountants import calibrate
-from accountants.pairs.hockey_stick import additive_profile
-from accountants.published import (
-    PublishedChoice,
-    published_acceptance_rate,
-    published_advanced_composition,
-    published_baseline_rate,
-    published_budget,
-    published_composition,
-    published_profile,
-    published_rate,
-    published_weight,
-)
+from accountants.dominating_pairs.registry import additive_profile
 from accountants.subsampling import on_sample
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -57,18 +31,8 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, gauss_legendre, like, namespace
 
 __all__ = [
-    "PublishedChoice",
     "acceptance",
     "profile",
-    "published_acceptance_rate",
-    "published_advanced_composition",
-    "published_baseline_rate",
-    "published_budget",
-    "published_composition",
-    "published_profile",
-    "published_rate",
-    "published_sensitivity",
-    "published_weight",
     "recycled",
     "rescaled_sensitivity",
     "sampling_noise_count",
@@ -174,11 +138,6 @@ def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
     return sensitivity / rate
 
 
-def published_sensitivity(sensitivity: Real, rate: Real) -> Real:
-    """D, whatever p: as Jiang 2024 reads it in section 7. **Unsound** for estimates rescaled by 1/p, as its own are."""
-    return sensitivity
-
-
 class Subsampled(NamedTuple):
     """A recycled report on a sample.
 
@@ -221,8 +180,8 @@ def subsampled_recycling(
         delta: for the whole data.
         sensitivity: D of the estimate from all the data.
         sampling_noise: s of the estimate from a sample of this rate, such as ``sampling_noise_sum``.
-        sensitivity_at: the sensitivity of the estimate released, from D and p; ``published_sensitivity`` for the
-            source's reading.
+        sensitivity_at: the sensitivity of the estimate released, from D and p. The source's reading is
+            ``published.recycling.published_sensitivity``.
 
     Raises:
         ValueError: rate not in (delta, 1]; the budget on the sample not in [0.01, 20] and (0, 1); theta not positive;

@@ -8,10 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import additive_profile
-from accountants.pairs.units import rescaled
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -21,7 +20,18 @@ from dpkernels.numerics import Real, namespace
 from dpkernels.solve import promote, root
 
 
-def certain_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
+def rescaled(noise: Noise, factor: Real) -> Any:
+    """Return the distribution of factor * Z, for Z of this distribution.
+
+    Raises:
+        TypeError: no distribution, or one that does not say how to rescale it.
+    """
+    if not isinstance(noise, Noise):
+        raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
+    return noise.rescale(factor)
+
+
+def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """A shift s over which delta(eps) is above delta for certain: s = isf(t) - icdf(t).
 
     For A = {z < isf(t)}, P(A) - e^eps P(A - s) = 1 - t - e^eps t = (1 + delta)/2 where t = (1 - delta)/(2 (1 + e^eps)).
@@ -44,7 +54,7 @@ def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)
-    return root(_shift_excess, (noise, epsilon, delta), 0.0, certain_shift(noise, epsilon, delta))
+    return root(_shift_excess, (noise, epsilon, delta), 0.0, infeasible_shift(noise, epsilon, delta))
 
 
 def _shift_excess(shift: Real, parameters: tuple[Distribution, Real, Real]) -> Real:
@@ -59,13 +69,13 @@ def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity:
     """
     check_target(epsilon, delta, sensitivity)
     noise, epsilon, delta, sensitivity = promote(noise, epsilon, delta, sensitivity)
-    widest = certain_shift(noise, epsilon, delta) / sensitivity
+    widest = infeasible_shift(noise, epsilon, delta) / sensitivity
     return 1 / root(_scale_excess, (noise, epsilon, delta, sensitivity), 0.0, widest)
 
 
 def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Real]) -> Real:
     noise, eps, delta, D = parameters
-    return additive_profile(rescaled(noise, 1 / inverse), D, eps) - delta
+    return additive_profile(noise.rescale(1 / inverse), D, eps) - delta
 
 
 def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
@@ -85,7 +95,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
             these; a shape whose delta does not fall with its width.
     """
     checks.noise_epsilon(epsilon)
-    return Additive(rescaled(noise, smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
+    return Additive(noise.rescale(smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:

@@ -27,8 +27,9 @@ from scipy.optimize import brentq
 import dpkernels as dpk
 from accountants import calibrate, tune
 from accountants.closed_forms.pure import pure_epsilon
-from accountants.composition.guarantee import Guarantee, Term, guarantee
-from accountants.pairs.tables import Atoms
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.guarantee import Guarantee, guarantee
 from benchmarks.shown import machine, markdown, parser_of
 from dpkernels.distributions.gaussian import Gaussian
 
@@ -84,7 +85,7 @@ def brackets() -> Accountant:
     """Our rigorous intervals."""
     likely = 1 / (1 + math.exp(-PURE))
     pair = Atoms(np.array([likely, 1 - likely]), np.array([1 - likely, likely]))
-    response = Guarantee((Term((pair,), 1),))
+    response = Guarantee((SelfComposed((pair,), 1),))
     return Accountant(
         "our bracket",
         lambda delta: guarantee(dpk.gaussian(sigma=SIGMA), 1.0).repeat(COUNT).bracket(delta=delta),

@@ -83,12 +83,12 @@ def mechanism(name: str, epsilon: float, n: int) -> Any:
     """The exact form of a row's mechanism."""
     match name:
         case "piecewise":
-            return dpk.certify(dpk.piecewise(epsilon=epsilon, **UNIT))
+            return dpk.exact_sampler(dpk.piecewise(epsilon=epsilon, **UNIT))
         case "piecewise for the distribution":
             found = tune.best(tune.piecewise(epsilon=epsilon, **UNIT), tune.distribution(n))
-            return dpk.certify(found.mechanism)
+            return dpk.exact_sampler(found.mechanism)
         case _:
-            return dpk.certify(dpk.square_wave(epsilon=epsilon, **UNIT))
+            return dpk.exact_sampler(dpk.square_wave(epsilon=epsilon, **UNIT))
 
 
 # Mechanism and estimator of every row.

@@ -16,7 +16,7 @@ import numpy as np
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, tune
-from accountants.tune.published.composite import Enumerated, composite_search
+from accountants.published.searches import Enumerated, composite_search
 from benchmarks.literature_trials import errors
 from benchmarks.sources import tables
 

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 import dpkernels as dpk
-from accountants import Guarantee, calibrate, guarantee, recycling
+from accountants import Guarantee, calibrate, guarantee
 from accountants.closed_forms.concentrated import best_epsilon, gaussian_rho
 from accountants.closed_forms.pure import pure_epsilon
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.published import recycling as published
+from accountants.published.searches import published_recycling
 from accountants.subsampling import on_sample
-from accountants.tune.published.recycling import published_recycling
 
 REPORTS, EPSILON, DELTA, THETA = 1000, 0.1, 1e-5, 3.0
 # The sampled columns' rate is not printed. At this one the sampled Gaussian has the largest acceptance for 300 records.
@@ -89,11 +90,11 @@ def by_algorithms(kind: str, delta: float) -> float:
     from scipy.optimize import brentq
 
     law: Any = recycled(kind)
-    weight, q = float(recycling.published_weight(law.kernel, THETA, 1.0)), float(1 - law.outside)
+    weight, q = float(published.published_weight(law.kernel, THETA, 1.0)), float(1 - law.outside)
     profile = _gaussian_profile(law.kernel) if kind == "Gau" else _renyi_profile(law.kernel)
 
     def excess(epsilon: float) -> float:
-        return recycling.published_composition(profile, weight, q, REPORTS, epsilon) / delta - 1
+        return published.published_composition(profile, weight, q, REPORTS, epsilon) / delta - 1
 
     return float(brentq(excess, 0.1, 100.0, xtol=1e-9))
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import dpkernels as dpk
-from accountants.tune.published.piecewise import published_piecewise
+from accountants.published.searches import published_piecewise
 
 UNIT: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
 

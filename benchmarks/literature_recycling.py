@@ -16,10 +16,10 @@ from scipy.special import erf, ndtri
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, recycling, tune
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.published import recycling as published
+from accountants.published.searches import published_recycling
 from accountants.subsampling import on_sample
-from accountants.tune.published.enumerated import enumerated
-from accountants.tune.published.recycling import published_recycling
 from dpkernels.numerics import Real
 
 DELTA = 1e-5
@@ -48,12 +48,12 @@ def acceptances(theta: float, epsilon: float, sensitivity: float = 1.0, delta: f
     the published choice really has, over the target.
     """
     budget = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
-    published = recycling.published_budget(dpk.Gaussian, theta=theta, **budget)
+    found = published.published_budget(dpk.Gaussian, theta=theta, **budget)
     kernel: Any = calibrate.gaussian(**budget).noise
-    true = recycling.profile(published.kernel, theta, published.q, sensitivity, epsilon)
+    true = recycling.profile(found.kernel, theta, found.q, sensitivity, epsilon)
     return {
         "kernel alone": float(kernel.mass(-theta, theta)),
-        "published": published.acceptance,
+        "published": found.acceptance,
         "exact": tuned(theta, **budget).value,
         "Laplace": -math.expm1(-epsilon * theta / sensitivity),
         "staircase": staircase_acceptance(theta, epsilon, sensitivity),
@@ -71,7 +71,7 @@ def shares(
 def _share(share: float, theta: float, epsilon: float, sensitivity: float, delta: float) -> dict[str, float]:
     kernel: Any = calibrate.gaussian(epsilon=share * epsilon, delta=delta, sensitivity=sensitivity).noise
     row = {"share": share}
-    for name, rate in (("published", recycling.published_rate), ("exact", calibrate.recycling_rate)):
+    for name, rate in (("published", published.published_rate), ("exact", calibrate.recycling_rate)):
         q = float(rate(kernel, theta, epsilon, delta, sensitivity))
         true = recycling.profile(kernel, theta, q, sensitivity, epsilon)
         row |= {name: float(recycling.recycled(kernel, theta, q).acceptance), f"{name} delta": float(true)}
@@ -98,7 +98,7 @@ def on_samples(
         sensitivity: D of the estimate from all the data.
         delta: for the whole data.
     """
-    readings = {"D kept": recycling.published_sensitivity, "D/p": recycling.rescaled_sensitivity}
+    readings = {"D kept": published.published_sensitivity, "D/p": recycling.rescaled_sensitivity}
     rows = []
     for rate in rates:
         noise = float(sampling_noise(rate))
@@ -134,7 +134,7 @@ def epsilon_for(theta: float, D: float, acceptance: float) -> list[float]:
     from scipy.optimize import brentq
 
     def missing(epsilon: float) -> float:
-        found = recycling.published_budget(dpk.Gaussian, theta=theta, epsilon=epsilon, delta=DELTA, sensitivity=D)
+        found = published.published_budget(dpk.Gaussian, theta=theta, epsilon=epsilon, delta=DELTA, sensitivity=D)
         return found.acceptance - acceptance
 
     return [float(brentq(missing, 0.5, 15.0, xtol=1e-3))]
@@ -163,11 +163,11 @@ def composed(counts: Sequence[int], epsilon: float, theta: float, delta: float =
 def _by_algorithm_three(law: Any, theta: float, count: int, delta: float) -> float:
     from scipy.optimize import brentq
 
-    weight, q = float(recycling.published_weight(law.kernel, theta, 1.0)), float(1 - law.outside)
+    weight, q = float(published.published_weight(law.kernel, theta, 1.0)), float(1 - law.outside)
     profile = partial(additive_profile, dpk.Gaussian(law.kernel.sigma / math.sqrt(count)), 1.0)
 
     def excess(epsilon: float) -> float:
-        return recycling.published_composition(profile, weight, q, count, epsilon) / delta - 1
+        return published.published_composition(profile, weight, q, count, epsilon) / delta - 1
 
     return float(brentq(excess, 0.0, 500.0, xtol=1e-9))
 
@@ -252,10 +252,10 @@ def count_on_sample(size: int, rate: float | None = None, epsilon: float = 0.1, 
         query="count",
         spread=0.1,
         size=float(size),
-        sensitivity_at=recycling.published_sensitivity,
+        sensitivity_at=published.published_sensitivity,
     )
     if rate is None:
-        found: Any = enumerated(family, tune.acceptance(theta)).mechanism
+        found: Any = family.published_search(tune.acceptance(theta)).mechanism
         return _rated(found.mechanism.noise, found.rate, theta, found.sampling_noise)
     law = published_recycling(family.kernel, theta, *family.on_sample(rate))[0]
     return _rated(law, rate, theta, float(family.rate.error(rate)))

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from accountants import calibrate, recycling
+from accountants.published import recycling as published
 from benchmarks.shown import markdown
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -28,10 +29,10 @@ def acceptances(sensitivity: float, epsilon: float, theta: float = 1.0) -> list[
     """
     budget = {"epsilon": epsilon, "delta": DELTA, "sensitivity": sensitivity}
     alone: Any = calibrate.gaussian(**budget).noise
-    published = recycling.published_budget(Gaussian, theta=theta, **budget)
+    found = published.published_budget(Gaussian, theta=theta, **budget)
     kept: Any = calibrate.budget_recycled(alone, theta=theta, **budget).noise
     tuned: Any = calibrate.budget_recycled(Gaussian, theta=theta, **budget).noise
-    return [float(alone.mass(-theta, theta)), published.acceptance, kept.acceptance, tuned.acceptance]
+    return [float(alone.mass(-theta, theta)), found.acceptance, kept.acceptance, tuned.acceptance]
 
 
 def gaussian_rows() -> Iterable[list[str]]:
@@ -49,10 +50,10 @@ def true_delta(kernel: Any, theta: float, q: float, sensitivity: float, epsilon:
 def unsound_rows() -> Iterable[list[str]]:
     """Rows of the second table: Algorithm 1 at a Gaussian kernel, Algorithm 2 at Laplace kernels."""
     kernel = Gaussian(calibrate.smallest_scale(Gaussian(1.0), 2.7, DELTA, 1.0))
-    q = recycling.published_rate(kernel, 5.0, 3.0, DELTA, 1.0)
+    q = published.published_rate(kernel, 5.0, 3.0, DELTA, 1.0)
     yield ["Algorithm 1, Gaussian", "5", "1", "3", "2.7", *true_delta(kernel, 5.0, q, 1.0, 3.0)]
     for theta, D, eps in LAPLACE_CASES:
-        found = recycling.published_budget(Laplace, theta=theta, epsilon=eps, delta=DELTA, sensitivity=D)
+        found = published.published_budget(Laplace, theta=theta, epsilon=eps, delta=DELTA, sensitivity=D)
         share = f"{found.kernel_epsilon:.4g}"
         realised = true_delta(found.kernel, theta, found.q, D, eps)
         yield ["Algorithm 2, Laplace", f"{theta:g}", f"{D:g}", f"{eps:g}", share, *realised]

@@ -101,7 +101,7 @@ def exact_numpy(name: str, dtype: Any) -> Callable[[int], Task]:
 
 
 def _words(name: str) -> Callable[[], float]:
-    return lambda: sum(need.bits for need in dpk.certify(_mechanism(name)).words) / 32
+    return lambda: sum(need.bits for need in dpk.exact_sampler(_mechanism(name)).words) / 32
 
 
 def exact_device(name: str) -> Callable[[int], Task]:

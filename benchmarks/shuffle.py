@@ -17,7 +17,8 @@ import numpy as np
 
 import dpkernels as dpk
 from accountants import calibrate, shuffled
-from accountants.shuffle import Shuffled, published
+from accountants.published import shuffle as published
+from accountants.shuffle import Shuffled
 from benchmarks.shown import markdown
 
 DELTA = 1e-6
@@ -39,14 +40,14 @@ def response(level: float, k: int) -> np.ndarray:
 def mechanisms(level: float) -> Iterable[tuple[str, Any]]:
     """Names and mechanisms on [0, 1], the integers of those that have them."""
     for name, make in LOCAL.items():
-        yield name, dpk.certify(make(epsilon=level, lower=0.0, upper=1.0))
+        yield name, dpk.exact_sampler(make(epsilon=level, lower=0.0, upper=1.0))
     yield "10 categories", response(level, 10)
 
 
 def bounds(mechanism: Any, made: Shuffled, n: int) -> list[float]:
     """eps by the closed form, by clones, by the variation ratio, by Hoeffding's and by Bennett's inequality."""
-    level = float(made.blanket.level)
-    variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in made.blanket.pairs)
+    level = float(made.inputs.level)
+    variation = max(0.5 * float(np.abs(pair.first - pair.second).sum()) for pair in made.inputs.pairs)
     of_delta = (
         lambda eps: published.published_clones(level, n, eps),
         lambda eps: published.published_variation_ratio(level, n, eps, math.tanh(level / 2)),

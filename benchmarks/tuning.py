@@ -30,7 +30,7 @@ from scipy.optimize import minimize
 
 from accountants import tune
 from accountants.tune.domains import values
-from accountants.tune.tuning import aimed, starting_points
+from accountants.tune.tuning import starting_points
 from benchmarks.shown import machine, markdown, parser_of
 
 SIGNED: dict[str, Any] = {"lower": -1.0, "upper": 1.0}
@@ -126,7 +126,7 @@ def measured(name: str, method: str) -> dict[str, Any]:
 
 def by_scipy(family: Any, objective: Any) -> tuple[float, int]:
     """Return (the best objective, evaluations) by SciPy over members of plain numbers."""
-    target = aimed(family, objective)
+    target = family.for_error(objective.theta)
     points = starting_points(target, None)
 
     def cost(z: np.ndarray) -> float:

@@ -2,11 +2,17 @@
 
 import os
 import re
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import dpkernels
+from dpkernels.cli.explorer.page import write
 
 os.environ.update(JAX_PLATFORMS="cpu", MPLBACKEND="module://matplotlib_inline.backend_inline")
+
+_explorer = tempfile.mkdtemp()
+write(Path(_explorer, "explorer.html"))
 
 project = "dpkernels"
 version = release = dpkernels.__version__
@@ -16,7 +22,7 @@ html_title = "dpkernels"
 html_copy_source = False
 html_static_path = ["_static"]
 html_js_files = ["accessible.js"]
-html_extra_path = ["../dpkernels/cli/explorer/explorer.html"]
+html_extra_path = [_explorer]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
 # Pages are Markdown; notebooks are percent scripts, run once and kept beside the site.

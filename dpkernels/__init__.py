@@ -25,8 +25,10 @@ _HOMES = {
             "discrete_laplace",
             "gaussian",
             "laplace",
+            "logistic",
             "merged_laplace",
             "staircase",
+            "student",
             "truncated_discrete_laplace",
             "truncated_gaussian",
             "truncated_laplace",
@@ -37,9 +39,11 @@ _HOMES = {
     "DiscreteLaplace": "distributions.discrete",
     "Gaussian": "distributions.gaussian",
     "Laplace": "distributions.laplace",
+    "Logistic": "distributions.logistic",
     "MergedLaplace": "distributions.merged_laplace",
     "Reweighted": "distributions.reweighted",
     "Staircase": "distributions.staircase",
+    "Student": "distributions.student",
     "Mixture": "mechanisms.two_point",
     "TwoPoint": "mechanisms.two_point",
     "Multivariate": "mechanisms.multivariate",
@@ -62,15 +66,17 @@ _HOMES = {
     "CertificateError": "exact.certificate",
     "Certificate": "exact.combined",
     "RowCertificate": "exact.rows.certificate",
-    "certify": "exact.certify",
+    "exact_sampler": "exact.registry",
     "perturb": "release.perturb",
     "perturb_traced": "release.traced",
     "ConsistentCounts": "estimation.consistency",
     "consistent_counts": "estimation.consistency",
     "Counts": "estimation.counts",
     **dict.fromkeys(("correlation", "covariance", "least_squares"), "estimation.regression"),
+    "TooFewReportsError": "estimation.intervals",
     "estimate": "estimation.estimate",
     "estimate_mean": "release.estimate",
+    **dict.fromkeys(("confidence_interval", "histogram_quantile", "released_values"), "estimation.released"),
     "key_from_bytes": "random.keys",
     "os_key": "random.keys",
     "simulation_key": "random.keys",
@@ -82,15 +88,19 @@ if TYPE_CHECKING:
     from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
     from dpkernels.distributions.gaussian import Gaussian
     from dpkernels.distributions.laplace import Laplace
+    from dpkernels.distributions.logistic import Logistic
     from dpkernels.distributions.merged_laplace import MergedLaplace
     from dpkernels.distributions.reweighted import Reweighted
     from dpkernels.distributions.staircase import Staircase
+    from dpkernels.distributions.student import Student
     from dpkernels.estimation.consistency import ConsistentCounts, consistent_counts
     from dpkernels.estimation.counts import Counts
     from dpkernels.estimation.estimate import estimate
+    from dpkernels.estimation.intervals import TooFewReportsError
     from dpkernels.estimation.regression import correlation, covariance, least_squares
+    from dpkernels.estimation.released import confidence_interval, histogram_quantile, released_values
     from dpkernels.exact.certificate import Certificate, CertificateError
-    from dpkernels.exact.certify import certify
+    from dpkernels.exact.registry import exact_sampler
     from dpkernels.exact.rows.certificate import RowCertificate
     from dpkernels.mechanisms.additive import Additive
     from dpkernels.mechanisms.additive_vector import AdditiveVector, on_vectors
@@ -112,8 +122,10 @@ if TYPE_CHECKING:
         discrete_laplace,
         gaussian,
         laplace,
+        logistic,
         merged_laplace,
         staircase,
+        student,
         truncated_discrete_laplace,
         truncated_gaussian,
         truncated_laplace,

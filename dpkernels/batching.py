@@ -11,9 +11,9 @@ from jax.custom_batching import custom_vmap, sequential_vmap
 
 
 def some_at_a_time(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
-    """The function, traced once; under vmap a processor, whose cache arrays of all would leave, has a few together.
+    """Return the function, traced once; under vmap a processor computes a few values at a time.
 
-    Of many of many, too.
+    Arrays of all values together would leave the cache of a processor. Nested vmaps are batched likewise.
 
     Args:
         function: of pytrees of arrays.

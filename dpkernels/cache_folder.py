@@ -1,7 +1,7 @@
 """Where what took long to compute is kept between runs, and when that may be trusted.
 
-The folder is ``$DPKERNELS_CACHE``, by default ``$XDG_CACHE_HOME/dpkernels`` or ``~/.cache/dpkernels``; an empty
-``DPKERNELS_CACHE`` turns it off.
+The folder is ``$DPKERNELS_CACHE``. By default it is the folder that the system has for a user's caches, such as
+``~/.cache/dpkernels`` on Linux. An empty ``DPKERNELS_CACHE`` turns the cache off.
 """
 
 from __future__ import annotations
@@ -12,26 +12,23 @@ from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
-# Programs that compile in less are not kept: reading them takes about as long.
+from platformdirs import user_cache_path
+
+# Programs that compile in less time are not kept: reading them takes about as long.
 _LEAST_SECONDS = "0.1"
-# Bytes of kept programs, above which the longest unused go until half is left; tuning additive noise keeps
-# 2 MB (`benchmarks.commands`).
-# JAX's own limit needs another package, takes turns by a lock, and fails on a folder that was filled without it.
-# How JAX names what it keeps.
-_OWN = ("-cache", "-atime")
+_OWN = ("-cache", "-atime")  # how JAX names what it keeps
+# Bytes of kept programs, above which the longest unused are removed until half is left. JAX's own limit fails on a
+# folder that was filled without it.
 _MOST_BYTES = 1 << 28
 
 
 def folder() -> Path | None:
-    """Where results are kept; None where they are not."""
+    """Return where results are kept; None where they are not."""
     chosen = os.environ.get("DPKERNELS_CACHE")
     if chosen is not None:
         return Path(chosen) if chosen else None
-    home = os.environ.get("XDG_CACHE_HOME")
-    try:
-        return (Path(home) if home else Path.home() / ".cache") / "dpkernels"
-    except RuntimeError:  # There is no home.
-        return None
+    usual = user_cache_path("dpkernels", appauthor=False)
+    return usual if usual.is_absolute() else None  # without a home there is no folder
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
@@ -79,7 +76,7 @@ def trim(programs: Path, most: int) -> None:
 
 
 def _is_ours_alone(place: Path) -> bool:
-    """Whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
+    """Return whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
 
     Whoever may write in a folder above can rename it away, but for folders such as /tmp, where only owners can.
     """
@@ -96,6 +93,6 @@ def _is_ours_alone(place: Path) -> bool:
 
 
 def _is_safe(above: os.stat_result) -> bool:
-    """Whether nobody but this user and root can rename what is in a folder; a link is none."""
+    """Return whether nobody but this user and root can rename what is in a folder; a link is none."""
     shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
     return stat.S_ISDIR(above.st_mode) and above.st_uid in (0, os.getuid()) and not shared

@@ -34,16 +34,28 @@ def concrete(value: Real) -> np.ndarray | None:
     return array.astype(np.float64)
 
 
-def number(name: str, value: Any) -> float:
-    """One real number as a float.
+def number(name: str, value: Any) -> Any:
+    """One real number: a tracer as it is, any other as a float.
 
     Raises:
         TypeError: anything else, naming the argument.
     """
+    if isinstance(value, jax.core.Tracer) and not value.shape:
+        return value
     array = np.asarray(value)
     if array.shape != () or array.dtype.kind not in "iuf":
         raise TypeError(f"{name}: {value!r} is not a number")
     return float(array)
+
+
+def not_traced(name: str, reason: str, *values: Any) -> None:
+    """Refuse values that JAX traces.
+
+    Raises:
+        TypeError: one is traced; names the argument, and gives the reason with what to do instead.
+    """
+    if any(isinstance(value, jax.core.Tracer) for value in values):
+        raise TypeError(f"{name}: traced by JAX (jit, grad or vmap). {reason}")
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:

@@ -8,16 +8,16 @@ from typing import SupportsFloat
 
 
 def rational(number: float) -> Fraction:
-    """The shortest decimal that stands for a float, as printed: 0.1 is 1/10."""
+    """Return the shortest decimal that stands for a float, as printed: 0.1 is 1/10."""
     return Fraction(repr(float(number)))
 
 
 def shortest(number: SupportsFloat) -> str:
-    """That decimal as text, 1.0000001 and not 1, so that a value can be told from the bound it exceeds."""
+    """Return that decimal as text, 1.0000001 and not 1, so that a value can be told from the bound it exceeds."""
     return repr(float(number)).removesuffix(".0")
 
 
 def float_at_least(number: Fraction) -> float:
-    """The nearest float, or the next one up where its decimal is below the number."""
+    """Return the nearest float, or the next one up where its decimal is below the number."""
     nearest = float(number)
     return nearest if rational(nearest) >= number else math.nextafter(nearest, math.inf)

@@ -36,6 +36,11 @@ def namespace(*values: object) -> ModuleType:
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
 
+def elementary(*values: object) -> ModuleType:
+    """Return jax.numpy if any value is a JAX array or tracer, else math: for formulas of single numbers."""
+    return math if namespace(*values) is np else jnp
+
+
 # Types that are no JAX array: asking by type takes a tenth of the time.
 _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, np.float32, np.int64, np.bool_})
 
@@ -54,9 +59,9 @@ def as_of(value: float, *others: object) -> Real:
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
-def like(table: np.ndarray, value: Any) -> Any:
+def like(table: Any, value: Any) -> Any:
     """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
-    return namespace(value).asarray(table.astype(value.dtype, copy=False))
+    return namespace(value, table).asarray(table.astype(value.dtype))
 
 
 def without_derivative(values: Any) -> Any:

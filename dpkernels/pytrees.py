@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import jax
@@ -14,17 +15,21 @@ def pytree(cls: type[T], *, static: tuple[str, ...] = ()) -> type[T]:
     """Register a frozen dataclass as a pytree whose leaves are its fields, but for the ``static`` ones.
 
     Unlike ``jax.tree_util.register_dataclass``, rebuilding one skips the constructor's checks: a gradient with
-    respect to a mechanism, or an optax update, is a pytree of its type but no valid mechanism.
+    respect to a mechanism, or an optax update, is a pytree of its type but no valid mechanism. The fields are asked for
+    when they are needed, so that a class may be registered before it is made a dataclass.
     """
-    names = [field.name for field in dataclasses.fields(cls) if field.name not in static]  # type: ignore[arg-type]
+
+    @lru_cache
+    def names() -> list[str]:
+        return [field.name for field in dataclasses.fields(cls) if field.name not in static]  # type: ignore[arg-type]
 
     def flatten(item: T) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        leaves = [(jax.tree_util.GetAttrKey(name), getattr(item, name)) for name in names]
+        leaves = [(jax.tree_util.GetAttrKey(name), getattr(item, name)) for name in names()]
         return leaves, tuple(getattr(item, name) for name in static)
 
     def unflatten(shape: tuple[Any, ...], leaves: Any) -> T:
         item = object.__new__(cls)
-        for name, value in zip((*names, *static), (*leaves, *shape), strict=True):
+        for name, value in zip((*names(), *static), (*leaves, *shape), strict=True):
             object.__setattr__(item, name, value)
         return item
 

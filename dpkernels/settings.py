@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from operator import attrgetter
 
 import jax
 
-# Settings and the values that they are lifted to, or that need no lifting.
-_OWN = (
-    ("jax_numpy_dtype_promotion", ("standard",)),
-    ("jax_numpy_rank_promotion", ("allow",)),
-    ("jax_transfer_guard_host_to_device", (None, "allow")),
-    ("jax_transfer_guard_device_to_host", (None, "allow")),
-    ("jax_transfer_guard_device_to_device", (None, "allow")),
+_current = attrgetter(
+    "jax_numpy_dtype_promotion",
+    "jax_numpy_rank_promotion",
+    "jax_transfer_guard_host_to_device",
+    "jax_transfer_guard_device_to_host",
+    "jax_transfer_guard_device_to_device",
 )
+_UNCHANGED = nullcontext()
 
 
 def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
@@ -23,8 +24,10 @@ def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
     Args:
         x64: whether 64-bit types are on; None for what the user has set.
     """
-    types = nullcontext() if x64 is None else jax.enable_x64(x64)
-    return types if all(getattr(jax.config, name) in own for name, own in _OWN) else _imposed(types)
+    types = _UNCHANGED if x64 is None else jax.enable_x64(x64)
+    promotion, ranks, *guards = _current(jax.config)
+    own = promotion == "standard" and ranks == "allow" and {None, "allow"}.issuperset(guards)
+    return types if own else _imposed(types)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,10 @@ _TURN_STEPS = 60  # Of golden section: 3e-13 of the interval.
 # A zoom keeps the two cells of 8 around the best point, so that ten find the place of a maximum to 4^-10 of a piece,
 # and its value, which is flat there, to about 1e-12. It starts off a knot to one side of it.
 _ZOOM_POINTS, _ZOOMS, _MANY_PIECES, _SIDE = 9, 10, 32, 1e-12
+
+# The longest step from the place that a zoom found to the maximum, as a share of the piece.
+_SHORT = 1e-4
+_DAMPED_STEPS = 60
 
 _TINY, _LARGEST = 5e-324, 1e300
 _LEAST_RTOL = 4 * float(np.finfo(float).eps)  # The least that SciPy takes.
@@ -384,23 +388,79 @@ def _first_bracket(excess: Function, parameters: Any, low: Real, high: Real, cou
     return feasible, infeasible, excess(feasible, parameters) <= 0
 
 
+def found_roots(
+    residual: Function, parameters: Any, find: Callable[[Any], Any], slope: Callable[[Any, Any], Any]
+) -> Any:
+    """Return the roots that ``find`` gives for JAX parameters, with the derivatives of the implicit rule; elementwise.
+
+    Args:
+        residual: maps (x, parameters) to the residuals; 0 at the roots.
+        parameters: a pytree of numbers.
+        find: maps the parameters to the roots.
+        slope: maps (x, parameters) to the derivatives of the residuals by x. Where it is 0 the roots' derivatives are
+            NaN.
+    """
+    return _implicit_root(_Found(find, slope), residual, parameters, ())
+
+
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _implicit_root(method: _Bisection | _Newton, function: Function, parameters: Any, where: Any) -> Any:
+def _implicit_root(method: _Method, function: Function, parameters: Any, where: Any) -> Any:
     return method.root(function, parameters, where)
 
 
 @_implicit_root.defjvp
-def _(method: Any, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """The one implicit-derivative rule. Where the function is flat the root is an end of the bracket, and stays."""
-    x, slope, gradient = method.root_and_derivatives(function, *primals)
-    along = jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents[0])
-    moved = sum(jax.tree.leaves(along), jnp.zeros_like(x))
-    steep = slope != 0
-    return x, jnp.where(steep, -moved / jnp.where(steep, slope, 1.0), 0.0 * x)
+def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """The one implicit-derivative rule. Where the function is flat the root is an end of the bracket, and stays.
+
+    Where a flat function has no derivative, every derivative is NaN. In reverse mode this needs a NaN times everything
+    that moves; a choice of NaN would have the derivative 0.
+    """
+    x, slope, moved = method.root_and_derivatives(function, *primals, tangents[0])
+    steep = (slope != 0) if slope.shape == x.shape else jnp.ones(x.shape, bool)
+    step = jnp.where(steep, -_quotient(moved, jnp.where(steep, slope, 1.0)), 0.0 * x)
+    if method.moves_where_flat:
+        moving = [leaf for leaf in jax.tree.leaves(tangents[0]) if leaf.dtype != jax.dtypes.float0]
+        step = step + jnp.where(steep, 0.0, jnp.nan) * sum(moving)
+    return x, step
+
+
+class _Method(abc.ABC):
+    """A way to find a root, and what the implicit rule needs there."""
+
+    moves_where_flat: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def root(self, function: Function, parameters: Any, where: Any) -> Any:
+        """Return the root."""
+
+    @abc.abstractmethod
+    def root_and_derivatives(self, function: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
+        """Return the root, the function's derivative by x, and the one along the parameters' tangents."""
 
 
 @dataclass(frozen=True)
-class _Bisection:
+class _Found(_Method):
+    """Roots that a formula or another search gives; see ``found_roots``."""
+
+    moves_where_flat: ClassVar[bool] = True
+
+    find: Callable[[Any], Any]
+    slope: Callable[[Any, Any], Any]
+
+    def root(self, residual: Function, parameters: Any, where: Any) -> Any:
+        return self.find(parameters)
+
+    def root_and_derivatives(self, residual: Function, parameters: Any, where: Any, tangents: Any) -> tuple[Any, ...]:
+        x = _implicit_root(self, residual, parameters, where)
+        return x, self.slope(x, parameters), jax.jvp(partial(residual, x), (parameters,), (tangents,))[1]
+
+
+def _along(gradient: Any, tangents: Any) -> Any:
+    return sum(jax.tree.leaves(jax.tree.map(lambda by, moved: (by * moved).sum(), gradient, tangents)), 0.0)
+
+
+@dataclass(frozen=True)
+class _Bisection(_Method):
     """Bisection of a bracket (feasible, infeasible) down to neighbouring floats, or to ``rtol``."""
 
     rtol: float
@@ -422,13 +482,16 @@ class _Bisection:
 
         return while_loop(unfinished, halve, bracket)[0]
 
-    def root_and_derivatives(self, excess: Function, parameters: Any, bracket: tuple[Any, Any]) -> tuple[Any, ...]:
+    def root_and_derivatives(
+        self, excess: Function, parameters: Any, bracket: tuple[Any, Any], tangents: Any
+    ) -> tuple[Any, ...]:
         x = _implicit_root(self, excess, parameters, bracket)
         value, pullback = jax.vjp(excess, x, parameters)
-        return x, *pullback(jnp.ones_like(value))
+        slope, gradient = pullback(jnp.ones_like(value))
+        return x, slope, _along(gradient, tangents)
 
 
-class _Differentiating(abc.ABC):
+class _Differentiating(_Method):
     """A method whose every step evaluates the function with its derivatives: a large function is compiled once."""
 
     @abc.abstractmethod
@@ -443,22 +506,21 @@ class _Differentiating(abc.ABC):
         """
 
     def root(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> Any:
-        """Return the root, from (start, ends)."""
-
         def evaluate(x: Any) -> Any:
             return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))
 
         return self.iterate(evaluate, (jnp.zeros_like(where[0]),), *where)[0]
 
-    def root_and_derivatives(self, function: Function, parameters: Any, where: tuple[Any, Any]) -> tuple[Any, ...]:
-        """Return the root, and the derivatives there by x and by the parameters."""
-
+    def root_and_derivatives(
+        self, function: Function, parameters: Any, where: tuple[Any, Any], tangents: Any
+    ) -> tuple[Any, ...]:
         def evaluate(x: Any) -> Any:
             value, pullback = jax.vjp(function, x, parameters)
             return value, *pullback(jnp.ones_like(value))
 
         zeros = jnp.zeros_like(where[0]), jax.tree.map(jnp.zeros_like, parameters)
-        return self.iterate(evaluate, zeros, *where)
+        x, slope, gradient = self.iterate(evaluate, zeros, *where)
+        return x, slope, _along(gradient, tangents)
 
 
 @dataclass(frozen=True)
@@ -582,6 +644,122 @@ def minimum_near_grid(function: Callable[[float], float], grid: np.ndarray, xato
     return (x, value) if value <= values[at] + 1e-9 * abs(values[at]) else (float(grid[at]), float(values[at]))
 
 
+def smooth_minimum(function: Function, parameters: Any, starts: Any, low: Any, high: Any) -> Any:
+    """Return where a smooth function of JAX numbers is lowest, near the best of several starts; differentiable.
+
+    The search is Newton's method, damped (Levenberg and Marquardt). By the implicit rule the derivatives are those of
+    the place where the gradient is 0. A coordinate at an end of its range stays there. Where the minimum is a kink the
+    derivatives are NaN.
+
+    Args:
+        function: maps (x, parameters) to a number, for x of shape (d,); closes over no tracer.
+        parameters: a pytree of numbers.
+        starts: points, of shape (n, d).
+        low: the lowest x, of shape (d,).
+        high: the highest x.
+    """
+    parameters, *where = promote(parameters, *map(jnp.asarray, (starts, low, high)))
+    return _implicit_root(_DampedNewton(), function, parameters, tuple(where))
+
+
+@dataclass(frozen=True)
+class _DampedNewton(_Method):
+    """Newton's method for the minimum of a function of several numbers in a box; see ``smooth_minimum``."""
+
+    def root(self, function: Function, parameters: Any, where: tuple[Any, Any, Any]) -> Any:
+        starts, low, high = where
+        values = jax.vmap(lambda x: function(x, parameters))(starts)
+        x = starts[jnp.where(jnp.isnan(values), jnp.inf, values).argmin()]
+        tolerance = jnp.finfo(x.dtype).eps
+
+        def unfinished(state: Any) -> Any:
+            count, _, step, *_ = state
+            return (count < _DAMPED_STEPS) & (step > tolerance**0.75)
+
+        def improve(state: Any) -> Any:
+            """Evaluate the next trial; of the first one nothing is known but its place."""
+            count, x, _, damping, before = state
+            value, gradient, hessian = before
+            free = _is_free(x, gradient, low, high)
+            damped = hessian + damping * jnp.diag(jnp.abs(jnp.diag(hessian)))
+            new = jnp.clip(x - _solve_free(damped, gradient, free), low, high)
+            there = _with_derivatives(function, new, parameters)
+            better = (count == 0) | (there[0] <= value + 4 * tolerance * jnp.abs(value))
+            step = jnp.where(better & (count > 0), jnp.abs(new - x).max(), jnp.where(damping < 1e12, jnp.inf, 0.0))
+            x, before = jax.tree.map(partial(jnp.where, better), (new, there), (x, before))
+            return count + 1, x, step, jnp.where(better, damping / 10, 10 * damping + 1e-3), before
+
+        flat = values[0], jnp.zeros_like(x), jnp.eye(x.size, dtype=x.dtype)
+        state = 0, x, jnp.full((), jnp.inf, x.dtype), jnp.full((), 1e-2, x.dtype), flat
+        return jax.lax.while_loop(unfinished, improve, state)[1]
+
+    def root_and_derivatives(
+        self, function: Function, parameters: Any, where: tuple[Any, Any, Any], tangents: Any
+    ) -> tuple[Any, ...]:
+        x = _implicit_root(self, function, parameters, where)
+        gradient, along = jax.linearize(partial(_gradient, function), x, parameters)
+        none = jax.tree.map(jnp.zeros_like, parameters)
+        hessian = jax.vmap(lambda direction: along(direction, none))(jnp.eye(x.size, dtype=x.dtype))
+        moved = along(jnp.zeros_like(x), tangents)
+        free = _is_free(x, gradient, *where[1:])
+        is_smooth = jnp.abs(_solve_free(hessian, gradient, free)).max() <= jnp.finfo(x.dtype).eps ** 0.25
+        hessian = jnp.where(is_smooth, hessian, jnp.nan)
+        return x, _restricted(hessian, free), jnp.where(free, moved, 0.0)
+
+
+def _gradient(function: Function, x: Any, parameters: Any) -> Any:
+    return jax.jacfwd(lambda x: function(x, parameters))(x)
+
+
+def _with_derivatives(function: Function, x: Any, parameters: Any) -> tuple[Any, Any, Any]:
+    """Return the value, the gradient by x and the second derivatives, in one evaluation."""
+
+    def first(x: Any) -> tuple[Any, Any]:
+        gradient, value = jax.jacfwd(lambda x: (function(x, parameters),) * 2, has_aux=True)(x)
+        return gradient, (value, gradient)
+
+    hessian, (value, gradient) = jax.jacfwd(first, has_aux=True)(x)
+    return value, gradient, hessian
+
+
+def _is_free(x: Any, gradient: Any, low: Any, high: Any) -> Any:
+    """Return which coordinates are not held at an end of their range."""
+    return ~(((x <= low) & (gradient > 0)) | ((x >= high) & (gradient < 0)))
+
+
+def _restricted(matrix: Any, free: Any) -> Any:
+    """Return a matrix with the rows and columns of coordinates that are held replaced by those of the identity."""
+    return jnp.where(free[:, None] & free, matrix, jnp.eye(free.size, dtype=matrix.dtype))
+
+
+def _solve_free(hessian: Any, gradient: Any, free: Any) -> Any:
+    return _quotient(jnp.where(free, gradient, 0.0), _restricted(hessian, free))
+
+
+def _quotient(values: Any, slope: Any) -> Any:
+    """Return slope^-1 values, for one number or two."""
+    if values.shape == slope.shape:
+        return values / slope
+    if values.size == 1:
+        return values / slope[0]
+    (a, b), (c, d) = slope
+    return jnp.stack([d * values[0] - b * values[1], a * values[1] - c * values[0]]) / (a * d - b * c)
+
+
+def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
+    """Return where a smooth function is lowest, around the best point of a grid; not differentiated.
+
+    Plain numbers: see ``minimum_near_grid``. JAX numbers: a golden section.
+    """
+    parameters, grid = promote(parameters, grid)
+    if namespace(grid) is np:
+        return minimum_near_grid(partial(_at, function, parameters), grid, xatol)[0]
+    parameters, grid = jax.lax.stop_gradient((parameters, grid))
+    at = jnp.argmin(evaluate_on(function, parameters, grid))
+    ends = grid[jnp.maximum(at - 1, 0)], grid[jnp.minimum(at + 1, grid.size - 1)]
+    return minimum(function, parameters, *ends, rtol=1e-9)
+
+
 def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:
     """Return the largest value of a NumPy function on the interval that ``points`` span, increasing and dense.
 
@@ -596,31 +774,78 @@ def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray)
     return best
 
 
-def maximum_between(function: Callable[[Any], Any], knots: RealArray) -> RealArray:
-    """Return the largest value of a JAX function that is smooth between increasing knots; differentiable.
+def maximum_between(function: Function, parameters: Any, knots: RealArray) -> RealArray:
+    """Return the largest value of a JAX function that is smooth between increasing knots; differentiable twice.
 
-    In each piece a zoom finds the share of the way from knot to knot with the largest value. The share is then held. At
-    a maximum inside a piece its derivative does not count, and at a knot the maximum moves with the knot. Functions of
-    many short pieces, which tables have, are evaluated at the ends and middles of the pieces.
+    In each piece a zoom finds the share of the way from knot to knot with the largest value. At a knot the share is
+    held: the maximum moves with the knot. Inside a piece it moves by the implicit rule, which only second derivatives
+    of the maximum need. Functions of many short pieces, which tables have, are evaluated at the ends and middles of the
+    pieces.
+
+    Args:
+        function: maps (x, parameters) to numbers; elementwise; closes over no tracer.
+        parameters: a pytree of numbers.
+        knots: increasing.
     """
-    left, size = knots[:-1, None], jnp.diff(knots)[:, None]
+    parameters, knots = promote(parameters, knots)
     pieces = knots.size - 1
-    grid = np.linspace(0.0, 1.0, _ZOOM_POINTS if pieces < _MANY_PIECES else 3)
+    many = pieces >= _MANY_PIECES
+    grid = np.linspace(0.0, 1.0, 3 if many else _ZOOM_POINTS)
+    start, length = jax.lax.stop_gradient((knots[:-1, None], jnp.diff(knots)[:, None]))
+    held = jax.lax.stop_gradient(parameters)
 
-    def at_share(share: Any) -> Any:
-        return function(left + size * share)
-
-    def zoom(_: int, state: tuple[Any, Any, Any]) -> tuple[Real, Real, Real]:
-        low, high, _ = state
+    def zoom(_: int, state: tuple[Any, Any, Any, Any]) -> tuple[Real, Real, Real, Real]:
+        low, high, _, _ = state
         shares = low + (high - low) * grid
-        best = jnp.take_along_axis(shares, at_share(shares).argmax(-1, keepdims=True), -1)
+        values = function(start + length * shares, held)
+        highest = values.max(-1, keepdims=True)
+        best = jnp.where(values >= highest, shares, -1.0).max(-1, keepdims=True)
         cell = (high - low) / (len(grid) - 1)
-        return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best
+        return jnp.maximum(best - cell, low), jnp.minimum(best + cell, high), best, highest
 
-    low, high = jnp.full_like(left, _SIDE), jnp.full_like(left, 1 - _SIDE)
-    zooms = _ZOOMS if pieces < _MANY_PIECES else 1
-    share = jax.lax.fori_loop(0, zooms, zoom, jax.lax.stop_gradient((low, high, low)))[2]
-    return at_share(jax.lax.stop_gradient(share)).max()
+    low = jnp.full_like(start, _SIDE)
+    *_, share, highest = jax.lax.fori_loop(0, 1 if many else _ZOOMS, zoom, (low, 1 - low, low, low))
+    # Of equal values the last: where a function is flat, its place decides the derivatives.
+    best = pieces - 1 - highest[::-1].argmax()
+    place = knots[best], knots[best + 1], parameters
+    share = _implicit_root(_Interior(), partial(_slope, partial(_on_piece, function)), place, share[best, 0])
+    return _at_extreme(partial(_on_piece, function), share, place)
+
+
+def _on_piece(function: Function, share: Any, place: tuple[Any, Any, Any]) -> Any:
+    left, right, parameters = place
+    return function(left + (right - left) * share, parameters)
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _at_extreme(function: Function, x: Any, parameters: Any) -> Any:
+    return function(x, parameters)
+
+
+@_at_extreme.defjvp
+def _(function: Function, primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
+    """The envelope theorem: at an extreme the value does not change with x."""
+    x, parameters = primals
+    return jax.jvp(partial(function, x), (parameters,), (tangents[1],))
+
+
+def _slope(function: Function, x: Any, parameters: Any) -> Any:
+    return jax.jvp(lambda x: function(x, parameters), (x,), (jnp.ones_like(x),))[1]
+
+
+@dataclass(frozen=True)
+class _Interior(_Method):
+    """The place of a maximum, which is known; at an end of [0, 1] it stays."""
+
+    def root(self, slope: Function, parameters: Any, share: Any) -> Any:
+        return share
+
+    def root_and_derivatives(self, slope: Function, parameters: Any, share: Any, tangents: Any) -> tuple[Any, ...]:
+        share = _implicit_root(self, slope, parameters, share)
+        rise, bend = slope(share, parameters), _slope(slope, share, parameters)
+        moved = jax.jvp(partial(slope, share), (parameters,), (tangents,))[1]
+        inside = (jnp.abs(rise) <= _SHORT * -bend) & (share > 2 * _SIDE) & (share < 1 - 2 * _SIDE)
+        return share, jnp.where(inside, bend, 0.0), moved
 
 
 def _golden_section(function: Function, parameters: Any, low: Any, high: Real, enough: float, steps: int) -> Real:

@@ -80,6 +80,26 @@ def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
 
 
 @contextmanager
+def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Iterator[BufferedRandom]:
+    """Yield a new file, which gets the target's name, whole and on the disk, unless there is an exception.
+
+    Args:
+        target: what it is for; whatever has this name is replaced.
+        mode: its permissions, as far as the process's mask leaves them.
+        like: a file whose permissions it gets instead, as far as these go.
+
+    Raises:
+        OSError: it cannot be made or written.
+    """
+    with staged(target, mode) as new:
+        yield new.file
+        with naming(target):
+            new.finish(like)
+        new.place(target)
+    to_disk(target.parent)
+
+
+@contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
     """A new folder for the target, which nobody else may enter; it goes at the end unless it has been renamed.
 
@@ -108,7 +128,9 @@ def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold a target's name: others that claim it are refused meanwhile, or wait.
 
     The claim is a lock of the kernel's on an empty file beside the target, so it ends with its process, however that
-    ends. The file is removed at the end of the claim, or of the next one if this process is killed.
+    ends. The file is removed at the end of the claim, or of the next one if this process is killed. The lock is not a
+    library's: that no charge is lost and no release is replaced by halves rests on the lock being on the file that has
+    the name, and never on the other end of a link.
 
     Args:
         target: the file that only the holder makes or replaces.
@@ -191,7 +213,7 @@ def to_disk(folder: Path) -> None:
 
 
 def _prefix(target: Path) -> str:
-    """Of everything that belongs to a target; a hash, since the name itself may leave no room."""
+    """Return the beginning of the names of what belongs to a target: a hash, since its name may leave no room."""
     return f".dpkernels-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:16]}"
 
 
@@ -206,7 +228,7 @@ def _permitted(like: os.stat_result, own: os.stat_result) -> int:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock on the file of this name; None if another process does."""
+    """Return a descriptor that holds the lock on the file of this name; None if another process does."""
     if fcntl is None:
         raise OSError(f"{path}: this system has no locks of files")
     descriptor = os.open(path, _NEW | os.O_NONBLOCK, 0o600)
@@ -226,7 +248,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether the name is still that of the opened file: the holder before may have removed it."""
+    """Return whether the name is still that of the opened file: the holder before may have removed it."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
@@ -248,7 +270,5 @@ def write_png(figure: Any, target: Path) -> None:
     """Write a picture of matplotlib, whole or not at all."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    with staged(target, 0o666) as new, naming(target):
-        FigureCanvasAgg(figure).print_png(new.file)
-        new.finish()
-        new.place(target)
+    with naming(target), replaced(target, 0o666) as file:
+        FigureCanvasAgg(figure).print_png(file)

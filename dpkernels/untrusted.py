@@ -13,7 +13,7 @@ _MOST_DIGITS = 32  # Of an integer; those of 64 bits have 20, and reading very l
 
 
 def read_text(path: Path) -> str:
-    """The text of a file.
+    """Return the text of a file.
 
     Raises:
         ValueError: it is too large, or not UTF-8.
@@ -27,7 +27,7 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """What JSON text holds; time and memory are those of a text of its size.
+    """Return what JSON text holds; time and memory are those of a text of its size.
 
     Raises:
         ValueError: it is not JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
@@ -57,7 +57,7 @@ def _float(text: str) -> float:
 
 
 def real(name: str, value: Any) -> float:
-    """A finite float; an integer is not one.
+    """Return a finite float; an integer is not one.
 
     Raises:
         ValueError: it is not.
@@ -68,7 +68,7 @@ def real(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """An integer of at most 64 bits; a bool is not one.
+    """Return an integer of at most 64 bits; a bool is not one.
 
     Raises:
         ValueError: it is not.
@@ -79,7 +79,7 @@ def integer(name: str, value: Any) -> int:
 
 
 def brief(value: Any) -> str:
-    """The value as text that fits into a line."""
+    """Return the value as text that fits into a line."""
     if isinstance(value, int) and value.bit_length() > 256:
         return f"an integer of {value.bit_length()} bits"
     text = f"a {type(value).__name__} of {len(value)}" if isinstance(value, list | dict) else repr(value)

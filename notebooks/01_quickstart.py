@@ -133,6 +133,6 @@ plt.show()
 # the data: it says what is guaranteed and what is not.
 
 # %%
-certificate = dpk.certify(mechanisms["age"]).certificate
+certificate = dpk.exact_sampler(mechanisms["age"]).certificate
 print(certificate)
 assert dpk.Certificate.from_dict(certificate.to_dict()).ratio == certificate.ratio

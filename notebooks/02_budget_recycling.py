@@ -30,6 +30,7 @@ import pandas as pd
 import accountants
 import dpkernels as dpk
 from accountants import calibrate, recycling
+from accountants.published import recycling as published
 
 DELTA = 1e-5
 pd.options.display.float_format = "{:.4g}".format
@@ -73,14 +74,14 @@ print(f"standard deviation: kernel alone {alone.sigma:.2f}, recycled {tuned.vari
 # %%
 def acceptances(D, eps):
     budget = {"epsilon": eps, "delta": DELTA, "sensitivity": D}
-    published = recycling.published_budget(dpk.Gaussian, theta=1.0, **budget)
-    true_delta = recycling.profile(published.kernel, 1.0, published.q, D, eps)
+    found = published.published_budget(dpk.Gaussian, theta=1.0, **budget)
+    true_delta = recycling.profile(found.kernel, 1.0, found.q, D, eps)
     exact = calibrate.budget_recycled(dpk.Gaussian, theta=1.0, **budget).noise
     return {
         "D": D,
         "eps": eps,
         "kernel alone": float(calibrate.gaussian(**budget).noise.mass(-1, 1)),
-        "published": published.acceptance,
+        "published": found.acceptance,
         "exact": exact.acceptance,
         "Laplace": float(dpk.Laplace(D / eps).mass(-1, 1)),
         "true delta of published": float(true_delta),
@@ -126,7 +127,7 @@ theta = np.linspace(0.5, 8.0, 41)
 figure, axis = plt.subplots(figsize=(7.5, 4.5), layout="constrained")
 for share, color in ((2.7, "tab:red"), (2.4, "tab:green"), (2.0, "tab:blue")):
     kernel = calibrate.gaussian(epsilon=share, delta=DELTA).noise
-    rates = [recycling.published_rate(kernel, t, 3.0, DELTA, 1.0) for t in theta]
+    rates = [published.published_rate(kernel, t, 3.0, DELTA, 1.0) for t in theta]
     true = [float(recycling.profile(kernel, t, q, 1.0, 3.0)) for t, q in zip(theta, rates, strict=True)]
     label = f"kernel for eps = {share:g}, sigma {kernel.sigma:.2f}"
     axis.semilogy(theta, true, ".-", color=color, label=label)
@@ -150,7 +151,7 @@ plt.show()
 kernel = calibrate.gaussian(epsilon=2.7, delta=DELTA).noise
 unsound = []
 for t in (1.0, 2.0, 3.0, 4.0, 5.0, 6.0):
-    q = recycling.published_rate(kernel, t, 3.0, DELTA, 1.0)
+    q = published.published_rate(kernel, t, 3.0, DELTA, 1.0)
     exact = calibrate.recycling_rate(kernel, t, 3.0, DELTA, 1.0)
     true = float(recycling.profile(kernel, t, q, 1.0, 3.0))
     unsound.append(
@@ -179,7 +180,7 @@ unsound
 # %%
 laplace = []
 for t, D, eps in ((1.0, 1.0, 1.0), (1.0, 5.0, 4.0)):
-    found = recycling.published_budget(dpk.Laplace, theta=t, epsilon=eps, delta=DELTA, sensitivity=D)
+    found = published.published_budget(dpk.Laplace, theta=t, epsilon=eps, delta=DELTA, sensitivity=D)
     true = float(recycling.profile(found.kernel, t, found.q, D, eps))
     best = calibrate.budget_recycled(dpk.Laplace, theta=t, epsilon=eps, delta=DELTA, sensitivity=D).noise
     values = [t, D, eps, found.kernel_epsilon, found.q, true / DELTA, found.acceptance, best.acceptance]
@@ -214,7 +215,7 @@ pd.DataFrame(columns).set_index(pd.Index(names, name="age")).round(1)
 # %%
 print(f"kernel sigma {mechanism.noise.kernel.sigma:.1f} visits, q {1 - mechanism.noise.outside:.3f}")
 print(f"delta of the density at eps = 3: {accountants.delta(mechanism, 3.0):.6g}")
-certificate = dpk.certify(mechanism).certificate
+certificate = dpk.exact_sampler(mechanism).certificate
 print(certificate)
 
 # %%

@@ -277,6 +277,6 @@ plt.show()
 # %%
 merged = dpk.Additive(merged).claim(sensitivity=1.0, epsilon=5.0, delta=1e-12)
 for mechanism in (dpk.truncated_laplace(epsilon=0.7, delta=2.5e-6), merged):
-    print(dpk.certify(mechanism).certificate, end="\n\n")
+    print(dpk.exact_sampler(mechanism).certificate, end="\n\n")
 reports = dpk.perturb(np.zeros(1_000_000), merged)
 print(f"merged Laplace, E|X|: {abs(reports).mean():.4f} in a million draws, {merged.noise.absolute_moment:.4f} exact")

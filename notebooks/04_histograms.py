@@ -43,9 +43,13 @@ import pandas as pd
 
 import accountants
 import dpkernels as dpk
-from accountants.histograms.noise import gaussian_crossing, histogram_noise
+from accountants.histograms.accounting import (
+    gaussian_crossing,
+    histogram_noise,
+    known_domain_guarantee,
+    unknown_domain_guarantee,
+)
 from accountants.histograms.release import known_domain_top_k, unknown_domain_top_k
-from accountants.histograms.top_k import known_domain_guarantee, unknown_domain_guarantee
 
 sys.path.append("..")  # for benchmarks, which is not installed
 

@@ -34,7 +34,7 @@ sys.path.append("..")  # for benchmarks, which is not installed
 import accountants
 import dpkernels as dpk
 from accountants import tune
-from accountants.tune.published.piecewise import published_eta
+from accountants.published.searches import published_eta
 from benchmarks import literature_piecewise as literature
 from benchmarks.literature_trials import mean_errors, root_mean_square
 
@@ -119,7 +119,7 @@ plt.show()
 # Dots: the one eta at which it is a density's variance. Dotted: eta_0 of Theorem 4, the same for both q.*
 #
 # eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps, is the minimum of these curves. Taken as the
-# eta of a normalised density (`accountants.tune.published.piecewise`) it is private and unbiased, but not the best:
+# eta of a normalised density (`accountants.published.searches`) it is private and unbiased, but not the best:
 
 # %%
 costs = pd.DataFrame(list(literature.published_cost((0.1, 0.5, 1.0, 1.5, 2.0, 3.0)))).set_index("eps")

@@ -35,6 +35,7 @@ sys.path.append("..")  # for benchmarks, which is not installed
 import dpkernels as dpk
 from accountants import calibrate, guarantee, parallel_composition, recycling, weights
 from accountants.closed_forms.approximate import advanced_composition, approximate_delta, basic_composition
+from accountants.published import recycling as published
 from benchmarks import literature_composition as composition
 from benchmarks import literature_recycling as literature
 from benchmarks.sources import tables
@@ -168,7 +169,7 @@ parallel
 # %%
 rows = []
 for T in (1, 10, 100, 1000):
-    printed = recycling.published_advanced_composition(0.1, T, 1e-6)
+    printed = published.published_advanced_composition(0.1, T, 1e-6)
     advanced, spent = advanced_composition(np.full(T, 0.1), 1e-6, 1e-6)
     rows.append(
         {
@@ -213,7 +214,7 @@ sequential.T
 ps = [0.1, 0.23, 0.4, 0.584, 0.8, 1.0]
 at = {p: literature.count_on_sample(300, p) for p in ps}
 sampling = {p: recycling.sampling_noise_count(0.1, 300, p) for p in ps}
-printed = {p: recycling.published_acceptance_rate(at[p].sigma, 3.0, at[p].q, sampling[p]) for p in ps}
+printed = {p: published.published_acceptance_rate(at[p].sigma, 3.0, at[p].q, sampling[p]) for p in ps}
 within = {p: erf(3 / sampling[p] / np.sqrt(2)) if p < 1 else 1.0 for p in ps}
 rated = pd.DataFrame(
     {
@@ -240,7 +241,7 @@ rated
 figure, panels = plt.subplots(1, 2, figsize=(10.5, 4), layout="constrained")
 qs, sigma = np.linspace(0, 0.99, 100), 2.0
 B = erf(1 / sigma / np.sqrt(2))
-factor = recycling.published_acceptance_rate(sigma, 1.0, qs)
+factor = published.published_acceptance_rate(sigma, 1.0, qs)
 curves = {"1/O": (1 / factor, ":", "tab:gray"), "O B": (factor * B, "--", "tab:blue")}
 curves["acceptance"] = (B / (1 - (1 - B) * qs), "-", "tab:orange")
 for name, (values, style, color) in curves.items():

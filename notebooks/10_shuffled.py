@@ -26,11 +26,11 @@ import pandas as pd
 
 import dpkernels as dpk
 from accountants import calibrate, shuffled
-from accountants.shuffle import published
-from accountants.shuffle.blanket import blanket
+from accountants.published import shuffle as published
+from accountants.shuffle.blanket import worst_inputs
 
 pd.options.display.float_format = "{:.4g}".format
-mechanism = dpk.certify(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
+mechanism = dpk.exact_sampler(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
 
 # %% [markdown]
 # ## From the blanket to the integral
@@ -46,10 +46,10 @@ mechanism = dpk.certify(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
 # mechanism is a table of integers, so L has only as many values as the table tells apart: three here.
 
 # %%
-(pair,) = blanket(mechanism).pairs
-crowd = pair.upper.merged
-columns = {"omega": crowd.mass, "R_x/omega": crowd.p, "R_x'/omega": crowd.q, "L at eps 0.1": crowd.losses(0.1)}
-print(f"gamma = {crowd.gamma:.5f}")
+(pair,) = worst_inputs(mechanism).pairs
+blanket = pair.upper.merged
+columns = {"omega": blanket.mass, "R_x/omega": blanket.p, "R_x'/omega": blanket.q, "L at eps 0.1": blanket.losses(0.1)}
+print(f"gamma = {blanket.gamma:.5f}")
 pd.DataFrame(columns)
 
 # %% [markdown]
@@ -61,14 +61,16 @@ pd.DataFrame(columns)
 
 # %%
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
-L, u = crowd.losses(0.1), np.linspace(0, 6, 400)
+L, u = blanket.losses(0.1), np.linspace(0, 6, 400)
 for n in (100, 10_000, 1_000_000):
     c = np.logspace(-4, 1, 4000)
-    K = n * np.log1p(crowd.gamma * (np.expm1(c[:, None] * L) @ crowd.mass))
+    K = n * np.log1p(blanket.gamma * (np.expm1(c[:, None] * L) @ blanket.mass))
     at = int(np.argmin(K - 2 * np.log(c)))
     width = 1 / math.sqrt(np.gradient(np.gradient(K, c), c)[at] + 2 / c[at] ** 2)
     s = c[at] + 1j * width * u
-    value = np.exp(n * np.log1p(crowd.gamma * ((np.exp(s[:, None] * L) - 1) @ crowd.mass)) - K[at]) / (s / c[at]) ** 2
+    value = (
+        np.exp(n * np.log1p(blanket.gamma * ((np.exp(s[:, None] * L) - 1) @ blanket.mass)) - K[at]) / (s / c[at]) ** 2
+    )
     axes.plot(u, value.real, label=f"n = {n}")
 axes.set(xlabel="u in widths of the saddle", ylabel="integrand, relative", title="eps0 = 4, eps = 0.1")
 axes.legend()
@@ -102,7 +104,7 @@ DELTA = 1e-6
 def epsilons(mechanism, n):
     """eps of ours, and of the published bounds."""
     made = shuffled(mechanism, n)
-    level = float(made.blanket.level)
+    level = float(made.inputs.level)
     bounds = {
         "clones (Feldman et al. 2021)": lambda e: published.published_clones(level, n, e),
         "ratio (Wang et al. 2024)": lambda e: published.published_variation_ratio(level, n, e, math.tanh(level / 2)),
@@ -117,7 +119,7 @@ def epsilons(mechanism, n):
 rows = {}
 for level in (1.0, 2.0, 4.0):
     for name, make in (("piecewise", dpk.piecewise), ("hybrid", dpk.hybrid), ("duchi", dpk.duchi)):
-        found = epsilons(dpk.certify(make(epsilon=level, lower=0.0, upper=1.0)), 100_000)
+        found = epsilons(dpk.exact_sampler(make(epsilon=level, lower=0.0, upper=1.0)), 100_000)
         rows[f"{name}, eps0 {level:g}"] = {
             "ours": found["ours"],
             **{k: v / found["ours"] for k, v in found.items() if k != "ours"},

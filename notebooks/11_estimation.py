@@ -89,8 +89,8 @@ def quantiles(e, shares=(0.1, 0.25, 0.5, 0.75, 0.9)):
             found = e.quantile(p)
             low, high = found.interval(0.95)
             row[f"{p:g}"] = f"{found.value:.1f} ({low:.1f} to {high:.1f})"
-        except ValueError as error:
-            row[f"{p:g}"] = f"needs {str(error).rsplit('about ', 1)[1].removesuffix(' would do')}"
+        except dpk.TooFewReportsError as error:
+            row[f"{p:g}"] = f"needs {error.needed:,.2g} reports"
     return row
 
 

@@ -12,16 +12,16 @@ from functools import cache, partial
 
 from dpkernels import (
     Quartic,
-    certify,
     composite,
     duchi,
+    exact_sampler,
     hybrid,
     piecewise,
     piecewise_triangle,
     piecewise_wang2019,
 )
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.windows.lattice import two_point_table, windowed_table
+from dpkernels.exact.windows.build import two_point_table, windowed_table
 
 INTERVALS = ((0.0, 120.0), (-1.5, 4.0), (1000.0, 1000.1), (-1e-3, 2e-3))
 
@@ -85,11 +85,11 @@ def mechanism(name, epsilon):
 
 def exact(name, epsilon):
     """Its exact form."""
-    return certify(mechanism(name, epsilon))
+    return exact_sampler(mechanism(name, epsilon))
 
 
 def tables(form):
-    """The window tables behind an exact form: one, or two for a mixture."""
+    """The window tables behind an exact sampler: one, or two for a mixture."""
     parts = (form.first, form.second) if hasattr(form, "first") else (form,)
     return [part.table for part in parts]
 

@@ -10,8 +10,8 @@ from typing import Any
 import click
 
 from dpkernels.cli.commands import dpkernels
-from dpkernels.cli.mechanisms.mechanism_table import RECIPES
-from dpkernels.cli.mechanisms.options import Numbers
+from dpkernels.cli.mechanisms import CONSTRUCTORS
+from dpkernels.cli.options import Numbers
 
 SEED = 20260
 # Values with which a mechanism can be made, by option.
@@ -34,6 +34,7 @@ GOOD = {
     "noise_upper": "30",
     "half_width": "0.3",
     "objective": "variance",
+    "degrees": "5",
 }
 REALS = ["1", "0.5", "2", "0", "-1", "0.01", "20", "20.1", "1e308", "-1e308", "1e-308", "5e-324", "inf", "-inf", "nan"]
 REALS += ["1e300", "100", "120", "1e-6", "1e16", "3", "x", "1_0", "", " 1", "1,2", "0.99999999999999999", "1e-17"]
@@ -127,7 +128,7 @@ def _good(name: str, source: Random) -> list[str]:
     if name == "estimate":
         return _good_estimate(source)
     if name in ("account", "certify"):
-        mechanism = source.choice(list(RECIPES))
+        mechanism = source.choice(list(CONSTRUCTORS))
         options = _mechanism_options(mechanism, source)
         if name == "account":
             return [
@@ -162,7 +163,7 @@ def _good(name: str, source: Random) -> list[str]:
 def _good_perturb(source: Random) -> list[str]:
     ending = source.choice(["csv", "csv", "tsv", "npy", "parquet"])
     name = source.choice(["in", "in", "in", "holes"])
-    mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *RECIPES])
+    mechanism = source.choice(["piecewise", "duchi", "hybrid", "closed-form", "laplace", "square-wave", *CONSTRUCTORS])
     column = [] if ending == "npy" else ["--column", "age"]
     more = source.choice(
         [[], ["--json"], ["--check"], ["--ledger", "people.ledger"], ["--missing", "keep"], ["--round", "2"]]
@@ -180,7 +181,7 @@ def _good_estimate(source: Random) -> list[str]:
 
 
 def _mechanism_options(mechanism: str, source: Random) -> list[str]:
-    needed, recipe = [], RECIPES[mechanism]
+    needed, recipe = [], CONSTRUCTORS[mechanism]
     for option in recipe.options:
         if option in recipe.required(release=True) or source.random() < 0.3:
             needed += ["--" + option.replace("_", "-"), GOOD[option]]
@@ -230,7 +231,7 @@ def _value(name: str, flag: str, source: Random) -> str:
     if isinstance(kind, click.types.IntParamType):
         return source.choice(WHOLE)
     if flag == "--mechanism":
-        return source.choice([*RECIPES, "nope", ""])
+        return source.choice([*CONSTRUCTORS, "nope", ""])
     if flag in ("--column", "--by"):
         return source.choice(NAMES)
     if flag in ("--sidecar", "--verify"):

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import profile
-from accountants.pairs.worst import shifted
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import profile
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.windowed.tabulated import TabulatedBase, TabulatedWindow
 
@@ -183,7 +183,7 @@ def knots(m: Any, x: float) -> np.ndarray:
 
 def shift_profile(noise: Any, shift: Any, epsilon: Any) -> Any:
     """delta(eps) of the pair (Z, Z + shift)."""
-    pairs = (shifted(noise, shift),)
+    pairs = (additive_pair(noise, shift),)
     if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((pairs, epsilon))):
         return profile(pairs, epsilon)
     return in_rows(lambda eps: profile(pairs, eps), epsilon)

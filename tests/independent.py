@@ -58,16 +58,14 @@ def exp_above(epsilon):
 
 
 def kind_of(form):
-    """The kind it names; of an older form the one whose names it has."""
-    if "kind" in form:
-        return form["kind"]
-    return next(kind for kind, names in KEYS.items() if set(names.split()) == form.keys())
+    """Return the kind that it names."""
+    return form["kind"]
 
 
 def false_claims(form):
-    """What the form says that is not so, as names."""
+    """What the payload says that is not so, as names."""
     kind = kind_of(form)
-    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() - {"kind"} ^ set(KEYS[kind].split())) else []
+    wrong = [f"names: {sorted(odd)}"] if (odd := form.keys() ^ {"kind", *KEYS[kind].split()}) else []
     return wrong + CHECKS[kind](form)
 
 

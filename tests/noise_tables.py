@@ -16,11 +16,11 @@ import numpy as np
 from noise_registry import ASYMMETRIC, LAWS, MERGED
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.kernels import alias_columns
+from dpkernels.exact.noise.build import noise_tables
 from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.noise.lattice import noise_tables
+from dpkernels.exact.noise.sampler import ExactNoise
 from dpkernels.exact.noise.table import NoiseTable
 
 LATTICES = {
@@ -103,7 +103,7 @@ def claim(name):
 
 def exact(name):
     """Its exact form."""
-    return dpk.certify(claim(name))
+    return dpk.exact_sampler(claim(name))
 
 
 def brute_force(weights, shifts, ratio):

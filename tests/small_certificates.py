@@ -14,14 +14,13 @@ from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.noise.certificate import certify_noise
-from dpkernels.exact.noise.lattice import noise_tables
-from dpkernels.exact.noise.vectors import VectorClaim, certify_vector
+from dpkernels.exact.noise.build import noise_tables
+from dpkernels.exact.noise.certificate import VectorClaim, certify_noise, certify_vector
+from dpkernels.exact.windows.build import placed_table, two_point_table, windowed_table
 from dpkernels.exact.windows.certificate import certify_placed, certify_table
-from dpkernels.exact.windows.lattice import placed_table, two_point_table, windowed_table
 
-# Forms and a release of format 2 that were written before certificates named their kind.
-FORMER = json.loads((Path(__file__).parent / "certificates_without_kind.json").read_text())
+# The sidecar of a release of two columns, and a certificate whose sums wrap around at 2^64.
+RECORDED = json.loads((Path(__file__).parent / "forged_certificates.json").read_text())
 UNIT = {"epsilon": 1.0, "lower": -1.0, "upper": 1.0}
 
 
@@ -31,7 +30,7 @@ def mixture():
 
 
 def optimal(**more):
-    return dpk.certify(dpk.optimal(**more)).certificate
+    return dpk.exact_sampler(dpk.optimal(**more)).certificate
 
 
 def near():
@@ -71,9 +70,8 @@ MADE = {
 
 @cache
 def text(name):
-    """The JSON text of one, of today or of before."""
-    form = MADE[name]().to_dict() if name in MADE else FORMER["certificates"][name.removeprefix("former ")]
-    return json.dumps(form)
+    """Return the JSON text of one."""
+    return json.dumps(MADE[name]().to_dict())
 
 
-NAMES = [*MADE, *(f"former {name}" for name in FORMER["certificates"])]
+NAMES = [*MADE]

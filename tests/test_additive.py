@@ -13,7 +13,8 @@ import pytest
 from noise_registry import LAWS, REFERENCE, ends, quadrature
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
+from dpkernels.budgets.amounts import asked
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms import named_additive as named
@@ -249,3 +250,8 @@ def test_pure_constructors():
 def test_errors_name_the_argument(make, name):
     with pytest.raises(ValueError, match=f"^{name}:"):
         make()
+
+
+def test_a_vector_is_charged_with_its_delta():
+    vector = dpk.on_vectors(dpk.laplace(epsilon=0.5), dimensions=3, norm="l1")
+    assert asked(vector) == asked(dpk.exact_sampler(vector).certificate) == asked(0.5, 1e-10)

@@ -19,6 +19,7 @@ from accountants.closed_forms.approximate import (
     basic_composition,
     parallel_composition,
 )
+from accountants.published import recycling as published
 
 RATIOS = [Fraction(1), Fraction(5, 4), Fraction(2), Fraction(7, 2)]
 
@@ -243,7 +244,7 @@ def test_advanced_composition_is_below_the_classical_bound():
 def test_the_printed_advanced_composition_loses_the_deltas(count):
     """A mechanism prints its input with probability delta, else nothing: exactly 1 - (1 - delta)^T at every eps."""
     leak = Fraction(1, 10**6)
-    printed = float(recycling.published_advanced_composition(0.0, count, float(leak)))
+    printed = float(published.published_advanced_composition(0.0, count, float(leak)))
     assert printed == 0
     exact = 1 - (1 - leak) ** count
     if count == 2:
@@ -259,7 +260,7 @@ def test_the_printed_advanced_composition_loses_the_deltas(count):
 
 def test_the_printed_advanced_composition_is_the_printed_formula():
     eps, count, delta = np.array([0.1, 0.5]), 100, 1e-6
-    found = recycling.published_advanced_composition(eps, count, delta)
+    found = published.published_advanced_composition(eps, count, delta)
     with mpmath.workdps(30):
         for one, e in zip(found, eps, strict=True):
             e = mpmath.mpf(float(e))
@@ -291,7 +292,7 @@ def test_sums_are_exact_or_rounded_upwards():
         (lambda: approximate_delta(-1.0, 0.0, 1, 1.0), "epsilon0: -1"),
         (lambda: approximate_delta(1.0, 1.0, 1, 1.0), "delta: 1"),
         (lambda: approximate_delta(1.0, 0.0, 1, -1.0), "epsilon: -1"),
-        (lambda: recycling.published_advanced_composition(1.0, 0, 0.1), "count: 0"),
+        (lambda: published.published_advanced_composition(1.0, 0, 0.1), "count: 0"),
     ],
 )
 def test_bad_arguments_are_named(call, message):

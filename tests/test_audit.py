@@ -12,9 +12,9 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
+from dpkernels.exact.windows.build import windowed_table
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.form import ExactWindow
-from dpkernels.exact.windows.lattice import windowed_table
+from dpkernels.exact.windows.sampler import ExactWindow
 
 SAMPLES = 4_000_000
 BINS = 200
@@ -87,7 +87,7 @@ def too_signalling(made, factor):
 def test_an_audit_catches_a_window_10_percent_too_high(name):
     faulty = too_signalling(mechanism(name, 1.0), 1.1)
     with pytest.raises(dpk.CertificateError):
-        dpk.certify(faulty)
+        dpk.exact_sampler(faulty)
     assert audited_budget(faulty, exact=False) > 1.0
 
 

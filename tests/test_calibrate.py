@@ -16,7 +16,7 @@ import accountants
 import dpkernels as dpk
 from accountants import calibrate
 from accountants import scale as scale_module
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels import solve
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -106,7 +106,7 @@ def test_largest_shift(law):
         s = calibrate.largest_shift(law, epsilon, delta)
         assert float(additive_profile(law, s, epsilon)) <= delta
         assert float(additive_profile(law, s * (1 + 1e-9), epsilon)) > delta
-        assert float(additive_profile(law, calibrate.certain_shift(law, epsilon, delta), epsilon)) > delta
+        assert float(additive_profile(law, calibrate.infeasible_shift(law, epsilon, delta), epsilon)) > delta
         assert calibrate.smallest_scale(law, epsilon, delta, 2.0) == pytest.approx(2.0 / s, rel=1e-12)
 
 

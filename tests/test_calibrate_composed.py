@@ -98,7 +98,7 @@ def test_random_targets_are_met_by_the_bracket(seed):
 @pytest.mark.slow
 def test_of_several_kinds_of_reports_together():
     made = guarantee(Additive(Gaussian(3.0)), 1.0).repeat(20).compose(guarantee(Additive(Laplace(4.0)), 1.0).repeat(30))
-    c = calibrate.widening(made, epsilon=2.0, delta=1e-7)
+    c = calibrate.noise_scale_factor(made, epsilon=2.0, delta=1e-7)
     both = (wider(Gaussian(3.0), c, 1.0, 20), wider(Laplace(4.0), c, 1.0, 30))
     assert both[0].compose(both[1]).epsilon(1e-7) == pytest.approx(2.0, rel=WIDTH)
     assert both[0].compose(both[1]).bracket(delta=1e-7)[1] <= 2.0
@@ -225,4 +225,4 @@ def test_infeasible_targets_say_what_is_best():
     with pytest.raises(ValueError, match=r"^epsilon, delta: 1, 1e-06; .* budgets of 0\.01 each, have delta 0\.0009"):
         calibrate.composed_budget(lambda epsilon: dpk.truncated_laplace(epsilon=epsilon, delta=1e-4), **TARGET)
     with pytest.raises(TypeError, match=r"^made: reports of Atoms"):
-        calibrate.widening(guarantee(dpk.duchi(epsilon=1.0, **UNIT)), epsilon=1.0, delta=1e-6)
+        calibrate.noise_scale_factor(guarantee(dpk.duchi(epsilon=1.0, **UNIT)), epsilon=1.0, delta=1e-6)

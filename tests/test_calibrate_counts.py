@@ -10,8 +10,8 @@ import pytest
 import accountants
 import dpkernels as dpk
 from accountants import calibrate
+from accountants.histograms.accounting import known_domain_guarantee
 from accountants.histograms.release import known_domain_top_k
-from accountants.histograms.top_k import known_domain_guarantee
 
 DISCRETE = {"gaussian": calibrate.discrete_gaussian, "laplace": calibrate.discrete_laplace}
 SIMULATED = {"exact": False, "key": dpk.simulation_key(5)}

@@ -14,11 +14,10 @@ from exact_registry import LARGE, SMALL, WINDOWED, exact, mechanism, small_table
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import kernels
-from dpkernels.exact.bounded_certificate import certified_ratio
-from dpkernels.exact.certificate import CertificateError, exp_lower_bound
+from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
 from dpkernels.exact.combined import Certificate, MixtureCertificate, read_certificate
+from dpkernels.exact.windows.build import windowed_table
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.lattice import windowed_table
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 
@@ -203,7 +202,7 @@ def test_a_form_with_another_table_is_refused(part):
 def test_a_mixture_has_the_larger_budget_of_its_parts(budgets):
     """Whichever part that is: the choice tells which one reported."""
     kinds = zip((dpk.piecewise, dpk.duchi), budgets, strict=True)
-    first, second = (dpk.certify(make(epsilon=eps, lower=0.0, upper=1.0)).certificate for make, eps in kinds)
+    first, second = (dpk.exact_sampler(make(epsilon=eps, lower=0.0, upper=1.0)).certificate for make, eps in kinds)
     mixed = MixtureCertificate(first, second, 1 << 31)
     assert mixed.epsilon == 2.0
     assert mixed.realised_epsilon == max(first.realised_epsilon, second.realised_epsilon) > 1.5
@@ -222,12 +221,12 @@ def test_a_certificate_prints_what_it_covers(name):
 def test_a_height_above_the_private_one_is_refused(name, factor):
     made = mechanism(name, 0.5)
     with pytest.raises(CertificateError, match="height"):
-        dpk.certify(dataclasses.replace(made, relative_height=made.relative_height * factor))
+        dpk.exact_sampler(dataclasses.replace(made, relative_height=made.relative_height * factor))
 
 
 def test_a_gentler_mechanism_keeps_its_own_height():
     made = mechanism("gentle", 1.0)
-    certificate = dpk.certify(made).certificate
+    certificate = dpk.exact_sampler(made).certificate
     ratio = 1 + made.relative_height
     assert float(certificate.ratio) == pytest.approx(ratio, rel=2e-3)
 
@@ -252,7 +251,7 @@ def test_a_vectors_budget_is_the_sum_over_its_coordinates(epsilon, sampled):
     made = dpk.multivariate(
         dimensions=9, epsilon=epsilon, lower=0.0, upper=1.0, sampled=sampled, coordinate="piecewise"
     )
-    certificate = dpk.certify(made).certificate
+    certificate = dpk.exact_sampler(made).certificate
     assert certificate.epsilon == pytest.approx(epsilon)
     assert certificate.epsilon <= epsilon
     realised = sampled * rational(certificate.coordinate.realised_epsilon)
@@ -267,21 +266,21 @@ def test_certificates_of_mixtures_and_vectors_serialise():
     for name, part in zip(("first", "second"), parts(mixture), strict=True):
         assert Certificate.from_dict(form[name]).to_dict() == part.to_dict()
     made = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=[1.0, 2.0], coordinate="piecewise")
-    vector = dpk.certify(made).certificate
+    vector = dpk.exact_sampler(made).certificate
     form = json.loads(json.dumps(vector.to_dict()))
     assert Certificate.from_dict(form["coordinate"]).to_dict() == vector.coordinate.to_dict()
 
 
 def test_certified_once_and_only_once():
-    assert dpk.certify(mechanism("own", 1.0)) is dpk.certify(mechanism("own", 1.0))
+    assert dpk.exact_sampler(mechanism("own", 1.0)) is dpk.exact_sampler(mechanism("own", 1.0))
     form = exact("own", 1.0)
-    assert dpk.certify(form) is form
+    assert dpk.exact_sampler(form) is form
 
 
 @pytest.mark.parametrize("thing", ["piecewise", None, 1.0, dpk.piecewise])
 def test_what_is_no_mechanism_has_no_exact_form(thing):
-    with pytest.raises(TypeError, match="no exact form"):
-        dpk.certify(thing)
+    with pytest.raises(TypeError, match="no exact sampler"):
+        dpk.exact_sampler(thing)
 
 
 # Planted faults. Every one keeps what the others are about: a faulty budget has the right total, and so on.
@@ -430,7 +429,7 @@ def test_alias_columns_that_do_not_add_up_are_refused(fault, monkeypatch):
 @pytest.mark.parametrize("window", ["uniform", "sine", "triangle"])
 def test_a_table_is_of_the_width_that_was_asked_for(window, width):
     made = dpk.composite(window, epsilon=1.0, lower=-3.0, upper=17.0, width=width)
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     assert 2 * len(form.table.window) / form.table.codes == pytest.approx(width, rel=0.01)
     assert abs(form.variance_cost) < 1e-3
 
@@ -439,13 +438,13 @@ def test_a_window_that_no_lattice_carries_is_refused():
     for window, width in (("uniform", 1.99999), ("triangle", 1e-4)):
         made = dpk.composite(window, epsilon=1.0, lower=0.0, upper=1.0, width=width)
         with pytest.raises(CertificateError, match=f"lattice: no table .* width {width:g}"):
-            dpk.certify(made)
+            dpk.exact_sampler(made)
 
 
 @pytest.mark.parametrize("sampled", range(1, 9))
 def test_a_vectors_budget_is_never_more_than_asked_for(sampled):
     for epsilon in (1.7, 0.6, 2.3, 4.1, 9.9):
-        form = dpk.certify(dpk.multivariate(dimensions=8, sampled=sampled, epsilon=epsilon, lower=0.0, upper=1.0))
+        form = dpk.exact_sampler(dpk.multivariate(dimensions=8, sampled=sampled, epsilon=epsilon, lower=0.0, upper=1.0))
         assert form.certificate.epsilon <= epsilon
         assert form.certificate.epsilon == pytest.approx(epsilon, rel=1e-14)
 
@@ -453,12 +452,12 @@ def test_a_vectors_budget_is_never_more_than_asked_for(sampled):
 def test_a_mixture_of_mixtures_has_no_exact_form():
     hybrid, duchi = (build(epsilon=1.0, lower=0.0, upper=1.0) for build in (dpk.hybrid, dpk.duchi))
     with pytest.raises(TypeError, match="mixture of mixtures"):
-        dpk.certify(dpk.Mixture(hybrid, duchi, 0.5))
+        dpk.exact_sampler(dpk.Mixture(hybrid, duchi, 0.5))
 
 
 @pytest.mark.parametrize("change", [{"sampled": 0}, {"sampled": -3}, {"dimensions": 1}, {"epsilon": 99.0}])
 def test_a_vector_certificate_with_false_claims_is_refused(change):
-    form = dpk.certify(
+    form = dpk.exact_sampler(
         dpk.multivariate(dimensions=5, sampled=2, epsilon=5.0, lower=0.0, upper=1.0)
     ).certificate.to_dict()
     assert read_certificate(form).epsilon == 5.0

@@ -62,7 +62,7 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dpkernels.cli.files.arrays.MOST_ROWS", 64)
-    monkeypatch.setattr("dpkernels.cli.files.columnar.PIECE_ROWS", 64)
+    monkeypatch.setattr("dpkernels.cli.files.parquet.PIECE_ROWS", 64)
     monkeypatch.setattr("dpkernels.cli.files.delimited.BLOCK_BYTES", 1000)
 
 
@@ -472,7 +472,7 @@ def test_unexpected_errors_are_one_line_unless_debugging(run: Run, monkeypatch: 
         raise RuntimeError("oh\nno")
 
     np.save("in.npy", ages(3))
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", fail)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", fail)
     assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "RuntimeError: oh no", "DPKERNELS_DEBUG=1")
     assert_nothing_but("in.npy")
     monkeypatch.setenv("DPKERNELS_DEBUG", "1")
@@ -592,7 +592,8 @@ def test_a_hundred_million_rows_in_a_gibibyte(run: Run) -> None:
 def test_compare_sorts_by_worst_case_and_has_laplace(run: Run) -> None:
     result = run("compare", "--epsilon", "1", "--lower", "0", "--upper", "120", "--json")
     rows = json.loads(result.out)
-    assert {row["mechanism"] for row in rows} == {*dpk.MECHANISMS, "laplace (unbounded)", "staircase (unbounded)"}
+    noise_names = {f"{name} (unbounded)" for name in ("laplace", "staircase", "logistic", "student")}
+    assert {row["mechanism"] for row in rows} == {*dpk.MECHANISMS} | noise_names
     worst = [row["worst_variance"] for row in rows]
     assert worst == sorted(worst)
     by_name = {row["mechanism"]: row for row in rows}
@@ -625,13 +626,15 @@ def test_headers_of_arrays_that_cannot_be_read(run: Run, header: bytes) -> None:
 
 
 def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    from dpkernels.cli import plot
+    from dpkernels.cli import compare
 
-    monkeypatch.setattr(plot, "_POINTS", 4)
-    monkeypatch.setattr(plot, "_FEWER", 2)
-    monkeypatch.setattr(plot, "_MOST", 0.5)
+    monkeypatch.setattr(compare, "_POINTS", 4)
+    monkeypatch.setattr(compare, "_FEWER", 2)
+    monkeypatch.setattr(compare, "_MOST", 0.5)
     drawn: list[Any] = []
-    monkeypatch.setattr(plot, "_figure", lambda *figure, make=plot._figure: drawn.append(make(*figure)) or drawn[-1])
+    monkeypatch.setattr(
+        compare, "_figure", lambda *figure, make=compare._figure: drawn.append(make(*figure)) or drawn[-1]
+    )
     arguments = ["compare", "--epsilon", "1", "--lower", "0", "--upper", "1", "--plot"]
     assert run(*arguments, "plot.png").code == 0
     assert Path("plot.png").read_bytes().startswith(b"\x89PNG")
@@ -658,7 +661,7 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, name: str) -> Non
     assert form["certificate"]["epsilon"] == 1
     assert abs(form["variance_cost"]) < 0.01
     text = run(*arguments).out
-    assert str(dpk.certify(dpk.MECHANISMS[name](epsilon=1.0, lower=0.0, upper=1.0)).certificate) in text
+    assert str(dpk.exact_sampler(dpk.MECHANISMS[name](epsilon=1.0, lower=0.0, upper=1.0)).certificate) in text
     assert "% in worst-case variance" in text
 
 

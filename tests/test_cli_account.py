@@ -130,12 +130,12 @@ def test_the_profile_is_drawn(run: Run, given: list[str]) -> None:
 
 
 def test_the_curve_is_the_profile(run: Run) -> None:
-    from dpkernels.cli import profile_plot
+    from dpkernels.cli import account
     from dpkernels.cli.account import Account
 
     found = Account.of("gaussian", {"sigma": 3.0, "sensitivity": 2.0, "epsilon": 1.5, "delta": 1e-3}, (), ())
     epsilons = np.linspace(0, 2, 9)
-    axes = profile_plot._figure(found, epsilons).axes[0]
+    axes = account._figure(found, epsilons).axes[0]
     curve, claim = (line.get_xydata() for line in axes.lines)
     expected = [accountants.delta(found.mechanism, epsilon) for epsilon in epsilons]
     np.testing.assert_allclose(curve, np.column_stack([epsilons, expected]), rtol=1e-9)
@@ -143,11 +143,11 @@ def test_the_curve_is_the_profile(run: Run) -> None:
 
 
 def test_a_claim_below_the_axis_says_so(run: Run) -> None:
-    from dpkernels.cli import profile_plot
+    from dpkernels.cli import account
     from dpkernels.cli.account import Account
 
     found = Account.of("gaussian", {"sigma": 9.0, "sensitivity": 1.0, "epsilon": 1.0, "delta": 1e-15}, (), ())
-    claim = profile_plot._figure(found, np.linspace(0, 2, 3)).axes[0].lines[1]
+    claim = account._figure(found, np.linspace(0, 2, 3)).axes[0].lines[1]
     assert "delta 1e-15 (below the axis, drawn at 1e-12)" in claim.get_label()
     assert claim.get_ydata() == [1e-12]
 

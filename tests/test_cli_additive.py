@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +28,7 @@ from test_cli import (
 
 import dpkernels as dpk
 from accountants import calibrate
-from dpkernels.cli.mechanisms import options
+from dpkernels.cli import options
 
 run = pytest.fixture(command, name="run")
 
@@ -86,6 +85,9 @@ ADDITIVE: dict[str, tuple[list[str], Callable[[], Any]]] = {
         lambda: dpk.discrete_laplace(epsilon=1.0, sensitivity=2.0, step=0.5),
     ),
     "discrete-gaussian": ([*CLAIM, "--sigma", "9"], lambda: dpk.discrete_gaussian(sigma=9.0, **TARGET)),
+    "discrete-gaussian, calibrated": (CLAIM, lambda: calibrate.discrete_gaussian(**TARGET)),
+    "logistic": (PURE, lambda: dpk.logistic(epsilon=1.0, sensitivity=2.0)),
+    "student, degrees": ([*PURE, "--degrees", "5"], lambda: dpk.student(epsilon=1.0, sensitivity=2.0, degrees=5.0)),
     "truncated-discrete-laplace": (CLAIM, lambda: dpk.truncated_discrete_laplace(**TARGET)),
 }
 
@@ -96,7 +98,7 @@ def arguments(case: str) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.perturb.os.urandom", lambda count: SECRET[:count])
+    monkeypatch.setattr("dpkernels.cli.release.one_file.os.urandom", lambda count: SECRET[:count])
 
 
 def sidecar(name: str) -> dict[str, Any]:
@@ -132,11 +134,12 @@ def test_reports_are_those_of_the_mechanism_and_its_sidecar_is_verified(run: Run
 
 
 def test_every_additive_mechanism_is_here() -> None:
-    from dpkernels.cli.mechanisms.choose import CENTRAL, CHOICES
-    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms import CHOICES, CONSTRUCTORS
 
-    named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | set(CENTRAL) | {"square-wave"}
-    assert named | set(CHOICES) == set(RECIPES)
+    central = {"optimal-central", "central-piecewise"}
+    assert central == {name for name, one in CONSTRUCTORS.items() if one.is_central}
+    named = {case.partition(",")[0] for case in ADDITIVE} | set(dpk.MECHANISMS) | central | {"square-wave"}
+    assert named | set(CHOICES) == set(CONSTRUCTORS)
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
@@ -226,7 +229,7 @@ def test_an_array_counts_every_value_of_a_row(run: Run) -> None:
 
 
 def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
-    from dpkernels.cli.mechanisms.choose import spread
+    from dpkernels.cli.mechanisms import spread
 
     names = ["laplace", "piecewise", "gaussian"]
     assert spread(names, {"epsilon": [1.0], "sensitivity": [2.0, 3.0], "lower": [0.0], "delta": [0.1]}) == [
@@ -246,34 +249,23 @@ def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
     ],
 )
 def test_options_that_no_columns_match(given: dict[str, Any], words: str) -> None:
-    from dpkernels.cli.mechanisms.choose import spread
+    from dpkernels.cli.mechanisms import spread
 
     with pytest.raises(click.UsageError, match="^" + words):
         spread(["laplace", "piecewise", "laplace"], given)
 
 
-def test_the_table_is_what_the_constructors_take() -> None:
-    from dpkernels.cli.mechanisms.choose import MAKERS
-    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
-
-    assert list(RECIPES) == list(MAKERS)
-    for name, make in MAKERS.items():
-        taken = inspect.signature(make).parameters
-        defaults = {one: taken[one].default is not inspect.Parameter.empty for one in options.OPTIONS if one in taken}
-        assert RECIPES[name].options == defaults, name
-
-
 def test_every_option_is_some_mechanisms() -> None:
-    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms import CONSTRUCTORS
 
-    assert {name for one in RECIPES.values() for name in one.options} == set(options.OPTIONS)
+    assert {name for one in CONSTRUCTORS.values() for name in one.options} == set(options.OPTIONS)
 
 
 def test_mechanisms_are_listed_with_their_options(run: Run) -> None:
-    from dpkernels.cli.mechanisms.mechanism_table import RECIPES
+    from dpkernels.cli.mechanisms import CONSTRUCTORS
 
     lines = {line.split()[0]: line for line in run("mechanisms").out.splitlines() if line}
-    assert set(RECIPES) < set(lines)
+    assert set(CONSTRUCTORS) < set(lines)
     assert lines["gaussian"].split() == ["gaussian", "--epsilon", "--delta", "--sensitivity", "--sigma"]
 
 
@@ -319,7 +311,7 @@ def test_forged_sidecars_of_additive_noise_fail(run: Run, forgery: str) -> None:
 
 def test_an_unknown_format_is_named(run: Run) -> None:
     Path("new.json").write_text(json.dumps({"format": 4}))
-    assert_refused(run("certify", "--verify", "new.json"), 1, "format 4; this version reads 1 to 3")
+    assert_refused(run("certify", "--verify", "new.json"), 1, "format 4; this version reads format 3")
 
 
 # Refusals
@@ -422,7 +414,7 @@ def test_inputs_far_from_0(run: Run) -> None:
 def test_certify_prints_the_certificate_and_its_cost(run: Run, case: str) -> None:
     made = ADDITIVE[case][1]()
     text = run("certify", *arguments(case)).out
-    assert str(dpk.certify(made).certificate) in text
+    assert str(dpk.exact_sampler(made).certificate) in text
     assert "% in worst-case variance" in text
     form = json.loads(run("certify", *arguments(case), "--json").out)
     assert form["certificate"]["sensitivity"] == form["parameters"]["sensitivity"] == 2

@@ -16,11 +16,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from dpkernels.cli import perturb
 from dpkernels.cli.files import delimited
-from dpkernels.cli.files.handling import Handling
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.release import treatment
+from dpkernels.cli.files.row_options import RowOptions
+from dpkernels.cli.release import one_file, rows
 
 BOUNDS = {"lower": [0.0], "upper": [1000.0], "epsilon": [1.0]}
 # In the place of a report, so that it can be found again; no input has this text.
@@ -36,24 +35,26 @@ class Released:
             source, target = Path(folder) / "in.csv", Path(folder) / "out.csv"
             source.write_bytes(content)
             patch.setattr(delimited, "BLOCK_BYTES", block)
-            patch.setattr(treatment, "in_chunks", self._numbered)
+            patch.setattr(rows, "in_chunks", self._numbered)
             patch.setattr("os.fsync", lambda handle: None)
             self.seen: dict[int, float] = {}
             try:
-                wanted = perturb.plan(
-                    source,
-                    target,
-                    [name],
-                    ["piecewise"],
-                    BOUNDS,
+                request = one_file.Request(
+                    source=source,
+                    target=target,
+                    columns=[name],
+                    mechanisms=["piecewise"],
+                    options=BOUNDS,
                     clip=False,
                     force=False,
-                    charged={},
-                    form=form,
-                    handling=Handling(missing),
+                    ledger={},
+                    rows=RowOptions(missing),
                     sidecar=None,
+                    kind=form.kind,
+                    delimiter=form.delimiter,
+                    multiline=form.multiline,
                 )
-                self.rows = perturb.perturb_file(wanted, False).rows
+                self.rows = one_file.perturb_file(one_file.plan(request), False).rows
                 self.output = target.read_bytes()
             except (ValueError, click.UsageError):
                 assert [path.name for path in Path(folder).iterdir()] == ["in.csv"]

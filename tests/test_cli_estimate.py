@@ -14,7 +14,7 @@ import pytest
 from test_cli import Run, assert_refused, command, known_secret, small_pieces
 
 import dpkernels as dpk
-from dpkernels.cli.estimates import reading
+from dpkernels.cli import estimate
 
 run = pytest.fixture(command, name="run")
 __all__ = ["known_secret", "small_pieces"]
@@ -165,7 +165,7 @@ def test_a_group_with_too_few_reports_is_marked_and_the_others_are_answered(run:
     assert len(a["histogram"]) == 2
     assert b["mean"]["value"] is not None
     assert "too few" in b["quantile_0.5"]["why"]
-    assert c["mean"] == {"value": None, "why": "there are 1; two or more are needed"}
+    assert c["mean"] == {"value": None, "why": "there are 1; about 2 are needed"}
     lines = run("estimate", "out.csv", *given).out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("a", "b", "c"))].count("b") >= 1
     assert_refused(run("estimate", "out.csv", "--quantiles", ".999999"), 1, "error: --quantiles: ")
@@ -176,7 +176,7 @@ def group_names(run: Run, cells: pa.Array) -> list[Any]:
     table = pa.table({"plan": pa.concat_arrays([cells] * 4), "age": np.arange(4.0 * len(cells)) % 100})
     pq.write_table(table, "in.parquet", store_schema=True)
     assert run("perturb", "in.parquet", "out.parquet", *GIVEN, "--force").code == 0
-    groups = reading.read(Path("out.parquet"), None, "age", "plan", None).groups
+    groups = estimate.read(Path("out.parquet"), None, "age", "plan", None).groups
     assert {counts.total for counts in groups.values()} == {4}
     return list(groups)
 
@@ -213,7 +213,7 @@ def test_cells_of_another_encoding_are_different_groups(run: Run) -> None:
     rows = [plan + b",%d" % age for plan in (b"\xe4", b"\xf6", b"\xef\xbf\xbd", b"") for age in range(5)]
     Path("in.csv").write_bytes(b"plan,age\n" + b"\n".join(rows) + b"\n")
     assert run("perturb", "in.csv", "out.csv", *GIVEN).code == 0
-    groups = reading.read(Path("out.csv"), None, "age", "plan", None).groups
+    groups = estimate.read(Path("out.csv"), None, "age", "plan", None).groups
     assert {name: counts.total for name, counts in groups.items()} == dict.fromkeys(
         ["", "\udce4", "\udcf6", "\ufffd"], 5
     )
@@ -386,6 +386,6 @@ def test_columns_have_to_be_named_and_arrays_have_no_groups(run: Run) -> None:
 
 
 def test_too_many_groups_are_refused(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpkernels.cli.estimates.reading._MOST_COUNTS", 2000)
+    monkeypatch.setattr("dpkernels.cli.estimate._MOST_COUNTS", 2000)
     released(run, "out.csv")
     assert_refused(run("estimate", "out.csv", "--by", "plan"), 2, "--by: 'plan' has too many groups")

@@ -16,10 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from accountants import tune
-from dpkernels.cli import compare, main, plot
+from dpkernels.cli import compare, main
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.explorer import page
-from dpkernels.cli.mechanisms.options import Numbers
+from dpkernels.cli.options import Numbers
 
 FAST = settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -159,8 +158,8 @@ def nothing_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(tune, "best", refused)
     monkeypatch.setattr(compare, "_optima", lambda *_: {})
-    monkeypatch.setattr(plot, "draw", lambda *_, **__: None)
-    monkeypatch.setattr(page, "opened", lambda: True)
+    monkeypatch.setattr(compare, "plot", lambda *_, **__: None)
+    monkeypatch.setattr("webbrowser.open", lambda _: True)
 
 
 def tried(name: str, trials: settings) -> set[int]:

@@ -18,7 +18,7 @@ from test_cli import AGE, COLUMN, COMMAND, GOOD_CSV, Run, ages, assert_nothing_b
 
 import dpkernels as dpk
 from dpkernels.cli import main
-from dpkernels.cli.files import columnar, footers, handling, records
+from dpkernels.cli.files import delimited, parquet, row_options
 from dpkernels.random import host
 
 run = pytest.fixture(command, name="run")
@@ -67,13 +67,13 @@ def test_what_is_no_table_is_refused(run: Run, case: str) -> None:
 def test_records_are_counted_by_a_second_parser(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fault planted in the first: all of a quoted record's text is the cell of a column that is copied."""
     Path("in.csv").write_text(SWALLOWED.replace('"a\n', '"a"\n'))
-    whole = records.Grid.of.__func__
+    whole = delimited.Grid.of.__func__
 
-    def one_less(cls: Any, region: records.Region, cells: int) -> records.Grid:
+    def one_less(cls: Any, region: delimited.Region, cells: int) -> delimited.Grid:
         grid = whole(cls, region, cells)
-        return records.Grid(grid.first[:1], grid.ends[-1:])
+        return delimited.Grid(grid.first[:1], grid.ends[-1:])
 
-    monkeypatch.setattr(records.Grid, "of", classmethod(one_less))
+    monkeypatch.setattr(delimited.Grid, "of", classmethod(one_less))
     monkeypatch.setattr("dpkernels.cli.files.delimited.DelimitedFile._names", lambda file, region: ["id", "age", "o"])
     assert_refused(run("perturb", "in.csv", "out.csv", *COLUMN, *AGE), 1, "second parser")
 
@@ -170,7 +170,7 @@ def test_a_bad_value_is_named_where_others_are_missing(run: Run) -> None:
 
 def test_every_order_is_as_likely() -> None:
     """All 24 of four rows, 24,000 draws: chi-square with 23 degrees of freedom, above 81 with probability 2e-8."""
-    orders = [tuple(handling.permutation(number.to_bytes(32, "little"), 4)) for number in range(24_000)]
+    orders = [tuple(row_options.permutation(number.to_bytes(32, "little"), 4)) for number in range(24_000)]
     counts = np.array([orders.count(one) for one in permutations(range(4))])
     assert counts.sum() == 24_000
     assert ((counts - 1000) ** 2 / 1000).sum() < 81
@@ -178,8 +178,8 @@ def test_every_order_is_as_likely() -> None:
 
 def test_equal_words_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
     words = iter([np.array([5, 5, 1], "<u8"), np.array([3, 1, 2], "<u8")])
-    monkeypatch.setattr(handling.host, "fill", lambda out, *_: out.__setitem__(slice(None), next(words)))
-    assert handling.permutation(bytes(32), 3).tolist() == [1, 2, 0]
+    monkeypatch.setattr(row_options.host, "fill", lambda out, *_: out.__setitem__(slice(None), next(words)))
+    assert row_options.permutation(bytes(32), 3).tolist() == [1, 2, 0]
 
 
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
@@ -192,7 +192,7 @@ def test_rows_are_shuffled(run: Run, suffix: str, missing: str, known_secret: No
     plain, mixed = read(Path(f"out{suffix}")), read(Path(f"mixed{suffix}"))
     assert (plain != mixed).mean() > 0.6
     # By a key that no column has: an array has the number 0, and the keys of columns are folded from hashes.
-    np.testing.assert_array_equal(mixed, plain[handling.permutation(host.fold_in(bytes(32), 1), len(plain))])
+    np.testing.assert_array_equal(mixed, plain[row_options.permutation(host.fold_in(bytes(32), 1), len(plain))])
     assert json.loads(Path(f"mixed{suffix}.json").read_text())["row_order"] == "shuffled"
     if suffix == ".csv":
         before, after = (path.read_text().split("\n") for path in (Path("out.csv"), Path("mixed.csv")))
@@ -226,7 +226,7 @@ def test_shuffled_lines_do_not_show_their_place(run: Run) -> None:
 def test_what_cannot_be_held_is_not_shuffled(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     source = write(Path("in.csv"), ages(100))
     for limit, code in ((1000, 2), (source.stat().st_size, 1)):
-        monkeypatch.setattr(handling, "MOST_SHUFFLED_BYTES", limit)
+        monkeypatch.setattr(row_options, "MOST_SHUFFLED_BYTES", limit)
         refused = run("perturb", source, "out.csv", *COLUMN, *AGE, "--shuffle-rows")
         assert_refused(refused, code, "--shuffle-rows", "held in memory")
     assert_nothing_but("in.csv")
@@ -315,7 +315,7 @@ def test_rounding_is_written_down(run: Run, known_secret: None) -> None:
     assert "." not in Path("c.csv").read_text()
     assert [json.loads(Path(f"{name}.csv.json").read_text())["decimals"] for name in "abc"] == [None, 1, 0]
     huge = np.array([1e300, -2.5, 1.26])
-    assert handling.Handling(decimals=15).rounded(huge)[0] == 1e300
+    assert row_options.RowOptions(decimals=15).rounded(huge)[0] == 1e300
 
 
 def test_quiet_and_json(run: Run) -> None:
@@ -350,15 +350,15 @@ def test_old_timestamps_stay_or_are_named(run: Run, monkeypatch: pytest.MonkeyPa
     pq.write_table(pa.table({"age": [1, 2, 3], "when": when}), "in.parquet", use_deprecated_int96_timestamps=True)
     assert "not kept" not in run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE).out
     assert pq.read_metadata("out.parquet").schema.column(1).physical_type == "INT96"
-    monkeypatch.setattr(footers, "_all_int96", lambda footer: False)  # as where a file has timestamps of both kinds
+    monkeypatch.setattr(parquet, "_all_int96", lambda footer: False)  # as where a file has timestamps of both kinds
     result = run("perturb", "in.parquet", "new.parquet", *COLUMN, *AGE)
     assert "column 'when': physical type INT96, now INT64" in result.out
     assert "INT96" in str(json.loads(Path("new.parquet.json").read_text())["not_kept"])
 
 
 def test_what_of_a_parquet_file_is_not_kept(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(columnar, "GROUP_BYTES", 1000)
-    monkeypatch.setattr(columnar, "PIECE_ROWS", 100)
+    monkeypatch.setattr(parquet, "GROUP_BYTES", 1000)
+    monkeypatch.setattr(parquet, "PIECE_ROWS", 100)
     table = pa.table({"age": np.sort(ages(1000))})
     pq.write_table(table, "in.parquet", sorting_columns=[pq.SortingColumn(0)], write_page_index=True)
     result = run("perturb", "in.parquet", "out.parquet", *COLUMN, *AGE)

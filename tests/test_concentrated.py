@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from accountants.closed_forms import concentrated as cdp
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.distributions.gaussian import Gaussian
 
 SETWISE = {0: 3.967, 25: 3.095, 50: 1.921}

@@ -23,7 +23,7 @@ def stacked(groups: Any, d: int) -> np.ndarray:
 
 @cache
 def vector_noise(m: int, epsilon: float = 1.0) -> Any:
-    return dpk.certify(
+    return dpk.exact_sampler(
         dpk.on_vectors(dpk.laplace(epsilon=epsilon, sensitivity=3.0), dimensions=m, norm="l1", lattice=1.0)
     )
 
@@ -119,8 +119,8 @@ def test_intervals_hold_for_all_counts_at_once(case: str) -> None:
     A, x = stacked(groups, 10), np.array([0, 3, 40, 0, 0, 7, 1, 500, 2, 0])
     m = len(A)
     form = {
-        "one by one": lambda: dpk.certify(dpk.discrete_laplace(epsilon=0.5)),
-        "gaussian": lambda: dpk.certify(dpk.gaussian(sigma=8.0, epsilon=1.0, delta=1e-2, sensitivity=2.0)),
+        "one by one": lambda: dpk.exact_sampler(dpk.discrete_laplace(epsilon=0.5)),
+        "gaussian": lambda: dpk.exact_sampler(dpk.gaussian(sigma=8.0, epsilon=1.0, delta=1e-2, sensitivity=2.0)),
     }.get(case, lambda: vector_noise(m))()
     total = float(x.sum()) if "total" in case else None
     held = missed = 0
@@ -176,7 +176,7 @@ def test_intervals_are_narrower_with_more_known() -> None:
 
 def test_noise_with_a_mean_is_corrected() -> None:
     noise = dpk.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=1.0, upper=12.0)
-    form = dpk.certify(noise)
+    form = dpk.exact_sampler(noise)
     assert abs(float(form.certificate.table.mean)) > 0.1
     r = dpk.perturb(np.full(40_000, 50.0), form)
     found = dpk.consistent_counts(r, form).values.mean()

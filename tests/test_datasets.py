@@ -26,18 +26,18 @@ import test_cli
 from dataset_helpers import AGE, BOUNDS, MECHANISM, SECRET, expected, is_release_of, names, released, write
 
 import dpkernels as dpk
+from dpkernels.cli import estimate
 from dpkernels.cli.dataset import estimate as estimates
-from dpkernels.cli.dataset import plan as plans
+from dpkernels.cli.dataset import parts as plans
+from dpkernels.cli.dataset.engines import LocalEngine
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR, StoreFolder, folder
-from dpkernels.cli.dataset.local import LocalEngine
-from dpkernels.cli.dataset.part import Job, Refused, Secret, attempt, check_part, perturb_part
-from dpkernels.cli.dataset.places import Place, find
-from dpkernels.cli.estimates import reading
-from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.dataset.parts import Job, Secret, TaskError, check_part, perturb_part, run_task
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.mechanisms.choose import exact_form
+from dpkernels.cli.files.places import Place, find
+from dpkernels.cli.files.row_options import RowOptions
+from dpkernels.cli.mechanisms import build_exact_sampler
+from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Column, versions
-from dpkernels.cli.release.treatment import Treatment
 from dpkernels.random.keys import column_secret
 
 run = pytest.fixture(test_cli.command, name="run")
@@ -52,11 +52,11 @@ def known_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def column(name: str | None = "age") -> Column:
     options = {"epsilon": 1.0, "lower": 0.0, "upper": 120.0}
-    return Column(name, *exact_form("hybrid", options))
+    return Column(name, *build_exact_sampler("hybrid", options))
 
 
 def job(out: Path | None, parts: int, *names: str) -> Job:
-    treatment = Treatment(tuple(column(name) for name in names or ("age",)), False, Handling())
+    treatment = ReleaseSpec(tuple(column(name) for name in names or ("age",)), False, RowOptions())
     where = None if out is None else folder(str(out), None)
     return Job(treatment, PARQUET, ".parquet", parts, where, versions())
 
@@ -157,7 +157,7 @@ def test_no_two_values_of_a_release_share_noise(tmp_path: Path, monkeypatch: pyt
         used.extend((engine.key, index) for index in range(start, start + len(x)))
         return x
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     described = job(tmp_path / "out", len(parts), "age", "other")
     with described.folder.run():
         for part in [*parts, parts[3]]:  # one is run twice
@@ -185,11 +185,9 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
     (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
-    other = Job(
-        *(getattr(job(None, 1), name) for name in ("treatment", "form", "suffix", "parts", "folder")), {"jax": "0"}
-    )
-    answer = attempt(perturb_part, other, Secret(SECRET), part)
-    assert isinstance(answer, Refused)
+    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "form", "suffix", "parts", "folder")), {"jax": "0"})
+    answer = run_task(perturb_part, other, Secret(SECRET), part)
+    assert isinstance(answer, TaskError)
     assert "'jax': '0'" in answer.message
 
 
@@ -298,9 +296,9 @@ def test_a_file_that_changes_after_the_plan_is_refused(tmp_path: Path) -> None:
     for change in (lambda: os.utime(path, ns=(1, 1)), lambda: path.write_bytes(path.read_bytes() + b"0"), path.unlink):
         change()
         with described.folder.run():
-            assert attempt(perturb_part, described, Secret(SECRET), parts[0]).rows == 1000
-            answer = attempt(perturb_part, described, Secret(SECRET), parts[1])
-            assert isinstance(answer, Refused)
+            assert run_task(perturb_part, described, Secret(SECRET), parts[0]).rows == 1000
+            answer = run_task(perturb_part, described, Secret(SECRET), parts[1])
+            assert isinstance(answer, TaskError)
             assert "0001.parquet: has changed since the release was planned" in answer.message
             assert len(described.folder.sizes()) == 2  # the note, and the part of the other file
 
@@ -313,9 +311,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path, monkeyp
         os.utime(part.file.path, ns=(5, 5))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", touched)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", touched)
     with described.folder.run():
-        assert "has changed" in attempt(perturb_part, described, Secret(SECRET), part).message
+        assert "has changed" in run_task(perturb_part, described, Secret(SECRET), part).message
         assert list(described.folder.sizes()) == [NOTE]
 
 
@@ -327,8 +325,8 @@ def test_a_part_of_other_rows_than_planned_is_refused(tmp_path: Path, more: int)
     other = dataclasses.replace(part, rows=part.rows + more)
     with described.folder.run():
         for work in (perturb_part, check_part):
-            answer = attempt(work, described, Secret(SECRET), other)
-            assert isinstance(answer, Refused)
+            answer = run_task(work, described, Secret(SECRET), other)
+            assert isinstance(answer, TaskError)
             assert f"has 1000 rows in a part that was planned with {1000 + more}" in answer.message
         assert list(described.folder.sizes()) == [NOTE]
 
@@ -355,8 +353,8 @@ def test_a_connection_that_is_lost_is_no_refusal(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(Place, "opened", opened)
     with described.folder.run():
         with pytest.raises(OSError, match=r"0000\.parquet: .*connection lost"):
-            attempt(perturb_part, described, Secret(SECRET), part)
-        assert attempt(perturb_part, described, Secret(SECRET), part).rows == 1000
+            run_task(perturb_part, described, Secret(SECRET), part)
+        assert run_task(perturb_part, described, Secret(SECRET), part).rows == 1000
 
 
 def _other_schema() -> None:
@@ -482,7 +480,7 @@ def test_a_store_of_objects_has_no_renames(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     parts, described = plans.planned(find(str(tmp_path / "in")).files, PARQUET), job(None, 2)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    made = Job(described.treatment, PARQUET, ".parquet", 2, store, versions())
+    made = Job(described.spec, PARQUET, ".parquet", 2, store, versions())
     with pytest.raises(KeyboardInterrupt), store.run():  # noqa: PT012
         done = [perturb_part(made, Secret(SECRET), part) for part in parts]
         assert store.sizes().keys() == {NOTE, *(one.written.name for one in done)}
@@ -548,9 +546,9 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         seen.append(names(there))
         return given[2]
 
-    monkeypatch.setattr("dpkernels.cli.release.treatment.in_chunks", noted)
+    monkeypatch.setattr("dpkernels.cli.release.rows.in_chunks", noted)
     store = StoreFolder(Place(str(tmp_path / "out")))
-    treatment = Treatment((column("age" if kind != "npy" else None),), False, Handling())
+    treatment = ReleaseSpec((column("age" if kind != "npy" else None),), False, RowOptions())
     with store.run():
         done = perturb_part(Job(treatment, form, f".{kind}", 1, store, versions()), Secret(SECRET), part)
         made = (tmp_path / "out" / done.written.name).read_bytes()
@@ -629,11 +627,11 @@ def test_groups_of_a_dataset_are_those_of_one_file(run: Run) -> None:
     assert run("perturb", "in", "out", *AGE).code == 0
     pq.write_table(released(Path("out")), "one.parquet")
     found = estimates.read("out", "age", "plan", None, LocalEngine()).groups
-    alone = reading.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
-    wanted = reading.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
-    parts = [reading.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
+    alone = estimate.read(Path("one.parquet"), Path("out", SIDECAR), "age", "plan", None).groups
+    wanted = estimate.Wanted("age", "plan", "hybrid", 1.0, found["b"].channel, False)
+    parts = [estimate.Tallied({cell: one.numbers}, 0) for cell, one in reversed(found.items())]
     groups = ["01", "1", "1.0", "2", "10", "", "b", "nan"]
-    assert list(found) == list(alone) == list(reading.Read.of(wanted, parts, "out").groups) == groups
+    assert list(found) == list(alone) == list(estimate.Read.of(wanted, parts, "out").groups) == groups
     assert [one.total for one in found.values()] == [100 + 100 * (group == "b") for group in groups]
     assert all((found[group].numbers == alone[group].numbers).all() for group in groups)
 
@@ -643,7 +641,7 @@ def test_too_many_groups_are_a_wrong_option_wherever_they_are_seen(run: Run, mon
     assert run("perturb", "in", "out", *AGE).code == 0
     width = len(dpk.Counts(MECHANISM).numbers)
     for most in (10, 100):  # groups, of 30 in each part
-        monkeypatch.setattr(reading, "_MOST_COUNTS", most * width)
+        monkeypatch.setattr(estimate, "_MOST_COUNTS", most * width)
         result = run("estimate", "out", "--column", "age", "--by", "id")
         assert result.code == 2
         assert "--by: 'id' has too many groups" in result.err
@@ -653,19 +651,19 @@ def test_what_a_part_of_an_estimate_sends_is_small_and_is_joined_at_once(monkeyp
     """Additive noise has a large channel: it goes to the parts once, and none of them sends it back."""
     mechanism = dpk.laplace(epsilon=1.0, sensitivity=1.0)
     channel = dpk.Counts(mechanism, bounds=(0.0, 120.0)).channel
-    wanted = reading.Wanted("age", None, "laplace", 1.0, channel, False)
+    wanted = estimate.Wanted("age", None, "laplace", 1.0, channel, False)
     ones, alive = np.ones(len(channel.written), np.int64), list[weakref.ref[Any]]()
 
     def parts() -> Any:
         for _ in range(9):
             assert sum(one() is not None for one in alive) <= 1
-            part = reading.Tallied({None: ones.copy()}, 0)
+            part = estimate.Tallied({None: ones.copy()}, 0)
             assert len(pickle.dumps(part)) < ones.nbytes + 1000
             alive.append(weakref.ref(part))
             yield part
             del part
 
-    found = reading.Read.of(wanted, parts(), "out")
+    found = estimate.Read.of(wanted, parts(), "out")
     np.testing.assert_array_equal(found.groups[None].numbers, 9 * ones)
 
 
@@ -932,7 +930,7 @@ def test_a_full_disk_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("dpkernels.cli.files.columnar._ParquetSink.write", full)
+    monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
     done = run("perturb", "in", "out", *AGE)
     test_cli.assert_refused(done, 1, "in/0000.parquet to part-0.parquet: No space left on device")
 

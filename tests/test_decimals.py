@@ -49,12 +49,12 @@ def test_a_refused_value_is_told_from_the_bound(dtype):
 
 
 def test_a_certificate_prints_the_whole_budget():
-    certificate = dpk.certify(dpk.laplace(epsilon=1.0000049, sensitivity=1.0000001)).certificate
+    certificate = dpk.exact_sampler(dpk.laplace(epsilon=1.0000049, sensitivity=1.0000001)).certificate
     assert str(certificate).startswith("epsilon, delta      1.0000049, 1e-15, realised delta ")
     assert "at most 1.0000001 apart" in str(certificate)
     assert (
         "interval at most 0.50000001 apart"
-        in dpk.certify(
+        in dpk.exact_sampler(
             dpk.central_piecewise(epsilon=1.0, lower=0.0, upper=1.0, sensitivity=0.50000001)
         ).certificate.covers
     )

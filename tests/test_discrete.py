@@ -185,7 +185,7 @@ def test_discrete_laplace_has_its_ratio(epsilon):
 def test_steps_small_and_large_are_certified(step):
     """Reports are exact multiples of the step."""
     made = dpk.discrete_laplace(epsilon=1.0, sensitivity=2 * step, step=step)
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     assert form.table.cell == Fraction(step)
     assert form.certificate.shift == 2
     reports = dpk.perturb(step * np.arange(-50.0, 50.0), form)
@@ -195,11 +195,11 @@ def test_steps_small_and_large_are_certified(step):
 @pytest.mark.parametrize("step", [0.1, 1 / 3, math.pi])
 def test_steps_that_floats_only_approximate_are_refused(step):
     with pytest.raises(CertificateError, match=r"^step: .* short binary fraction"):
-        dpk.certify(dpk.discrete_laplace(epsilon=1.0, step=step))
+        dpk.exact_sampler(dpk.discrete_laplace(epsilon=1.0, step=step))
 
 
 def test_a_step_far_above_the_sensitivity_is_certified():
     """Inputs 1 apart are on one point or two neighbouring ones."""
-    form = dpk.certify(dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0, step=1000.0))
+    form = dpk.exact_sampler(dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0, step=1000.0))
     assert form.certificate.shift == 1
     assert form.table.cell == 1000

@@ -4,6 +4,7 @@ import doctest
 import importlib
 import json
 import re
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -28,10 +29,11 @@ def own_settings():
     jax.config.update("jax_enable_x64", before)
 
 
-@pytest.mark.quick("docs/exact.md", "docs/many_machines.md", "docs/proofs*")
+@pytest.mark.quick("docs/exact.md", "docs/gpu.md", "docs/many_machines.md", "docs/proofs*")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_examples_of_a_page_run(page, own_settings, tmp_path, monkeypatch):
-    """One after the other, as a reader would, in an empty folder."""
+    """One after the other, as a reader would, in a folder that has the notebooks' data."""
+    shutil.copytree(ROOT / "notebooks/data", tmp_path / "notebooks/data")
     monkeypatch.chdir(tmp_path)
     names = {}
     for block in blocks(page):
@@ -52,7 +54,7 @@ def modules_with_examples():
     "dpkernels*",
     "accountants.profile",
     "accountants.tune*",
-    "accountants.pairs.tables",
+    "accountants.dominating_pairs.discrete",
     "accountants.histograms*",
     "accountants.composition*",
 )

@@ -107,7 +107,7 @@ def test_reports_of_every_kind(wrap):
 
 def test_an_exact_form_stands_for_its_mechanism():
     reports = dpk.perturb(np.full(1000, 30.0), AGES, key=KEY)
-    assert dpk.estimate_mean(reports, dpk.certify(AGES)) == dpk.estimate_mean(reports, AGES)
+    assert dpk.estimate_mean(reports, dpk.exact_sampler(AGES)) == dpk.estimate_mean(reports, AGES)
 
 
 def test_float32_reports_are_summed_in_float64():
@@ -173,7 +173,7 @@ def test_an_impossible_coordinate_is_refused():
 def test_every_report_a_release_can_make_is_possible(name, epsilon):
     """The lattice reaches a little past the density's interval; its ends must not be called impossible."""
     made = mechanism(name, epsilon)
-    certificate = dpk.certify(made).certificate
+    certificate = dpk.exact_sampler(made).certificate
     ends = np.array([float(certificate.lowest), float(certificate.highest)])
     assert dpk.estimate_mean(ends, made).value == pytest.approx(made.middle)
 

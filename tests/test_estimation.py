@@ -3,19 +3,23 @@
 import functools
 import itertools
 import json
-from pathlib import Path
+import pickle
 
 import numpy as np
 import pandas as pd
 import pytest
 from exact_registry import EVERY, exact, mechanism, small_table
+from matplotlib.figure import Figure
 from scipy import optimize, stats
 
 import dpkernels as dpk
+from dpkernels.cli import main
 from dpkernels.estimation.channel import TableChannel
 from dpkernels.estimation.counts import Counts
+from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.likelihood import judged, most_likely, most_likely_each
 from dpkernels.estimation.moments import mean_of
+from dpkernels.estimation.plot import save_plot
 from dpkernels.estimation.smoothing import smoothed
 from dpkernels.estimation.sources import channel_of
 from dpkernels.estimation.splines import LADDER, basis, chosen, spline_fit
@@ -269,7 +273,9 @@ def test_parts_of_reports_are_the_whole():
     assert (parts.numbers == whole.numbers).all()
     assert parts.total == len(reports)
     assert dpk.estimate(parts).mean == dpk.estimate(reports, AGES).mean
-    assert (whole + Counts(dpk.Certificate.from_dict(dpk.certify(AGES).certificate.to_dict()))).total == whole.total
+    assert (
+        whole + Counts(dpk.Certificate.from_dict(dpk.exact_sampler(AGES).certificate.to_dict()))
+    ).total == whole.total
     for other in (dpk.piecewise(epsilon=2.0, lower=0.0, upper=120.0), dpk.piecewise(epsilon=1.0, lower=0.0, upper=9.0)):
         with pytest.raises(ValueError, match="different mechanisms"):
             whole + Counts(other)
@@ -357,7 +363,7 @@ def test_a_variance_is_the_mean_over_pairs_of_reports(n):
 @pytest.mark.parametrize("decimals", [None, 0])
 def test_normal_intervals_are_of_the_reports_own_spread(decimals):
     """value -+ (z s/sqrt(n) + missed), cut at the ends of what there can be; s of n - 1 degrees of freedom."""
-    reports = dpk.perturb(np.linspace(10.0, 110.0, 25), AGES, key=KEY)
+    reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
     e, source = dpk.estimate(reports, AGES, decimals=decimals), channel_of(AGES, decimals=decimals)
     at = np.abs(source.written - reports[:, None]).argmin(axis=1)
@@ -366,7 +372,7 @@ def test_normal_intervals_are_of_the_reports_own_spread(decimals):
     each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
     assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
     assert (e.mean.missed > 0) == (e.variance.missed > 0) == (decimals is not None)
-    for moment in (e.mean, e.variance, e.standard_deviation, dpk.covariance((reports, source), np.arange(25.0))):
+    for moment in (e.mean, e.variance, e.standard_deviation, dpk.covariance((reports, source), np.arange(100.0))):
         for confidence in (0.3, 0.9, 0.99):
             half = stats.norm.ppf((1 + confidence) / 2) * moment.error + moment.missed
             ends = np.clip([moment.value - half, moment.value + half], moment.smallest, moment.largest)
@@ -491,7 +497,7 @@ def test_estimates_agree_with_each_other():
     assert e.mean.value == pytest.approx(dpk.estimate_mean(ages(200_000)[0], AGES).value)
     assert 0 <= e.gap <= 1e-6
     assert e.gap == e.likelihood.gap
-    assert "200000 reports" in repr(e)
+    assert "200,000 reports" in repr(e)
 
 
 def test_estimates_are_near_the_truth():
@@ -590,15 +596,17 @@ def test_additive_noise_on_a_known_interval():
         dpk.estimate(x, noise, bounds=(0.0, 1e9))
 
 
-RELEASES = Path(__file__).parent / "releases"
-
-
-def test_sidecars_say_what_made_the_reports():
-    table = pd.read_csv(RELEASES / "format2.csv")
-    sidecar = RELEASES / "format2.csv.json"
+def test_sidecars_say_what_made_the_reports(tmp_path):
+    source, target = tmp_path / "in.csv", tmp_path / "out.csv"
+    pd.DataFrame({"age": range(20, 36, 2), "pay": range(1000, 9000, 1000)}).to_csv(source, index=False)
+    age = ["--column", "age", "--mechanism", "piecewise", "--epsilon", "1", "--lower", "0", "--upper", "120"]
+    pay = ["--column", "pay", "--mechanism", "discrete-laplace", "--epsilon", "5", "--sensitivity", "1"]
+    assert main(["perturb", str(source), str(target), *age, *pay, "--quiet"]) == 0
+    table, sidecar = pd.read_csv(target), tmp_path / "out.csv.json"
     e = dpk.estimate(table["age"], sidecar, column="age")
     assert (e.count, e.upper) == (8, 120.0)
-    assert dpk.estimate(table["age"], json.loads(sidecar.read_text()), column="age").mean == e.mean
+    again = dpk.estimate(table["age"], json.loads(sidecar.read_text()), column="age")
+    assert again.reports.numbers.tolist() == e.reports.numbers.tolist()
     with pytest.raises(ValueError, match="is not one of the perturbed columns"):
         dpk.estimate(table["age"], sidecar)
     with pytest.raises(ValueError, match="cannot have made it"):
@@ -608,7 +616,7 @@ def test_sidecars_say_what_made_the_reports():
     with pytest.raises(dpk.CertificateError):
         dpk.estimate(table["age"], forged, column="age")
     with pytest.raises(ValueError, match="not the sidecar"):
-        dpk.estimate(table["age"], RELEASES / "format2.csv")
+        dpk.estimate(table["age"], target)
     with pytest.raises(ValueError, match="not the sidecar"):
         dpk.estimate(table["age"], {"columns": 3})
 
@@ -616,7 +624,7 @@ def test_sidecars_say_what_made_the_reports():
 def test_decimals_of_a_sidecar_are_used():
     """And other ones refused."""
     reports, _ = ages()
-    form = {"columns": [{"column": "age", "certificate": dpk.certify(AGES).certificate.to_dict()}], "decimals": 1}
+    form = {"columns": [{"column": "age", "certificate": dpk.exact_sampler(AGES).certificate.to_dict()}], "decimals": 1}
     assert dpk.estimate(reports.round(1), form).count == len(reports)
     with pytest.raises(ValueError, match="the sidecar says 1"):
         dpk.estimate(reports.round(2), form, decimals=2)
@@ -630,7 +638,7 @@ BAD = {
     "no mechanism": (lambda: dpk.estimate(ages()[0]), TypeError, "mechanism: None"),
     "a mechanism of counts": (lambda: dpk.estimate(Counts(AGES).add(ages()[0]), AGES), ValueError, "Counts know"),
     "a number for a mechanism": (lambda: dpk.estimate(ages()[0], 1.0), TypeError, "exact form"),
-    "one report": (lambda: dpk.estimate(ages()[0][:1], AGES).mean, ValueError, "two or more"),
+    "one report": (lambda: dpk.estimate(ages()[0][:1], AGES).mean, dpk.TooFewReportsError, "about 2 are needed"),
     "bounds of a table": (lambda: dpk.estimate(ages()[0], AGES, bounds=(0, 1)), ValueError, "own interval"),
     "a column of a mechanism": (lambda: dpk.estimate(ages()[0], AGES, column="x"), ValueError, "for a sidecar"),
     "few bins": (lambda: dpk.estimate(ages()[0], AGES, bins=4), ValueError, "bins: 4"),
@@ -673,11 +681,67 @@ def test_vectors_are_refused():
 
 
 def test_a_picture_is_drawn(tmp_path):
-    estimated().plot(tmp_path / "ages.png")
+    e, (left, right) = estimated(), Figure().subplots(1, 2)
+    assert e.plot(left, bins=12, label="age in years") is left
+    assert e.plot(right, kind="cdf", title="ages") is right
+    assert [bar.get_height() for bar in left.patches] == pytest.approx(e.histogram(12).shares.value)
+    assert (left.get_xlabel(), left.get_title(), right.get_title()) == (
+        "age in years",
+        "200,000 reports at epsilon 1",
+        "ages",
+    )
+    save_plot(e, tmp_path / "ages.png", 0.95)
     assert (tmp_path / "ages.png").read_bytes().startswith(b"\x89PNG")
     for bad in (tmp_path / "ages.pdf", tmp_path / "none" / "ages.png"):
         with pytest.raises(ValueError, match="existing folder"):
-            estimated().plot(bad)
+            save_plot(e, bad, 0.95)
+    with pytest.raises(ValueError, match="kind: 'pie'"):
+        e.plot(left, kind="pie")
+
+
+def test_a_mean_is_in_the_inputs_interval_and_in_its_own():
+    """All reports are the largest that there is, far beyond the inputs' interval."""
+    written = channel_of(AGES).written
+    for report, end in ((written[-1], 120.0), (written[0], 0.0)):
+        e = dpk.estimate(np.repeat(report, 100), AGES)
+        assert e.mean.value == end
+        for low, high in (e.mean.interval(), e.mean.bernstein()):
+            assert low <= e.mean.value <= high
+        assert 0 <= e.variance.value <= 3600
+        low, high = e.variance.interval()
+        assert low <= e.variance.value <= high
+
+
+def test_too_few_reports_are_an_answer():
+    """The mean needs as many as make the worst interval no wider than the inputs' own: n = (1.96 s / 60)^2."""
+    needed = (1.96 / 60) ** 2 * AGES.worst_variance
+    written = channel_of(AGES).written[::40]
+    for n in (int(needed) - 1, int(needed) + 2):
+        e = dpk.estimate(np.resize(written, n), AGES)
+        if n > needed:
+            assert 0 <= e.mean.value <= 120
+            continue
+        with pytest.raises(dpk.TooFewReportsError, match="too few for the mean") as error:
+            _ = e.mean
+        assert error.value.needed == pytest.approx(needed, rel=0.1)
+        assert pickle.loads(pickle.dumps(error.value)).args == error.value.args
+        assert "too few" in repr(e)
+
+
+def test_nothing_prints_more_than_a_line():
+    e = estimated()
+    found = [e, e.mean, e.quantile([0.2, 0.5]), e.quantile(0.5), e.histogram(100), e.cdf(np.linspace(0, 100, 50))]
+    for one in [*found, e.likelihood, e.reports]:
+        assert len(repr(one)) < 200
+        assert "\n" not in repr(one)
+    assert shown(113338.2) == "113,340"
+    assert [shown(x) for x in (0.0, -3.14159265, 91084.4, 0.001234567, 1e20)] == [
+        "0",
+        "-3.1416",
+        "91,084",
+        "0.0012346",
+        "1e+20",
+    ]
 
 
 def test_few_reports_of_which_many_distributions_are_as_likely_have_intervals():

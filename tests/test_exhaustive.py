@@ -14,11 +14,11 @@ from exact_registry import LARGE, SMALL, exact, mechanism, slow_sampler, small_t
 
 from dpkernels import piecewise
 from dpkernels.decimals import rational
-from dpkernels.exact.form import COORDINATE_STREAM
+from dpkernels.exact.combined import ExactMixture
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.mixture import ExactMixture
+from dpkernels.exact.sampler import COORDINATE_STREAM, order_keys
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.form import ExactWindow, code_kernel
+from dpkernels.exact.windows.sampler import ExactWindow, code_kernel
 from dpkernels.random import host
 from dpkernels.release import vectors
 
@@ -76,8 +76,10 @@ def test_all_inputs_have_the_same_floats_as_reports(name, dtype):
     for share in (0.0, 0.123, 0.5, 1.0):
         x = np.full(1 << 16, lower + share * (upper - lower), dtype)
         rounding = RNG.integers(0, 1 << 32, 1 << 16, np.uint32)
+        ends = order_keys(np.array([lower, upper], dtype))
         with jax.enable_x64(True):
-            reports = np.asarray(form.compiled(jnp.zeros_like(x), x, WORDS16, rounding))
+            reports, inside = map(np.asarray, form.compiled(jnp.zeros_like(x), ends, x, WORDS16, rounding))
+        assert inside
         assert reports.dtype == dtype
         supports.add(np.unique(reports).tobytes())
     assert len(supports) == 1

@@ -15,11 +15,11 @@ from scipy.special import gammaln
 import accountants
 import dpkernels as dpk
 from accountants import guarantee, weights
-from accountants.composition import cumulant, enumeration, evaluate, fft
-from accountants.composition.cumulant import ConvergenceError
+from accountants.composition import enumeration, evaluate, fft, self_composed
 from accountants.composition.grid import POINTS, pointwise_maximum, share_on_grid
-from accountants.pairs.hockey_stick import as_float64
-from accountants.pairs.worst import Atoms
+from accountants.composition.self_composed import ConvergenceError
+from accountants.dominating_pairs.base import as_float64
+from accountants.dominating_pairs.discrete import Atoms
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -144,7 +144,7 @@ def test_noise_next_to_its_largest_losses(count):
 
 @jax.jit
 def three_of(made):
-    return [enumeration.three_point_loss(parts[0].losses, np.array([22]), 1.0) for parts in made.directions()]
+    return [enumeration.three_point_loss(parts[0].losses, np.array([22]), 1.0) for parts in made.repeated_losses()]
 
 
 @pytest.mark.thorough
@@ -193,9 +193,9 @@ def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
 
     @jax.jit
     def moments(made, c):
-        (part,) = made.directions(evaluate.PANELS)[0]
+        (part,) = made.repeated_losses(evaluate.PANELS)[0]
         twice = pointwise_maximum([part.losses, part.losses])
-        return [cumulant.RepeatedLoss(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
+        return [self_composed.RepeatedLoss(n, 0.0, 1).moments(c)[0] for n in (part.losses, twice)]
 
     for c in (0.5, 2.0):
         one, other = moments(as_float64(made), jnp.float64(c))
@@ -217,7 +217,7 @@ CONTOURS = {
 
 @jax.jit
 def by_contour(made, delta):
-    return [contour.epsilon_at(parts, delta, contour.LARGE) for parts in made.directions()]
+    return [contour.epsilon_at(parts, delta, contour.LARGE) for parts in made.repeated_losses()]
 
 
 @pytest.mark.quick("together")
@@ -364,7 +364,7 @@ def test_derivatives_at_grid_points_are_those_beside_them(x64):
 
     @jax.jit
     def slopes(made, places, shift):
-        (parts,) = made.directions(evaluate.PANELS)
+        (parts,) = made.repeated_losses(evaluate.PANELS)
         made_of = fft.compose(parts, jnp.float64(1.0))
 
         def at(place):

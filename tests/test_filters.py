@@ -80,9 +80,9 @@ def test_claims_are_taken_from_certificates_and_mechanisms() -> None:
         dpk.duchi(epsilon=0.3, lower=0.0, upper=1.0),
         calibrate.gaussian(epsilon=0.7, delta=1e-6, sensitivity=1.0),
     )
-    for one in (pure, dpk.certify(pure).certificate):
+    for one in (pure, dpk.exact_sampler(pure).certificate):
         assert asked(one) == (Fraction("0.3"), 0)
-    for one in (gaussian, dpk.certify(gaussian).certificate):
+    for one in (gaussian, dpk.exact_sampler(gaussian).certificate):
         assert asked(one) == (Fraction("0.7"), Fraction("1e-6"))
     with pytest.raises(TypeError, match=r"delta: .* is given beside that of"):
         asked(gaussian, 1e-6)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -288,7 +289,29 @@ def test_bad_arguments(wrong, kind, message):
 @pytest.mark.thorough
 def test_guarantees_of_a_pair_of_laws():
     """As the docstring of ``guarantee`` promises."""
-    from accountants.pairs.tables import Atoms
+    from accountants.dominating_pairs.discrete import Atoms
 
     made = guarantee(Atoms(np.array([0.6, 0.4]), np.array([0.4, 0.6]))).repeat(2)
     assert made.delta(0.0) == pytest.approx(0.36 - 0.16, rel=1e-6)
+
+
+SAVED = (
+    '{"format": 1, "guarantee": {"type": "Guarantee", "terms": {"tuple": [{"type": "Term", "pairs": {"tuple": ['
+    '{"type": "Shifted", "noise": {"type": "Gaussian", "sigma": 1.0}, "shift": 1.0, "periods": 256}]}, "count": 10, '
+    '"rate": 0.01, "adjacency": "add_remove"}, {"type": "Term", "pairs": {"tuple": [{"type": "Placed", "window": '
+    '{"type": "Uniform"}, "base": {"type": "Constant"}, "width": 0.9, "relative_height": 0.6, "apart": 1.1, '
+    '"centre": 0.0}]}, "count": 20, "rate": null, "adjacency": "add_remove"}]}}}'
+)
+
+
+def test_saved_guarantees_are_read_and_written_as_before():
+    made = Guarantee.from_json(SAVED)
+    assert [term.count for term in made.terms] == [10, 20]
+    assert made.to_json() == SAVED
+
+
+def test_a_guarantee_is_pickled_after_it_has_been_used():
+    made = call(dpk.gaussian(sigma=1.0), 1.0).subsample(0.1).repeat(3)
+    before = made.epsilon(1e-3)
+    assert pickle.loads(pickle.dumps(made)) == made
+    assert pickle.loads(pickle.dumps(made)).epsilon(1e-3) == before

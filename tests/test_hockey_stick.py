@@ -13,7 +13,7 @@ from helpers import in_rows, piece_integrals, positive_part, shift_profile
 from noise_registry import ASYMMETRIC, LAWS, MERGED, REFERENCE, SYMMETRIC, cells, over, scale
 
 from accountants import guarantee
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -173,7 +173,7 @@ def test_truncated_gaussian_closed_form(s, T, D):
 
 def in_many_digits(law, shift, eps):
     """The definition in 70 digits: masses of the law underneath between knots and closed-form sign changes."""
-    m, kernel = mpmath.mpf, law.law
+    m, kernel = mpmath.mpf, law.unweighted
 
     def tail(x):
         """P(Z > x) of the law underneath."""

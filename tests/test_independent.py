@@ -19,9 +19,9 @@ from noise_tables import CLAIMS
 from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
-from dpkernels.exact.mixture import ExactMixture
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.windows.form import ExactWindow, code_kernel
+from dpkernels.exact.combined import ExactMixture
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.windows.sampler import ExactWindow, code_kernel
 
 RNG = np.random.default_rng(11)
 slow = pytest.mark.slow
@@ -53,8 +53,8 @@ def of(kind, name):
         case "noise":
             return exact_noise(name)
         case "rows":
-            return dpk.certify(BOUNDED[name])
-    return dpk.certify(VECTORS[name]())
+            return dpk.exact_sampler(BOUNDED[name])
+    return dpk.exact_sampler(VECTORS[name]())
 
 
 CASES = [
@@ -80,7 +80,7 @@ def test_everything_a_certificate_says_is_so(case):
 
 def test_everything_the_certificate_of_sampled_vectors_says_is_so():
     made = dpk.multivariate(dimensions=5, sampled=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="duchi")
-    form = json.loads(dpk.certify(made).certificate.to_json())
+    form = json.loads(dpk.exact_sampler(made).certificate.to_json())
     assert false_claims(form) == []
     assert false_claims({**form, "epsilon": 0.9})
 

@@ -18,7 +18,7 @@ import pytest
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.rounding import fraction_bits, positions
+from dpkernels.exact.kernels import fraction_bits, positions
 from dpkernels.exact.rows.certificate import certify_rows
 from dpkernels.release.inputs import Bounds
 
@@ -29,7 +29,9 @@ FLOAT64 = range(-330, 330)
 
 
 def central_form():
-    return dpk.certify(dpk.optimal(epsilon=EPSILON, lower=-4.0, upper=4.0, sensitivity=1.0, points=33, outputs=41))
+    return dpk.exact_sampler(
+        dpk.optimal(epsilon=EPSILON, lower=-4.0, upper=4.0, sensitivity=1.0, points=33, outputs=41)
+    )
 
 
 def scaled(form, exponent):
@@ -139,7 +141,9 @@ def test_float32_is_refused_where_subnormal_numbers_matter():
 
 def test_bfloat16_is_refused_where_float32s_subnormal_numbers_matter():
     """It is widened on the device, which reads them as 0 on the way to float64 too."""
-    fine = dpk.certify(dpk.optimal(epsilon=1.0, lower=-2e-38, upper=2e-38, sensitivity=5e-39, points=9, outputs=41))
+    fine = dpk.exact_sampler(
+        dpk.optimal(epsilon=1.0, lower=-2e-38, upper=2e-38, sensitivity=5e-39, points=9, outputs=41)
+    )
     with jax.enable_x64(True), pytest.raises(ValueError, match="use float64"):
         Bounds.of(fine, clip=False).check_on_device(jnp.asarray([1.166e-38], jnp.bfloat16))
 

@@ -41,7 +41,7 @@ def test_a_local_mechanism_is_on_one_record(local):
     assert str(local.input_domain) == "AtomDomain(bounds=[0.0, 10.0], T=f64)"
     assert str(local.input_metric) == "DiscreteDistance()"
     assert local.output_measure == dp.max_divergence()
-    realised = dpk.certify(LOCAL).certificate.realised_epsilon
+    realised = dpk.exact_sampler(LOCAL).certificate.realised_epsilon
     assert Fraction(local.map(1)) >= Fraction(realised)
     assert local.map(1) <= 1.0
     assert local.map(0) == 0.0
@@ -65,7 +65,7 @@ def test_reports_are_unbiased(local):
 
 def test_the_map_of_noise_is_the_one_of_the_table(noise):
     """By the definition of (eps, delta)-DP, in exact arithmetic, on the integers."""
-    table = dpk.certify(NOISE).certificate.table
+    table = dpk.exact_sampler(NOISE).certificate.table
     outcomes, total = [int(w) for w in table.outcomes], int(table.total)
     for d_in in (1, 10, 25):
         eps, delta = noise.map(d_in)
@@ -90,7 +90,7 @@ def test_another_delta_is_another_epsilon():
 
 
 def test_the_map_of_vectors_is_group_privacy(counts):
-    certificate = dpk.certify(COUNTS).certificate
+    certificate = dpk.exact_sampler(COUNTS).certificate
     assert counts.map(1) == (1.0, certificate.delta)
     eps, delta = counts.map(3)
     assert eps == pytest.approx(3.0, rel=1e-12)

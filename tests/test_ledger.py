@@ -469,11 +469,11 @@ EDITS = {
         "its tables are not",
     ),
     "a view": ("CREATE VIEW seen AS SELECT * FROM charges", "its tables are not"),
-    "an older version": ("PRAGMA user_version = 1", "its tables are not"),
+    "an older version": ("PRAGMA user_version = 1", "is a ledger of version 1; this program reads version 2"),
     "a charge voided": ("UPDATE charges SET voids = '2' WHERE id = 5", "charge 5, or one before it, was changed"),
     "a void without a number": ("UPDATE charges SET voids = NULL WHERE id = 5", "charge 5 holds what is not text"),
     "a void of no number": ("UPDATE charges SET voids = '02' WHERE id = 5", "'02' is not the number of a charge"),
-    "another version": ("PRAGMA user_version = 3", "is a ledger of version 3; this program reads 1 to 2"),
+    "another version": ("PRAGMA user_version = 3", "is a ledger of version 3; this program reads version 2"),
     "another program": ("PRAGMA application_id = 7", "is not a ledger of dpkernels"),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -25,10 +24,9 @@ from dpkernels.budgets.amounts import EpsilonDelta
 from dpkernels.budgets.filters import BudgetExceeded
 from dpkernels.budgets.ledger import Ledger, LedgerError
 from dpkernels.cli.dataset.folder import StoreFolder
-from dpkernels.cli.dataset.places import Place
 from dpkernels.cli.files.delimited import _LineSink
-from dpkernels.cli.release.output import Output
-from dpkernels.cli.release.streams import StandardOutput
+from dpkernels.cli.files.places import Place
+from dpkernels.cli.release.output import Output, StandardOutput
 
 run = pytest.fixture(command, name="run")
 
@@ -80,34 +78,6 @@ def test_only_the_object_that_charged_can_void_and_only_once(tmp_path: Path) -> 
     assert standing(tmp_path / "a") == [1]
 
 
-def as_version_1(path: Path) -> None:
-    """Make the file what version 1 made of the same charges."""
-    sql(path, "ALTER TABLE charges DROP COLUMN voids", "PRAGMA user_version = 1")
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("PRAGMA writable_schema = ON")
-    connection.execute("UPDATE sqlite_master SET sql = ? WHERE name = 'charges'", (ledger_file._TABLES[1]["charges"],))
-    connection.close()
-
-
-def version(path: Path) -> int:
-    with sqlite3.connect(path) as connection:
-        return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-
-def test_a_ledger_of_version_1_is_read_charged_and_at_the_first_void_of_version_2(tmp_path: Path) -> None:
-    expected = some_charges(tmp_path / "a").statement()
-    as_version_1(tmp_path / "a")
-    ledger = Ledger(tmp_path / "a")
-    assert ledger.statement() == expected
-    assert ledger.charge(0.1).entries[-1].id == 6
-    assert version(tmp_path / "a") == 1
-    after = ledger.void(6)
-    assert version(tmp_path / "a") == 2
-    assert Ledger(tmp_path / "a").statement() == after
-    assert after.spent == expected.spent
-    assert len(some_charges(tmp_path / "a", 1).statement().entries) == 8
-
-
 def test_racing_processes_that_void_never_exceed_the_budget(tmp_path: Path) -> None:
     script = """
 path, writers = sys.argv[1], 4
@@ -138,7 +108,7 @@ STOPPED = (
     STOPPING
     + """
 connect, left = sqlite3.connect, []
-for word in ("INSERT", "ALTER", "UPDATE charges", "UPDATE budget", "COMMIT"):
+for word in ("INSERT", "UPDATE budget", "COMMIT"):
     child = os.fork()
     if child == 0:
         ledger = Ledger(path)
@@ -156,8 +126,7 @@ print(json.dumps(left))
 
 def test_kill_9_before_every_step_of_a_void_keeps_the_charge(tmp_path: Path) -> None:
     some_charges(tmp_path / "a", 1)
-    as_version_1(tmp_path / "a")
-    assert light(STOPPED, tmp_path / "a") == [[number, 0] for number in range(2, 7)]
+    assert light(STOPPED, tmp_path / "a") == [[number, 0] for number in range(2, 5)]
 
 
 def forge(path: Path, *rows: tuple[str, int]) -> None:
@@ -238,7 +207,7 @@ def interrupted(*_: Any, **__: Any) -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.pieces", "release.treatment.in_chunks"])
+@pytest.mark.parametrize("where", ["files.delimited.DelimitedFile.pieces", "release.rows.in_chunks"])
 def test_an_interrupted_run_costs_nothing(run: Run, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     monkeypatch.setattr(f"dpkernels.cli.{where}", interrupted)
@@ -295,7 +264,7 @@ def test_a_disk_that_is_full_keeps_the_charge(run: Run, monkeypatch: pytest.Monk
 
 def test_reports_that_are_too_large_to_shuffle_keep_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    monkeypatch.setattr("dpkernels.cli.files.handling.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
+    monkeypatch.setattr("dpkernels.cli.files.row_options.MOST_SHUFFLED_BYTES", len(GOOD_CSV))
     done = run("perturb", "in.csv", "out.csv", *SMALL, *BUDGET, "--shuffle-rows")
     assert_refused(done, 1, "--shuffle-rows: the rows take more than", STAYS)
     assert standing() == [1]
@@ -365,7 +334,7 @@ def test_standard_output_that_has_begun_keeps_the_charge(
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     if begun:
-        monkeypatch.setattr("dpkernels.cli.release.streams.shutil.copyfileobj", begun)
+        monkeypatch.setattr("dpkernels.cli.release.output.shutil.copyfileobj", begun)
     else:
         monkeypatch.setattr(StandardOutput, "digest", lambda _: (Path("out.json").write_text("of another") and "", 0))
     done = run("perturb", "in.csv", "-", "--format", "csv", "--sidecar", "out.json", *SMALL, *BUDGET)
@@ -403,7 +372,7 @@ def test_a_dataset_whose_parts_were_visible_in_a_store_keeps_the_charge(
 
 def test_a_part_that_cannot_be_written_keeps_the_charge(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write_dataset(Path("in"), files=2, rows=10)
-    monkeypatch.setattr("dpkernels.cli.files.columnar._ParquetSink.write", full)
+    monkeypatch.setattr("dpkernels.cli.files.parquet._ParquetSink.write", full)
     done = run("perturb", "in", "out", *COLUMN_AGE, *BUDGET)
     assert_refused(done, 1, "parquet to part-", "No space left on device", STAYS)
     assert_nothing_but("in", "people.ledger")
@@ -415,10 +384,10 @@ CRASHES = """
 import sqlite3, traceback
 from fractions import Fraction
 from pathlib import Path
-from dpkernels.cli.ledger import Purse, paid
-from dpkernels.cli.failures import independent_of_reports
+from dpkernels.cli.ledger import LedgerAccount, charged
+from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.release.output import Output
-from dpkernels.cli.release.streams import StandardOutput
+from dpkernels.cli.release.output import StandardOutput
 assert not {"jax", "numpy"} & set(sys.modules)
 os.chdir(sys.argv[1])
 os.fsync = lambda descriptor: None  # a kill loses nothing that was written
@@ -450,7 +419,7 @@ sqlite3.connect = lambda *given, **named: connect(*given, **named, factory=Stepp
 
 def release():
     with Output(Path("in.csv"), Path("out.csv")) as out:
-        with paid(Purse(Path("ledger")), (Fraction(1), Fraction(0)), "", out):
+        with charged(LedgerAccount(Path("ledger")), (Fraction(1), Fraction(0)), "", out):
             out.path.write_text("reports")
             step()
             if FAILS:

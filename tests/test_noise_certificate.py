@@ -24,11 +24,11 @@ from noise_tables import (
 )
 
 import dpkernels as dpk
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
+from dpkernels.exact.noise.build import BITS, noise_tables
 from dpkernels.exact.noise.certificate import NoiseCertificate, certify_noise
-from dpkernels.exact.noise.lattice import BITS, noise_tables
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
 
 RNG = np.random.default_rng(11)
@@ -160,30 +160,30 @@ def test_claims_a_little_too_small_are_refused():
     table = next(noise_tables(law, Fraction(D)))
     delta = float(hockey_stick(table, 2, exp_lower_bound(epsilon))) * (1 + 1e-9)
     made = dpk.Additive(law).claim(sensitivity=D, epsilon=epsilon, delta=delta)
-    dpk.certify(made)
+    dpk.exact_sampler(made)
     with pytest.raises(CertificateError, match=r"^delta: is 0\.\d+ at epsilon 1 .* above the claimed .* wider than"):
-        dpk.certify(dataclasses.replace(made, delta=0.99 * delta))
+        dpk.exact_sampler(dataclasses.replace(made, delta=0.99 * delta))
     with pytest.raises(CertificateError, match=r"^delta: is .* for inputs 2.1 apart"):
-        dpk.certify(dataclasses.replace(made, sensitivity=2.1))
+        dpk.exact_sampler(dataclasses.replace(made, sensitivity=2.1))
 
 
 def test_a_gaussian_claim_a_little_too_small_is_refused():
     made = claim("gaussian-0.01")
     with pytest.raises(CertificateError, match=r"^delta: is .* at epsilon 0.01 .* above the claimed .* wider than"):
-        dpk.certify(dataclasses.replace(made, delta=0.99 * made.delta))
+        dpk.exact_sampler(dataclasses.replace(made, delta=0.99 * made.delta))
 
 
 @pytest.mark.parametrize("missing", [{"delta": 0.0}, {"delta": None}, {"epsilon": None}, {"sensitivity": None}])
 def test_what_claims_nothing_is_not_released(missing):
     with pytest.raises(CertificateError, match="needs all three"):
-        dpk.certify(dataclasses.replace(dpk.laplace(epsilon=1.0), **missing))
+        dpk.exact_sampler(dataclasses.replace(dpk.laplace(epsilon=1.0), **missing))
 
 
 @pytest.mark.quick("1e-32", "1e+99")
 @pytest.mark.parametrize("D", [1e-100, 1e-40, 1e-32, 1e99])
 def test_any_sensitivity_has_a_table(D):
     """The same one in another unit; ``perturb`` refuses float32 where its subnormal numbers would matter."""
-    table, plain = (dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=d)).table for d in (D, 1.0))
+    table, plain = (dpk.exact_sampler(dpk.laplace(epsilon=1.0, sensitivity=d)).table for d in (D, 1.0))
     assert table.codes == pytest.approx(plain.codes, rel=1.0)
     assert float(table.variance) / D**2 == pytest.approx(2.0, rel=1e-3)
 
@@ -196,10 +196,10 @@ def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypa
         tried.append(table)
         return certify_noise(table, *claim)
 
-    monkeypatch.setattr("dpkernels.exact.noise.lattice.certify_noise", counted)
+    monkeypatch.setattr("dpkernels.exact.noise.build.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
-        dpk.certify(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))
+        dpk.exact_sampler(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))
     assert len(tried) == tables
 
 
@@ -484,7 +484,7 @@ def test_a_form_with_a_weight_that_is_none_is_refused(spoil, at):
 
 
 def test_a_weight_moved_to_another_code_is_refused():
-    """The total is right, and delta no longer what the form says."""
+    """The total is right, and delta no longer what the payload says."""
     form = short_form()
     form["noise"]["weights"][0] -= 1000
     form["noise"]["weights"][40] += 1000
@@ -518,9 +518,9 @@ def test_variance_cost_is_against_the_laws_own():
 
 
 def test_certified_once_and_only_once():
-    assert dpk.certify(claim("laplace-1")) is dpk.certify(dpk.laplace(epsilon=1.0))
+    assert dpk.exact_sampler(claim("laplace-1")) is dpk.exact_sampler(dpk.laplace(epsilon=1.0))
     form = exact("laplace-1")
-    assert dpk.certify(form) is form
+    assert dpk.exact_sampler(form) is form
     assert BITS == form.table.bits == form.words[0].bits == 64
 
 
@@ -530,7 +530,7 @@ def test_certified_once_and_only_once():
 @pytest.mark.parametrize("transform", [jax.jit, jax.vmap, jax.grad])
 def test_traced_mechanisms_are_refused(make, transform):
     def traced(t):
-        dpk.certify(make(t))
+        dpk.exact_sampler(make(t))
         return t
 
     given = np.ones(3, np.float32) if transform is jax.vmap else np.float32(1.0)
@@ -541,7 +541,7 @@ def test_traced_mechanisms_are_refused(make, transform):
 def test_array_parameters_are_certified_as_numbers():
     made = dpk.laplace(epsilon=1.0)
     arrays = jax.tree.map(np.float64, made)
-    assert dpk.certify(arrays).certificate.to_dict() == dpk.certify(made).certificate.to_dict()
+    assert dpk.exact_sampler(arrays).certificate.to_dict() == dpk.exact_sampler(made).certificate.to_dict()
 
 
 def test_a_law_of_the_users_own_has_no_table():
@@ -551,7 +551,7 @@ def test_a_law_of_the_users_own_has_no_table():
     class Other:
         pass
 
-    assert dpk.certify(dpk.Additive(dpk.Laplace(1.0), 1.0, 1.0, 1e-12))
+    assert dpk.exact_sampler(dpk.Additive(dpk.Laplace(1.0), 1.0, 1.0, 1e-12))
     with pytest.raises(TypeError, match="Other has no table"):
         next(noise_tables(Other(), Fraction(1)))
 
@@ -571,11 +571,11 @@ def test_mpmath_agrees_on_laplace():
 
 def test_no_vector_of_pure_budget_is_made_of_noise():
     """Its certificate would say pure epsilon-DP of tables that are (epsilon, delta)-DP."""
-    own = dpk.certify(dpk.laplace(epsilon=1.0)).certificate
+    own = dpk.exact_sampler(dpk.laplace(epsilon=1.0)).certificate
     with pytest.raises(CertificateError, match="coordinate: NoiseCertificate is not of pure"):
         MultivariateCertificate(own, 2, 1)
     multivariate = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="piecewise")
-    form = dpk.certify(multivariate).certificate.to_dict() | {"coordinate": own.to_dict()}
+    form = dpk.exact_sampler(multivariate).certificate.to_dict() | {"coordinate": own.to_dict()}
     with pytest.raises(CertificateError, match="coordinate: NoiseCertificate is not of pure"):
         read_certificate(form)
 
@@ -592,4 +592,4 @@ def test_a_sensitivity_of_no_size_is_named():
         with pytest.raises(ValueError, match="sensitivity: "):
             dpk.laplace(epsilon=1.0, sensitivity=D)
     with pytest.raises(TypeError, match=r"mechanism: a parameter has shape \(2,\)"):
-        dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 2.0])))
+        dpk.exact_sampler(dpk.laplace(epsilon=1.0, sensitivity=np.array([1.0, 2.0])))

@@ -14,7 +14,8 @@ from noise_tables import claim, exact, form_of, positions, slow_position, slow_s
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.noise.lattice import noise_tables
+from dpkernels.exact.noise.build import noise_tables
+from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
 from dpkernels.release.engines import DeviceRelease, HostRelease, in_chunks
@@ -74,8 +75,10 @@ def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
         for r in (0, 12345, 2**32 - 1):
             at = np.full(1 << 16, x, dtype)
             rounding = np.full(1 << 16, r, np.uint32)
+            ends = order_keys(np.array([-2000.0, 2000.0], dtype))
             with jax.enable_x64(True):
-                reports = np.asarray(form.compiled(jnp.zeros_like(at), at, words, rounding))
+                reports, inside = map(np.asarray, form.compiled(jnp.zeros_like(at), ends, at, words, rounding))
+            assert inside
             place = slow_position(table, at[0], r)
             every, counts = np.unique(reports, return_counts=True)
             weights = {}
@@ -262,21 +265,21 @@ def audited_budget(form, D):
 
 @pytest.mark.parametrize(("epsilon", "D"), [(0.5, 1.0), (1.0, 0.7), (2.0, 1.0)])
 def test_an_audit_stays_below_the_budget_and_comes_close(epsilon, D):
-    found = audited_budget(dpk.certify(dpk.laplace(epsilon=epsilon, sensitivity=D)), D)
+    found = audited_budget(dpk.exact_sampler(dpk.laplace(epsilon=epsilon, sensitivity=D)), D)
     assert 0.98 * epsilon <= found <= epsilon
 
 
 def test_an_audit_catches_noise_5_percent_too_narrow():
     """The table of a larger budget, released as if it were for 1."""
     made = dpk.laplace(epsilon=1.0)
-    assert audited_budget(form_of(made, dpk.certify(dpk.laplace(epsilon=1.05)).table), 1.0) > 1.0
+    assert audited_budget(form_of(made, dpk.exact_sampler(dpk.laplace(epsilon=1.05)).table), 1.0) > 1.0
 
 
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_an_audit_catches_a_dropped_tail(side):
     """Noise cut where 1e-3 is left: reports beyond the cut are possible for one neighbour only."""
     made = dpk.laplace(epsilon=1.0)
-    table = dpk.certify(made).table
+    table = dpk.exact_sampler(made).table
     weights, p = table.outcomes.copy(), np.array(table.outcomes, float) / 2.0**64
     cut = (np.cumsum(p) < 1e-3) & (side != "right") | (np.cumsum(p[::-1])[::-1] < 1e-3) & (side != "left")
     weights = [0 if gone else w for w, gone in zip(weights, cut, strict=True)]
@@ -288,7 +291,7 @@ def test_an_audit_catches_a_dropped_tail(side):
     x, other = (0.0, 1.0)
     if side == "right":
         x, other = 1.0, 0.0
-    for form, caught in ((form_of(made, planted), True), (dpk.certify(made), False)):
+    for form, caught in ((form_of(made, planted), True), (dpk.exact_sampler(made), False)):
         low, high = proved(hits(form, x, event, 5), hits(form, other, event, 6))
         assert (low - np.exp(1.0) * high > made.delta) == caught
 
@@ -331,7 +334,7 @@ def test_far_reports_are_near_their_inputs(name):
 def test_subnormal_inputs_are_next_to_0():
     """Processors may read them as 0: half a grain is more."""
     made = dpk.laplace(epsilon=1.0, sensitivity=2.0**-103)
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     assert form.negligible == 2.0**-126 == np.finfo(np.float32).smallest_normal
     for x in (np.float32([1e-45, 1.1e-38, -1.1e-38, 0.0]), np.float64([5e-324, -2e-308, 1e-310, 0.0])):
         Bounds.of(form, clip=False).check(x, 0)

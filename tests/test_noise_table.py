@@ -27,8 +27,8 @@ from noise_tables import (
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise.form import noise_kernel
-from dpkernels.exact.noise.lattice import grid, lattice_grid, noise_tables
+from dpkernels.exact.noise.build import grid, lattice_grid, noise_tables
+from dpkernels.exact.noise.sampler import noise_kernel
 from dpkernels.exact.noise.table import NoiseTable, cells_apart
 
 RNG = np.random.default_rng(7)
@@ -332,7 +332,7 @@ def test_noise_without_a_table_is_refused():
     with pytest.raises(TypeError, match="no table"):
         noise_tables("laplace", Fraction(1))
     with pytest.raises(CertificateError, match="sensitivities of 1 cells wide; a table holds at most 1048576"):
-        dpk.certify(dpk.gaussian(sigma=1e7, sensitivity=1.0, epsilon=1.0, delta=1e-5))
+        dpk.exact_sampler(dpk.gaussian(sigma=1e7, sensitivity=1.0, epsilon=1.0, delta=1e-5))
     with pytest.raises(CertificateError, match="codes for a total of 65536"):
         next(noise_tables(dpk.Gaussian(1e4), Fraction(1), bits=16))
 
@@ -349,7 +349,7 @@ def test_noise_without_a_table_is_refused():
 )
 def test_noise_too_narrow_for_a_table_is_refused(law):
     with pytest.raises(CertificateError, match=r"^noise: .*too narrow"):
-        dpk.certify(dpk.Additive(law).claim(sensitivity=1.0, epsilon=1.0, delta=0.9999))
+        dpk.exact_sampler(dpk.Additive(law).claim(sensitivity=1.0, epsilon=1.0, delta=0.9999))
 
 
 def test_tables_cannot_be_changed():
@@ -384,7 +384,7 @@ def pure_claims(epsilon, D):
 @pytest.mark.parametrize("D", [1e-9, 0.1, 1.0000003, 3.0, 1e9])
 def test_claims_of_every_size_are_certified(epsilon, D):
     for made in pure_claims(epsilon, D):
-        form = dpk.certify(made)
+        form = dpk.exact_sampler(made)
         assert form.certificate.realised_delta <= Fraction(repr(made.delta))
         # The high steps of a staircase are narrower than cells at the largest budgets.
         assert abs(form.variance_cost) <= (2 if epsilon == 20.0 else 1) * PROMISED_COST

@@ -16,10 +16,19 @@ from noise_tables import plain_table
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import read_certificate
-from dpkernels.exact.noise.lattice import density_tables, noise_tables
-from dpkernels.exact.noise.normal import BITS, FAR, cell_masses, ndtr_bounds, root_up
+from dpkernels.exact.noise.build import density_tables, noise_tables
+from dpkernels.exact.noise.certificate import (
+    FAR,
+    FIXED_BITS,
+    VectorClaim,
+    VectorNoiseCertificate,
+    _distance,
+    cell_masses,
+    certify_vector,
+    ndtr_bounds,
+    root_up,
+)
 from dpkernels.exact.noise.table import NoiseTable
-from dpkernels.exact.noise.vectors import VectorClaim, VectorNoiseCertificate, _distance, certify_vector
 from dpkernels.mechanisms.additive_vector import growth
 
 RNG = np.random.default_rng(13)
@@ -282,7 +291,7 @@ def test_cell_masses_are_enclosed(sigma):
     with mpmath.workdps(60):
         s = mpmath.mpf(sigma.numerator) / sigma.denominator
         wrong = [
-            abs(mpmath.mpf(masses[j]) / 2**BITS - mpmath.ncdf((-j + 0.5) / s) + mpmath.ncdf((-j - 0.5) / s))
+            abs(mpmath.mpf(masses[j]) / 2**FIXED_BITS - mpmath.ncdf((-j + 0.5) / s) + mpmath.ncdf((-j - 0.5) / s))
             for j in some
         ]
         # Each is within its share of the bound, so that the sum over all is within the bound.
@@ -300,7 +309,7 @@ def test_the_distance_from_the_normal_law_is_bounded_from_above():
     with mpmath.workdps(80):
         edges = [mpmath.ncdf((-j - mpmath.mpf(1) / 2) / 32) for j in range(-1, far + 1)]
         true = [above - below for above, below in itertools.pairwise(edges)]
-        computed = [mpmath.mpf(mass) / 2**BITS for mass in masses]
+        computed = [mpmath.mpf(mass) / 2**FIXED_BITS for mass in masses]
         half = [int(m * 2**64) + (c > t) for m, t, c in zip(true, true, computed, strict=True)]
         law, weights = true[:0:-1] + true, half[:0:-1] + half
         exact = mpmath.fsum(max(mpmath.mpf(w) / 2**64 - t, 0) for w, t in zip(weights, law, strict=True))
@@ -341,7 +350,7 @@ every_vector = pytest.mark.parametrize("name", VECTORS)
 @every_vector
 def test_a_release_of_vectors_has_its_claim(name):
     made = VECTORS[name]()
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     certificate, table = form.certificate, form.table
     assert certificate.realised_delta <= Fraction(repr(certificate.delta))
     assert (certificate.epsilon, certificate.delta) == (made.epsilon, made.coordinate.delta)
@@ -356,7 +365,7 @@ def test_a_release_of_vectors_has_its_claim(name):
 @pytest.mark.quick("discrete")
 @every_vector
 def test_a_vectors_certificate_survives_json(name):
-    certificate = dpk.certify(VECTORS[name]()).certificate
+    certificate = dpk.exact_sampler(VECTORS[name]()).certificate
     again = read_certificate(json.loads(json.dumps(certificate.to_dict())))
     assert isinstance(again, VectorNoiseCertificate)
     assert again.to_dict() == certificate.to_dict()
@@ -396,7 +405,7 @@ def test_a_vectors_certificate_survives_json(name):
     ],
 )
 def test_a_form_that_claims_something_else_is_refused(claimed_name, lie):
-    form = json.loads(json.dumps(dpk.certify(VECTORS["discrete"]()).certificate.to_dict()))
+    form = json.loads(json.dumps(dpk.exact_sampler(VECTORS["discrete"]()).certificate.to_dict()))
     with pytest.raises(CertificateError):
         read_certificate({**form, claimed_name: lie})
 
@@ -424,38 +433,38 @@ def short(delta):
 
 @pytest.mark.parametrize(("make", "enough", "short_of"), [(narrow, 2.925e-6, 2.8e-6), (short, 1e-3, 3e-4)])
 def test_vector_claims_a_little_too_small_are_refused(make, enough, short_of):
-    dpk.certify(make(enough))
+    dpk.exact_sampler(make(enough))
     with pytest.raises(CertificateError, match=r"^delta: is .* above the claimed .* wider than asked for"):
-        dpk.certify(make(short_of))
+        dpk.exact_sampler(make(short_of))
 
 
 def test_many_values_off_the_lattice_are_refused():
     many = dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=100_000, norm="l1")
     with pytest.raises(CertificateError, match=r"rounding 100000 values adds .* % to the sensitivity; say what"):
-        dpk.certify(many)
+        dpk.exact_sampler(many)
 
 
 @pytest.mark.parametrize("lattice", [0.1, 1 / 3])
 def test_lattices_that_floats_only_approximate_are_refused(lattice):
     with pytest.raises(CertificateError, match=r"^step: .* short binary fraction"):
-        dpk.certify(dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=2, norm="l1", lattice=lattice))
+        dpk.exact_sampler(dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=2, norm="l1", lattice=lattice))
 
 
 @pytest.mark.parametrize("lattice", [None, 0.5, 3.0])
 def test_discrete_noise_needs_values_on_its_lattice(lattice):
     made = dpk.on_vectors(dpk.discrete_laplace(epsilon=1.0, sensitivity=4.0), dimensions=2, norm="l1", lattice=lattice)
     if lattice == 3.0:
-        dpk.certify(made)
+        dpk.exact_sampler(made)
     else:
         with pytest.raises(CertificateError, match=r"^lattice: .* noise in steps of 1 needs values on them"):
-            dpk.certify(made)
+            dpk.exact_sampler(made)
 
 
 def test_a_lattice_too_fine_for_wide_noise_is_refused():
     """Not tried with as many codes as memory holds."""
     made = dpk.on_vectors(dpk.laplace(epsilon=0.01, sensitivity=1e6), dimensions=2, norm="l1", lattice=1.0)
     with pytest.raises(CertificateError, match="a table holds at most 1048576 cells"):
-        dpk.certify(made)
+        dpk.exact_sampler(made)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +538,7 @@ def test_vector_mechanisms_are_pytrees(name):
 def test_traced_vector_mechanisms_are_refused():
     made = VECTORS["gaussian-l2"]()
     with pytest.raises(TypeError, match="traced mechanism cannot be certified"):
-        jax.jit(lambda m: dpk.certify(m).table.cell)(made)
+        jax.jit(lambda m: dpk.exact_sampler(m).table.cell)(made)
 
 
 # Releases.
@@ -542,7 +551,7 @@ def counts(rows, d):
 @pytest.mark.parametrize("name", ["laplace-linf-counts", "discrete"])
 def test_reports_of_counts_are_on_the_table(name):
     made = VECTORS[name]()
-    table = dpk.certify(made).table
+    table = dpk.exact_sampler(made).table
     x = counts(50, made.dimensions)
     noise = (dpk.perturb(x, made, key=KEY) - x) / float(table.cell)
     assert np.array_equal(noise, np.rint(noise))

@@ -21,8 +21,8 @@ from scipy.optimize import linprog
 
 import accountants
 import dpkernels as dpk
-from accountants.composition import terms
-from accountants.pairs.worst import worst_pairs
+from accountants.composition import self_composed
+from accountants.dominating_pairs.registry import dominating_pairs
 from dpkernels.mechanisms.base import sampler
 from dpkernels.mechanisms.optimal import cache as optimal_cache
 from dpkernels.mechanisms.optimal import search as optimal_search
@@ -167,7 +167,7 @@ def claimed(epsilon, ratio):
 @pytest.mark.parametrize(("epsilon", "ratio"), PAIRS)
 def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
     """Their worst-case variance, with all roundings, against the formulas', which a release adds to."""
-    form = dpk.certify(dpk.optimal(**claimed(epsilon, ratio)))
+    form = dpk.exact_sampler(dpk.optimal(**claimed(epsilon, ratio)))
     named = claimed(epsilon, 1)
     del named["sensitivity"]
     closed = [make(**named) for make in (dpk.piecewise, dpk.hybrid, dpk.duchi)]
@@ -429,11 +429,11 @@ def test_a_solution_that_cannot_be_certified_is_solved_again(cache):
     second, solved = again()
     assert not solved
     assert second != first
-    form = dpk.certify(second)
+    form = dpk.exact_sampler(second)
     assert form.mechanism == first
-    assert dpk.certify(second) is form
+    assert dpk.exact_sampler(second) is form
     assert not again()[1]
-    assert dpk.certify(again()[0]).certificate.to_dict() == form.certificate.to_dict()
+    assert dpk.exact_sampler(again()[0]).certificate.to_dict() == form.certificate.to_dict()
 
 
 @pytest.mark.parametrize("changed", ["epsilon", "sensitivity", "spacing", "reach"])
@@ -448,8 +448,8 @@ def test_a_read_solution_with_another_claim_is_not_solved_again(cache, changed):
     assert optimal_search.solved_again(other) is None
     if changed == "epsilon":
         with pytest.raises(dpk.CertificateError, match="epsilon"):
-            dpk.certify(other)
-    assert dpk.certify(made).certificate.epsilon == 1.3
+            dpk.exact_sampler(other)
+    assert dpk.exact_sampler(made).certificate.epsilon == 1.3
 
 
 def test_what_cannot_be_certified_and_was_not_read_is_refused(cache):
@@ -459,7 +459,7 @@ def test_what_cannot_be_certified_and_was_not_read_is_refused(cache):
     row, code = np.unravel_index(p.argmin(), p.shape)
     p[row, code] *= 0.99
     with pytest.raises(dpk.CertificateError):
-        dpk.certify(dataclasses.replace(made, probabilities=p))
+        dpk.exact_sampler(dataclasses.replace(made, probabilities=p))
 
 
 def header(shape):
@@ -655,7 +655,7 @@ def test_the_profile_is_the_largest_over_neighbouring_rows(m):
 
 @over(ROWS)
 def test_the_pair_is_its_own_mirror_and_a_pair_of_laws(m):
-    (pair,) = worst_pairs(m)
+    (pair,) = dominating_pairs(m)
     np.testing.assert_array_equal(pair.p, pair.q[::-1])
     assert pair.p.sum() == pytest.approx(1, abs=1e-12)
 
@@ -697,11 +697,11 @@ def test_a_sensitivity_of_its_own_is_refused():
 @over({name: ALL[name] for name in (*ROWS, "central-piecewise-1")})
 def test_replaced_records_are_accounted_for_any_two_inputs_only(m):
     """With a sensitivity, one record's two values may be twice as far apart."""
-    for reports in (m, dpk.certify(m)):
+    for reports in (m, dpk.exact_sampler(m)):
         one = accountants.guarantee(reports)
         for made in (one, accountants.Guarantee.from_json(one.to_json())):
             if m.sensitivity is None:
-                assert made.subsample(0.5, adjacency="replace").neighbouring == terms.ADJACENCIES["replace"]
+                assert made.subsample(0.5, adjacency="replace").neighbouring == self_composed.NEIGHBOURS["replace"]
             else:
                 with pytest.raises(ValueError, match="adjacency: 'replace' may move a value by twice the sensitivity"):
                     made.subsample(0.5, adjacency="replace")

@@ -19,9 +19,8 @@ from test_cli import AGE, COMMAND, GOOD_CSV, Result, Run, ages, assert_nothing_b
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
-from dpkernels.cli.release import output, summary
-from dpkernels.cli.release.output import Output, own_sidecar, sidecar_path
-from dpkernels.cli.release.streams import StandardOutput
+from dpkernels.cli.release import output, sidecar
+from dpkernels.cli.release.output import Output, StandardOutput, own_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, staged, sweep
 
 run = pytest.fixture(command, name="run")
@@ -620,13 +619,13 @@ def test_a_request_to_stop_after_the_commit_comes_too_late(
     run: Run, monkeypatch: pytest.MonkeyPatch, request_to_stop: signal.Signals
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    told = summary.lines
+    told = sidecar.summary_lines
 
     def late(*arguments: Any) -> Any:
         os.kill(os.getpid(), request_to_stop)
         return told(*arguments)
 
-    monkeypatch.setattr(summary, "lines", late)
+    monkeypatch.setattr(sidecar, "summary_lines", late)
     done = run(*GIVEN)
     assert (done.code, done.err) == (0, "")
     assert run("certify", "--verify", "out.csv.json").code == 0
@@ -712,7 +711,7 @@ def test_an_interrupt_as_the_output_is_made_leaves_nothing(
 # Imports
 
 
-@pytest.mark.parametrize("arguments", [["mechanisms"], ["ledger", "people.ledger"], []])
+@pytest.mark.parametrize("arguments", [["ledger", "people.ledger"], []])
 def test_light_commands_do_not_load_jax(run: Run, arguments: list[str]) -> None:
     Ledger.create("people.ledger", 1)
     script = (

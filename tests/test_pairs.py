@@ -28,14 +28,13 @@ from noise_registry import LAWS, scale
 
 import accountants
 import dpkernels as dpk
-from accountants.pairs import hockey_stick, placed_sticks, pure
-from accountants.pairs.base import Mixed
-from accountants.pairs.hockey_stick import profile
-from accountants.pairs.placed import Placed, falls, placed
-from accountants.pairs.shifted import Shifted, is_even, larger
-from accountants.pairs.shifted import _crossings as crossings
-from accountants.pairs.tables import Atoms
-from accountants.pairs.worst import worst_pairs
+from accountants.dominating_pairs import base, windowed
+from accountants.dominating_pairs.additive import AdditivePair, larger_profile
+from accountants.dominating_pairs.additive import _crossings as crossings
+from accountants.dominating_pairs.base import Mixed, profile
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon
+from accountants.dominating_pairs.windowed import WindowedPair, falls, windowed_pair
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -119,7 +118,7 @@ def test_pairs_between_the_ends(m, ends):
     x, other = (m.lower + share * (m.upper - m.lower) for share in ends)
     eps = SHARES * m.epsilon
     exact = [by_quadrature(m, x, other, e) for e in eps]
-    np.testing.assert_allclose(profile((placed(m, x, other),), eps), exact, rtol=1e-9, atol=1e-16)
+    np.testing.assert_allclose(profile((windowed_pair(m, x, other),), eps), exact, rtol=1e-9, atol=1e-16)
 
 
 @over(WINDOWED, *(name for name in WINDOWED if name.split("-")[0] in ("piecewise", "wang2019")))
@@ -143,7 +142,7 @@ def rounding(eps):
 @over(PROVEN)
 def test_largest_loss_at_the_ends_is_the_pure_level(m):
     with jax.enable_x64(True):
-        level = float(accountants.profile._pure_level(hockey_stick.as_float64(worst_pairs(m))))
+        level = float(accountants.profile._pure_level(base.as_float64(dominating_pairs(m))))
     assert level == pytest.approx(accountants.epsilon(m), rel=1e-6)
     assert delta_of(m, accountants.epsilon(m) * (1 + 1e-6)) <= 1e-12 * max(1, 1e-3 / m.base_mass)
 
@@ -193,21 +192,21 @@ def test_one_coordinate_of_several_is_the_coordinate():
 
 
 def test_even_noise_needs_one_direction():
-    assert [len(worst_pairs(Additive(law, 1.0))) for law in LAWS.values()] == [
-        1 if is_even(law) else 2 for law in LAWS.values()
+    assert [len(dominating_pairs(Additive(law, 1.0))) for law in LAWS.values()] == [
+        1 if law.is_even else 2 for law in LAWS.values()
     ]
-    assert is_even(LAWS["recycled-gaussian"])
-    assert not is_even(LAWS["truncated-gaussian-asymmetric"])
+    assert LAWS["recycled-gaussian"].is_even
+    assert not LAWS["truncated-gaussian-asymmetric"].is_even
     seen = []
-    jax.jit(lambda low: seen.append(worst_pairs(Additive(Reweighted(Laplace(1.0), low, 1.0, 0.5), 1.0))))(-1.0)
+    jax.jit(lambda low: seen.append(dominating_pairs(Additive(Reweighted(Laplace(1.0), low, 1.0, 0.5), 1.0))))(-1.0)
     assert len(seen[0]) == 2
 
 
 def test_types_of_pairs():
-    kinds = {"piecewise-0.5": Placed, "humps-1-w0.7": Atoms, "duchi-0.1": Atoms, "hybrid-1": Mixed}
+    kinds = {"piecewise-0.5": WindowedPair, "humps-1-w0.7": Atoms, "duchi-0.1": Atoms, "hybrid-1": Mixed}
     for name, kind in kinds.items():
-        assert isinstance(worst_pairs(ALL[name])[0], kind)
-    assert isinstance(worst_pairs(Additive(Gaussian(1.0)), 1.0)[0], Shifted)
+        assert isinstance(dominating_pairs(ALL[name])[0], kind)
+    assert isinstance(dominating_pairs(Additive(Gaussian(1.0)), 1.0)[0], AdditivePair)
 
 
 @pytest.mark.parametrize("unknown", [object(), 1.0, None, "piecewise", Gaussian(1.0)])
@@ -216,7 +215,9 @@ def test_unknown_mechanism_is_an_error(unknown):
         with pytest.raises(TypeError, match="no known"):
             call(unknown, 0.1)
     with pytest.raises(TypeError, match="no known worst pair"):
-        accountants.delta(Additive(unknown, 1.0), 0.1) if not isinstance(unknown, Gaussian) else worst_pairs(unknown)
+        accountants.delta(Additive(unknown, 1.0), 0.1) if not isinstance(unknown, Gaussian) else dominating_pairs(
+            unknown
+        )
 
 
 def test_bad_arguments():
@@ -302,11 +303,11 @@ def test_other_parameters_do_not_compile_again():
         accountants.delta(Additive(Laplace(1.0 + step), 1.0), jnp.linspace(0.0, 2.0 + step, 7))
 
     calls(0.0)
-    before = hockey_stick._profile._cache_size()
+    before = base._profile._cache_size()
     calls(0.125)
-    assert hockey_stick._profile._cache_size() == before
+    assert base._profile._cache_size() == before
     accountants.delta(Additive(Gaussian(1.0), 1.0), jnp.zeros((3, 1, 5, 1)))
-    assert hockey_stick._profile._cache_size() == before + 1
+    assert base._profile._cache_size() == before + 1
 
 
 @pytest.mark.quick("staircase-0.3")
@@ -463,25 +464,25 @@ def test_one_direction_dropped_is_caught():
 
 def turning_delta(eps):
     """Of JAX numbers: compiled afresh, with the fault of the moment."""
-    pairs = jax.tree.map(jnp.asarray, worst_pairs(TURNING))
-    return jax.jit(lambda pairs, at: hockey_stick.curve(pairs)(at))(pairs, jnp.asarray([eps]))[0]
+    pairs = jax.tree.map(jnp.asarray, dominating_pairs(TURNING))
+    return jax.jit(lambda pairs, at: base.curve(pairs)(at))(pairs, jnp.asarray([eps]))[0]
 
 
 @pytest.mark.quick("none", "turns")
 @pytest.mark.parametrize("fault", ["none", "piece", "turns", "cut"])
 def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):
-    pieces, eps = placed_sticks.side_of, 0.998 * TURNING.epsilon
+    pieces, eps = windowed.side_of, 0.998 * TURNING.epsilon
     if fault == "piece":
         monkeypatch.setattr(
-            placed_sticks,
+            windowed,
             "side_of",
             lambda pair: (d := pieces(pair))._replace(**{name: getattr(d, name)[2:] for name in OF_PIECES}),
         )
     elif fault == "turns":
-        monkeypatch.setattr(placed_sticks, "_turns", lambda pieces, cells, most: pieces.right[None])
-        monkeypatch.setattr(placed_sticks, "turning_points", lambda function, points: (np.zeros(0), np.zeros(0, int)))
+        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: pieces.right[None])
+        monkeypatch.setattr(windowed, "turning_points", lambda function, points: (np.zeros(0), np.zeros(0, int)))
     elif fault == "cut":
-        monkeypatch.setattr(placed_sticks, "_share", lambda pieces, run, drops, eps: 0.9 + 0 * eps)
+        monkeypatch.setattr(windowed, "_share", lambda pieces, run, drops, eps: 0.9 + 0 * eps)
     with jax.enable_x64(True):
         found = float(turning_delta(eps)), accountants.delta(TURNING, eps)
     exact = by_quadrature(TURNING, TURNING.upper, TURNING.lower, eps, 1000)
@@ -499,12 +500,12 @@ def test_more_turns_than_kept_are_not_a_number(monkeypatch):
                 right=right,
                 densities=((lambda e, _: jnp.exp(jnp.sin(20 * e)), True), (lambda e, _: 1 + 0 * e, True)),
             )
-            return placed_sticks._turns(wavy, 64, most)
+            return windowed._turns(wavy, 64, most)
 
         ends = jnp.zeros(1), jnp.ones(1)
         np.testing.assert_allclose(turns(8, *ends)[:6, 0], np.pi / 40 * (1 + 2 * np.arange(6)), rtol=1e-12)
         assert np.all(np.isnan(turns(3, *ends)))
-        monkeypatch.setattr(placed_sticks, "_turns", lambda pieces, cells, most: jnp.nan * pieces.right[None])
+        monkeypatch.setattr(windowed, "_turns", lambda pieces, cells, most: jnp.nan * pieces.right[None])
         assert np.isnan(turning_delta(0.1))
 
 
@@ -529,8 +530,8 @@ def test_relabelled_mechanisms_have_the_same_profile():
 
 def test_released_tables_of_noise_are_pure_at_no_budget():
     """Their claim is of (epsilon, delta): the budget of it must not pass for a pure level."""
-    form = dpk.certify(named.truncated_laplace(epsilon=1.0, delta=0.1))
-    assert accountants.epsilon(form) == pure.epsilon(form) == math.inf
+    form = dpk.exact_sampler(named.truncated_laplace(epsilon=1.0, delta=0.1))
+    assert accountants.epsilon(form) == pure_epsilon(form) == math.inf
 
 
 @pytest.mark.parametrize(
@@ -573,7 +574,7 @@ UNEVEN = {
 @jax.jit
 def moments_of(pair, orders):
     """E_p e^(c l) of finite losses: by the nodes, and c (c + 1) integral e^(c y) delta(y) dy of the larger profile."""
-    nodes = larger(pair, 256)
+    nodes = larger_profile(pair, 256)
     log_p, loss = nodes.finite
     y = jnp.linspace(-90.0, 40.0, 400_001)
     profile = jnp.maximum(pair.hockey_stick()(y), pair.mirror().hockey_stick()(y))
@@ -585,7 +586,7 @@ def moments_of(pair, orders):
 @pytest.mark.quick("narrow-gaussian", "merged")
 @pytest.mark.parametrize("name", UNEVEN)
 def test_moments_of_the_larger_profile_are_its_integrals(x64, name):
-    nodes, integrals = moments_of(Shifted(UNEVEN[name], 1.0), jnp.array([0.5, 1.0, 2.0]))
+    nodes, integrals = moments_of(AdditivePair(UNEVEN[name], 1.0), jnp.array([0.5, 1.0, 2.0]))
     np.testing.assert_allclose(nodes, integrals, rtol=6e-8)
 
 
@@ -622,10 +623,10 @@ def test_the_larger_profile_of_random_laws_is_no_less_than_either(x64, kind):
     random = np.random.default_rng(7)
     laws = [uneven(random, kind) for _ in range(200)]
     laws += [Reweighted(Laplace(b), *rest) for b, *rest in ENDS] if kind == "laplace" else []
-    assert max(float(short_of_the_larger(Shifted(law, 1.0))) for law in laws) < 1e-9
+    assert max(float(short_of_the_larger(AdditivePair(law, 1.0))) for law in laws) < 1e-9
 
 
 def test_crossings_are_not_dropped(x64):
     """Two steps of a staircase a twentieth of the shift wide may cross each."""
     steps = Reweighted(Staircase(0.9993, 0.0537, 0.3162), -0.139, 5.235, 0.0051)
-    assert np.isnan(larger(Shifted(steps, 1.0)).p).all()
+    assert np.isnan(larger_profile(AdditivePair(steps, 1.0)).p).all()

@@ -98,9 +98,9 @@ def test_fresh_releases_differ(exactly):
 def test_an_exact_form_is_taken_for_its_mechanism():
     made = mechanism("piecewise", 1.0)
     x = inputs(made, 1000)
-    np.testing.assert_array_equal(perturb(x, made), perturb(x, dpk.certify(made)))
+    np.testing.assert_array_equal(perturb(x, made), perturb(x, dpk.exact_sampler(made)))
     how = {"key": jax.random.key(0), "exact": False}
-    np.testing.assert_array_equal(dpk.perturb(x, made, **how), dpk.perturb(x, dpk.certify(made), **how))
+    np.testing.assert_array_equal(dpk.perturb(x, made, **how), dpk.perturb(x, dpk.exact_sampler(made), **how))
 
 
 # Noise belongs to the key and the position.
@@ -458,7 +458,7 @@ def test_a_mechanism_that_fails_its_certificate_is_not_released():
 
 def test_a_traced_mechanism_is_refused():
     with pytest.raises(TypeError, match="traced"):
-        jax.jit(lambda made: dpk.certify(made).table.bits)(AGES)
+        jax.jit(lambda made: dpk.exact_sampler(made).table.bits)(AGES)
 
 
 def test_progress_is_shown_and_changes_nothing(capsys):
@@ -472,7 +472,7 @@ def test_progress_counts_every_value_once(monkeypatch, made, shape):
     told = []
     secret = perturbation._release_secret(KEY)
     x = np.broadcast_to(np.asarray(made.upper, float), shape)
-    perturbation._reports(dpk.certify(made), secret, x, False, told.append, 0)
+    perturbation._reports(dpk.exact_sampler(made), secret, x, False, told.append, 0)
     assert sum(told) == x.size
     assert len(told) > 1
 

@@ -13,8 +13,8 @@ import pytest
 import dpkernels as dpk
 from accountants import guarantee, weights
 from accountants.composition.cells import cells_on_grid, split_monotone
-from accountants.pairs.placed import Placed
-from accountants.pairs.worst import noise_pairs, worst_pairs
+from accountants.dominating_pairs.registry import dominating_pairs, noise_pairs
+from accountants.dominating_pairs.windowed import WindowedPair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, sampled_loss
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -31,10 +31,10 @@ PAIRS = {
     "recycled": noise_pairs(Reweighted(Gaussian(0.7), -1.1, 1.6, 0.2), 1.0)[0],
     "truncated": noise_pairs(Reweighted(Laplace(0.7), -3.0, 2.0, 0.0), 1.0)[0],
     "truncated-staircase": noise_pairs(Reweighted(Staircase(1.0, 1.0, 0.3), -3.0, 3.0, 0.0), 1.0)[0],
-    "sine-quartic": worst_pairs(dpk.composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=1.0))[0],
-    "one-input": Placed(Sine(), Constant(), 0.5, 3.0, 0.0, 0.3),
-    "near-inputs": Placed(Uniform(), Quartic(0.5), 0.5, 3.0, 1e-14),
-    "narrow": Placed(Uniform(), Quartic(0.5), 1e-14, 5e14, 2 - 1e-14),
+    "sine-quartic": dominating_pairs(dpk.composite("sine", "quartic", epsilon=1.0, lower=0.0, upper=1.0))[0],
+    "one-input": WindowedPair(Sine(), Constant(), 0.5, 3.0, 0.0, 0.3),
+    "near-inputs": WindowedPair(Uniform(), Quartic(0.5), 0.5, 3.0, 1e-14),
+    "narrow": WindowedPair(Uniform(), Quartic(0.5), 1e-14, 5e14, 2 - 1e-14),
     "table": weights([0.5, 0.3, 0.2, 0.0], [0.1, 0.3, 0.2, 0.4]),
 }
 
@@ -94,7 +94,7 @@ def test_samples_of_a_truncated_staircase_are_inside_their_bracket():
 def test_two_equal_inputs_add_nothing():
     noise = guarantee(dpk.laplace(epsilon=1.0)).repeat(2)
     for centre in (0.3, -0.3):
-        both = guarantee(Placed(Sine(), Constant(), 0.5, 3.0, 0.0, centre)).compose(noise)
+        both = guarantee(WindowedPair(Sine(), Constant(), 0.5, 3.0, 0.0, centre)).compose(noise)
         low, high = both.bracket(epsilon=0.5)
         assert low <= noise.delta(0.5) <= high
         assert both.delta(0.5) == pytest.approx(noise.delta(0.5), rel=1e-6)
@@ -106,7 +106,7 @@ def test_a_shape_that_states_no_steepness_has_no_bracket():
     class Raised(Triangle):
         steepness = None
 
-    pair = Placed(Raised(), Quartic(0.4), 0.7, 3.0, 1.3)
+    pair = WindowedPair(Raised(), Quartic(0.4), 0.7, 3.0, 1.3)
     with pytest.raises(ValueError, match="no bound on how fast its density changes"):
         guarantee(pair).bracket(epsilon=0.5)
     assert 0 < guarantee(pair).repeat(3).delta(0.5) < 1

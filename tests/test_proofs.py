@@ -13,8 +13,7 @@ import pytest
 from scipy import fft
 
 from accountants.composition.bounds import Masses, _tilted, _transformed
-from accountants.pairs.rows import dominating_pair
-from accountants.pairs.tables import pure_points
+from accountants.dominating_pairs.discrete import dominating_pair, pure_points
 from accountants.shuffle import bracket
 
 ROOT = Path(__file__).parent.parent

@@ -24,9 +24,8 @@ from accountants.composition.cells import (
     cells_on_grid,
     split_monotone,
 )
-from accountants.composition.replacement import replaced_privacy_loss
-from accountants.pairs.placed import falls
-from accountants.pairs.worst import worst_pairs
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.dominating_pairs.replaced import replaced_privacy_loss
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -91,7 +90,7 @@ def gaussian_mass(left, right, sigma):
 @pytest.mark.parametrize(("sigma", "step"), [(20.0, 0.2), (2.0, 0.5), (1.0, 0.1)])
 def test_masses_of_cells_far_out(sigma, step):
     """With 256 even panels they are 6e-9 too small at 9 sigma and 2e-7 at 16, of a margin of 1e-12."""
-    cut = cells_on_grid(split_monotone(worst_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
+    cut = cells_on_grid(split_monotone(dominating_pairs(Additive(Gaussian(sigma)), 1.0)[0].privacy_loss()), step)
     worst = 0.0
     for j in np.unique(np.linspace(0, len(cut.p) - 1, 40).astype(int)):
         # l = (1/2 - x)/sigma^2
@@ -127,7 +126,7 @@ def check_panels(pieces):
 @pytest.mark.quick("gaussian", "laplace")
 @pytest.mark.parametrize("name", LAWS)
 def test_panels_of_every_law_alone_sampled_and_replaced(name):
-    pair = worst_pairs(Additive(LAWS[name]), 1.0)[0]
+    pair = dominating_pairs(Additive(LAWS[name]), 1.0)[0]
     losses = [pair.privacy_loss(), pair.privacy_loss().subsampled(0.3).mirrored()]
     losses += [replaced_privacy_loss(pair, 0.3)] if name != "recycled" else []
     pieces = [pieces for one in losses for pieces in split_monotone(one).pieces]
@@ -138,7 +137,7 @@ def test_panels_of_every_law_alone_sampled_and_replaced(name):
 
 
 def test_panels_of_a_sine_window():
-    losses = worst_pairs(dpk.composite("sine", epsilon=2.0, **UNIT))[0].privacy_loss()
+    losses = dominating_pairs(dpk.composite("sine", epsilon=2.0, **UNIT))[0].privacy_loss()
     for pieces in split_monotone(losses).pieces:
         check_panels(pieces)
 
@@ -243,11 +242,11 @@ def test_losses_of_a_sum_are_rounded_to_the_safe_side():
 
 
 def test_shapes_of_unknown_classes_are_not_taken_to_fall():
-    assert falls(Uniform())
-    assert falls(Constant())
+    assert Uniform().falls
+    assert Constant().falls
 
     class Rising(Window):
         area, spread, kinks = 0.5, 0.1, np.array([0.0, 0.5])
         density = cdf = cdf_integral = icdf = ceiling = floor = lambda self, z: z
 
-    assert not falls(Rising())
+    assert not Rising().falls

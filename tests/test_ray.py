@@ -27,7 +27,7 @@ from dataset_helpers import AGE, MECHANISM, SECRET, expected, is_release_of, nam
 import dpkernels as dpk
 from dpkernels.cli.dataset import ray_watch
 from dpkernels.cli.dataset.folder import NOTE, SIDECAR
-from dpkernels.cli.dataset.part import Secret, perturb_part
+from dpkernels.cli.dataset.parts import Secret, perturb_part
 from dpkernels.random.keys import column_secret
 from dpkernels.release import ray_data
 from dpkernels.release.ray_data import BlockSecrets, numbered, perturbed_block
@@ -432,7 +432,7 @@ def test_a_block_that_is_another_when_it_is_computed_again_is_refused() -> None:
     import ray.cloudpickle as pickle
 
     secrets = BlockSecrets(SECRET, bytes(32))
-    columns = ray_data._Columns((("age", dpk.certify(MECHANISM)),), False)
+    columns = ray_data._Columns((("age", dpk.exact_sampler(MECHANISM)),), False)
     described, block = pickle.dumps(columns), pa.table({"age": [1.0, 2.0, 3.0]})
     rows, known = numbered(block, described, secrets)
     again = [perturbed_block(one, described, secrets, 7, rows, known)[0] for one in (block, pa.concat_tables([block]))]

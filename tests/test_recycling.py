@@ -13,7 +13,8 @@ from noise_registry import LAWS, REFERENCE, over, scale
 from scipy.stats import norm
 
 from accountants import calibrate, recycling
-from accountants.pairs.hockey_stick import additive_profile
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.published import recycling as published
 from benchmarks import literature_recycling as literature
 from benchmarks import recycling as tables
 from dpkernels.distributions.gaussian import Gaussian
@@ -109,9 +110,9 @@ def test_published_against_exact(row):
 
 def test_algorithm_one_is_unsound_for_a_wide_theta():
     kernel = Gaussian(calibrate.smallest_scale(Gaussian(1.0), 2.7, DELTA, 1.0))
-    q = recycling.published_rate(kernel, 5.0, 3.0, DELTA, 1.0)
+    q = published.published_rate(kernel, 5.0, 3.0, DELTA, 1.0)
     assert round(q, 3) == 0.729
-    assert float(recycling.published_profile(kernel, 5.0, q, 1.0, 3.0)) == pytest.approx(DELTA, rel=1e-9)
+    assert float(published.published_profile(kernel, 5.0, q, 1.0, 3.0)) == pytest.approx(DELTA, rel=1e-9)
     true = float(recycling.profile(kernel, 5.0, q, 1.0, 3.0))
     assert true == pytest.approx(1.23e-3, rel=1e-3)
     exact = calibrate.recycling_rate(kernel, 5.0, 3.0, DELTA, 1.0)
@@ -121,7 +122,7 @@ def test_algorithm_one_is_unsound_for_a_wide_theta():
 
 @pytest.mark.parametrize(("D", "eps", "times"), [(1.0, 1.0, 2.0), (5.0, 3.0, 3.11), (5.0, 4.0, 4.09)])
 def test_algorithm_two_exceeds_the_target_with_laplace_kernels(D, eps, times):
-    found = recycling.published_budget(Laplace, theta=1.0, epsilon=eps, delta=DELTA, sensitivity=D)
+    found = published.published_budget(Laplace, theta=1.0, epsilon=eps, delta=DELTA, sensitivity=D)
     true = float(recycling.profile(found.kernel, 1.0, found.q, D, eps))
     assert true / DELTA == pytest.approx(times, rel=5e-3)
 
@@ -129,7 +130,7 @@ def test_algorithm_two_exceeds_the_target_with_laplace_kernels(D, eps, times):
 def test_published_profile_without_redraws_is_the_kernels():
     eps = np.linspace(0, 3, 5)
     for kernel in (Gaussian(1.3), Laplace(0.8)):
-        found = recycling.published_profile(kernel, 1.0, 0.0, 1.0, eps)
+        found = published.published_profile(kernel, 1.0, 0.0, 1.0, eps)
         np.testing.assert_allclose(found, additive_profile(kernel, 1.0, eps), rtol=1e-13)
 
 
@@ -140,11 +141,11 @@ def test_the_printed_acceptance_rate_is_no_probability(sigma, theta, s, q):
     with mpmath.workdps(40):
         inside = mpmath.erf(theta / mpmath.sqrt(2 * (mpmath.mpf(sigma) ** 2 + mpmath.mpf(s) ** 2)))
         printed = 1 - mpmath.mpf(q) + mpmath.mpf(q) / inside
-        found = recycling.published_acceptance_rate(sigma, theta, q, s)
+        found = published.published_acceptance_rate(sigma, theta, q, s)
         assert float(found) == pytest.approx(float(printed), rel=1e-14)
         assert found >= 1
         true = inside / (1 - (1 - inside) * mpmath.mpf(q))
-        released = float(recycling.published_acceptance_rate(sigma, theta, 1 - q, s))
+        released = float(published.published_acceptance_rate(sigma, theta, 1 - q, s))
         assert 1 / released == pytest.approx(float(true), rel=1e-14)
         assert printed * inside >= true * (1 - mpmath.mpf(10) ** -35)
         if 0 < q < 1 and inside < 0.9:
@@ -172,7 +173,7 @@ def test_equation_thirteen_claims_what_it_cannot():
     n, p, share = 300, 0.584, 0.1
     at = literature.count_on_sample(n, p)
     s = float(recycling.sampling_noise_count(share, n, p))
-    claimed = 1 / recycling.published_acceptance_rate(at.sigma, 3.0, at.q, s)
+    claimed = 1 / published.published_acceptance_rate(at.sigma, 3.0, at.q, s)
     assert float(claimed) == pytest.approx(0.791, abs=5e-4)
     true = recycling.acceptance(recycling.recycled(Gaussian(at.sigma), 3.0, at.q), 3.0, s)
     assert float(true) == pytest.approx(0.125, abs=5e-4)
@@ -183,7 +184,7 @@ def test_weight_is_the_mass_that_leaves_the_inside():
     z = np.random.default_rng(3).normal(0, 1.4, 400_000)
     for theta, D in ((1.0, 0.3), (1.0, 1.7), (0.4, 5.0)):
         left = (np.abs(z) <= theta) & (z + D > theta)
-        assert float(recycling.published_weight(Gaussian(1.4), theta, D)) == pytest.approx(left.mean(), abs=5e-3)
+        assert float(published.published_weight(Gaussian(1.4), theta, D)) == pytest.approx(left.mean(), abs=5e-3)
 
 
 def test_weight_is_equation_seven():
@@ -197,37 +198,37 @@ def test_weight_is_equation_seven():
                 kernel.cdf(min(low + D, high)) - kernel.cdf(low),
                 kernel.cdf(high + D) - kernel.cdf(max(high, low + D)),
             )
-            assert float(recycling.published_weight(kernel, theta, D)) == pytest.approx(max(sides), abs=1e-15)
+            assert float(published.published_weight(kernel, theta, D)) == pytest.approx(max(sides), abs=1e-15)
 
 
 def test_baseline():
-    q = float(recycling.published_baseline_rate(2.0, 1.5))
+    q = float(published.published_baseline_rate(2.0, 1.5))
     assert q == pytest.approx(1 - math.exp(-0.5), rel=1e-12)
     for theta in (0.1, 1.0, 4.0):
         assert float(recycling.profile(Laplace(1 / 1.5), theta, q, 1.0, 2.0 + 1e-9)) < 1e-15
 
 
 def test_published_rate_is_nan_for_a_kernel_that_is_not_private_enough():
-    assert math.isnan(recycling.published_rate(Gaussian(1.0), 1.0, 1.0, DELTA, 1.0))
+    assert math.isnan(published.published_rate(Gaussian(1.0), 1.0, 1.0, DELTA, 1.0))
 
 
 def test_composition_of_one_and_of_two():
     kernel, theta, q, D, eps = Gaussian(4.0), 1.5, 0.3, 1.0, 0.8
-    W = float(recycling.published_weight(kernel, theta, D))
+    W = float(published.published_weight(kernel, theta, D))
 
     def composed(count):
         return lambda e: additive_profile(kernel, math.sqrt(count) * D, e)
 
-    once = recycling.published_composition(composed(1), W, q, 1, eps)
-    assert once == pytest.approx(float(recycling.published_profile(kernel, theta, q, D, eps)), rel=1e-12)
+    once = published.published_composition(composed(1), W, q, 1, eps)
+    assert once == pytest.approx(float(published.published_profile(kernel, theta, q, D, eps)), rel=1e-12)
     Lq, two = -math.log1p(-q), composed(2)
     terms = ((1 - W) ** 2 * two(eps), 2 * W * (1 - W) * two(eps - Lq), W**2 * two(eps - 2 * Lq))
-    assert recycling.published_composition(two, W, q, 2, eps) == pytest.approx(float(sum(terms)), rel=1e-12)
+    assert published.published_composition(two, W, q, 2, eps) == pytest.approx(float(sum(terms)), rel=1e-12)
 
 
 def test_composition_without_redraws_is_the_kernels():
     sigma = 30.74956613197745
-    found = recycling.published_composition(
+    found = published.published_composition(
         lambda e: additive_profile(Gaussian(sigma), math.sqrt(1000), e), 0.03, 0.0, 1000, 4.0
     )
     assert found == pytest.approx(7.8155977912139e-05, rel=1e-9)
@@ -257,7 +258,7 @@ def test_sampling_helps_only_as_published():
         found = recycling.subsampled_recycling(kernel, rate=rate, theta=2.0, epsilon=0.5, delta=DELTA, **more)
         return float(found.acceptance)
 
-    fixed = {"sensitivity_at": recycling.published_sensitivity}
+    fixed = {"sensitivity_at": published.published_sensitivity}
     assert accepted(Laplace, 0.3) < accepted(Laplace, 1.0) < accepted(Laplace, 0.3, **fixed)
     # A count among a hundred records: what sampling them adds is more than the 1 % of Gaussian noise it saves.
     sampling = {"sampling_noise": recycling.sampling_noise_count(0.3, 100, 0.8)}
@@ -295,7 +296,7 @@ def test_the_claim_on_the_sample_gives_that_on_the_whole():
         (lambda: recycling.profile(Laplace(1.0), 1.0, 0.1, -1.0, 1.0), r"sensitivity: -1"),
         (lambda: recycling.acceptance(Laplace(1.0), -1.0), r"theta: -1"),
         (lambda: recycling.acceptance(Laplace(1.0), 1.0, -0.5), r"sampling_noise: -0.5"),
-        (lambda: recycling.published_budget(dict, theta=1.0, epsilon=1.0, delta=0.1), r"kernel: 'dict' is not one of"),
+        (lambda: published.published_budget(dict, theta=1.0, epsilon=1.0, delta=0.1), r"kernel: 'dict' is not one of"),
         (
             lambda: recycling.subsampled_recycling(Gaussian, theta=1.0, rate=1e-6, epsilon=1.0, delta=1e-5),
             r"rate: 1e-06 is not in \(1e-05, 1\]",

@@ -1,7 +1,9 @@
 """A release is the same bits as it ever was, by whichever path: NumPy, XLA, threads, and after anything went wrong."""
 
+import cProfile
 import hashlib
 import os
+import pstats
 import subprocess
 import sys
 import threading
@@ -13,14 +15,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from exact_registry import EVERY, exact
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import dpkernels as dpk
+from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
-from dpkernels.release import host_engine
+from dpkernels.release import host_engine, process
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.host_engine import HostRelease
-from dpkernels.release.inputs import Bounds
+from dpkernels.release.inputs import Bounds, InputError
 from dpkernels.settings import own_settings
 
 SECRET = bytes(range(5, 37))
@@ -62,7 +67,7 @@ def values(made, count, dtype):
 
 
 def reports(made, count, dtype, start=0, secret=SECRET):
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
 
 
@@ -79,19 +84,23 @@ def test_reports_are_the_bits_that_they_were(name, dtype):
 
 # NumPy and XLA.
 
+EVERYTHING = {
+    name: np.array([np.iinfo(kind).min, np.iinfo(kind).max]) for name, kind in (("float32", "i4"), ("float64", "i8"))
+}
+
 
 @pytest.mark.quick("piecewise-float*", "sine-quartic-float*", "own-*", "duchi-*", "hybrid-*", "central-*", "laplace-*")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*EVERY, "central", "laplace", "gaussian"])
 def test_numpy_and_xla_report_the_same_bits(name, dtype):
-    form = dpk.certify(MADE[name]()) if name in MADE else exact(name, 1.0)
+    form = dpk.exact_sampler(MADE[name]()) if name in MADE else exact(name, 1.0)
     x, engine = values(form.mechanism, 1500, dtype), HostRelease(form, SECRET)
     low, high = (np.dtype(dtype).type(end) for end in form.mechanism.input_interval)
     x[:5] = np.clip([0.0, -0.0, np.finfo(dtype).smallest_subnormal, low, high], low, high)
     for start in (0, 31, 2**33 + 5):
         by_numpy, by_xla = np.empty_like(x), np.empty_like(x)
         engine._by_numpy(x, start, by_numpy)
-        engine._by_xla(x, start, by_xla)
+        assert engine._by_xla(x, start, by_xla, EVERYTHING[dtype])
         np.testing.assert_array_equal(by_numpy.view(np.uint8), by_xla.view(np.uint8))
 
 
@@ -101,20 +110,20 @@ def test_numbers_that_xla_reads_as_zero_make_no_difference(exponent):
     tiny = np.float32([1e-45, 1e-40, 1.1e-38, -1e-45, -1e-40, -1.1e-38, 0.0, 1.2e-38])
     for lower, upper in ((-1.0, 1.0), (0.0, 1.0), (-1.0, 0.0), (-(2.0**-30), 1.0), (-1 / 3, 1.0)):
         scale = 2.0**exponent
-        form = dpk.certify(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
+        form = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower * scale, upper=upper * scale))
         if not host_engine._is_far_from_subnormal(form, tiny.dtype):
             assert exponent < -20
             continue
         engine, x = HostRelease(form, SECRET), np.clip(np.tile(tiny, 64), lower * scale, upper * scale)
         by_numpy, by_xla = np.empty_like(x), np.empty_like(x)
         engine._by_numpy(x, 0, by_numpy)
-        engine._by_xla(x, 0, by_xla)
+        assert engine._by_xla(x, 0, by_xla, EVERYTHING["float32"])
         np.testing.assert_array_equal(by_numpy, by_xla)
 
 
 @pytest.mark.parametrize(("count", "by_xla"), [(512, 0), (513, 3), (8193, 11)])
 def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch, count, by_xla):
-    form, called = dpk.certify(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
+    form, called = dpk.exact_sampler(dpk.piecewise(epsilon=1.0 + count / 1e6, lower=0.0, upper=1.0)), []
     compute, x = HostRelease._by_xla, np.full(count, 0.25)
     monkeypatch.setattr(HostRelease, "_by_xla", lambda *args: called.append(args) or compute(*args))
     made = [in_chunks(HostRelease(form, SECRET), Bounds.of(form, clip=False), x) for _ in range(11)]
@@ -123,31 +132,31 @@ def test_a_program_is_compiled_once_a_form_is_called_again_and_again(monkeypatch
 
 
 def test_no_values_have_no_reports():
-    form = dpk.certify(MADE["duchi"]())
+    form = dpk.exact_sampler(MADE["duchi"]())
     for engine in (HostRelease(form, SECRET), release.DeviceRelease(form, SECRET, (jax.devices()[0],))):
         assert in_chunks(engine, Bounds.of(form, clip=False), np.empty((0, 3))).shape == (0, 3)
 
 
 def test_programs_have_a_client_of_their_own_or_do_without(monkeypatch):
-    assert host_engine._here().client is not jax.devices("cpu")[0].client
+    assert process.calling_thread_device().client is not jax.devices("cpu")[0].client
 
     def another(**options):
         raise TypeError(options)
 
     monkeypatch.setattr("jax._src.lib.xla_client.make_cpu_client", another)
-    assert host_engine._here.__wrapped__() == jax.devices("cpu")[0]
+    assert process.calling_thread_device.__wrapped__() == jax.devices("cpu")[0]
 
 
 def test_a_program_is_one_part_and_leaves_the_environment_alone(monkeypatch):
     """Parts would go to other threads, which are waited for; a program of JAX's own client on two cores has two."""
-    form = dpk.certify(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
+    form = dpk.exact_sampler(dpk.piecewise(epsilon=0.9871, lower=0.0, upper=1.0))  # No other client compiles this one.
     program = host_engine._compiled(form, host_engine.CHUNK, np.dtype(np.float64))
     assert "outer_dimension_partitions" not in program.as_text()
     for value in (None, "7"):
         monkeypatch.delenv("PJRT_NPROC", raising=False)
         if value:
             monkeypatch.setenv("PJRT_NPROC", value)
-        host_engine._here.__wrapped__()
+        process.calling_thread_device.__wrapped__()
         assert os.environ.get("PJRT_NPROC") == value
 
 
@@ -164,7 +173,8 @@ PIECEWISE = MADE["piecewise"]()
 
 
 def idle(dtype=np.float64):
-    return host_engine._idle(*host_engine._kind(dpk.certify(PIECEWISE), np.empty(9001, dtype)))
+    length = host_engine.padded_length(9001)
+    return host_engine._idle_for(dpk.exact_sampler(PIECEWISE), length, np.dtype(dtype))
 
 
 def test_nothing_is_read_from_a_workspace_that_was_there_before():
@@ -253,7 +263,7 @@ def test_a_fork_has_threads_of_its_own():
     program = """
 import os, numpy as np
 from dpkernels.release import engines as release
-from dpkernels.release.inputs import Bounds
+from dpkernels.release.inputs import Bounds, InputError
 release.CHUNK = 10
 bounds, x = Bounds(np.float64(0), np.float64(1), clip=False), np.ones(1000)
 def engine(x, start, out): out[:] = start
@@ -263,3 +273,77 @@ assert np.array_equal(release.in_chunks(engine, bounds, x), first)
 assert child == 0 or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 """
     subprocess.run([sys.executable, "-c", program], env=os.environ | {"JAX_PLATFORMS": "cpu"}, check=True, timeout=60)
+
+
+# The check of inputs inside the compiled kernel.
+
+
+def odd_values(dtype, low, high):
+    """Values about the ends of an interval, about 0 and not finite; as many as the kernel's bits can tell apart."""
+    info, kind = np.finfo(dtype), np.dtype(dtype)
+    tiny = [0.0, -0.0, info.smallest_subnormal, -info.smallest_subnormal, info.smallest_normal, -info.smallest_normal]
+    about = [np.nextafter(kind.type(end), kind.type(way)) for end in (low, high) for way in (-np.inf, end, np.inf)]
+    return [*tiny, *about, np.nan, -np.nan, np.inf, -np.inf, info.max, info.min]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(("lower", "upper"), [(0.0, 1.0), (-1.0, 0.0), (-1.0, 2.0), (0.1, 0.7)])
+def test_the_kernel_refuses_what_numpy_refuses_and_writes_nothing(lower, upper, dtype):
+    sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=lower, upper=upper))
+    engine, bounds, count = HostRelease(sampler, SECRET), Bounds.of(sampler, clip=False), 10_000
+    good = np.linspace(lower, upper, count).astype(dtype)
+    low, high = bounds.range_of(good.dtype, good.dtype)
+    good = np.clip(good, low, high)
+    for value in odd_values(dtype, lower, upper):
+        x, out = good.copy(), np.full(count, 12345.0, dtype)
+        x[7777] = value
+        if low <= x[7777] <= high:
+            engine(x, 0, out, bounds, 5)
+            by_numpy = np.empty_like(out)
+            engine._by_numpy(x, 0, by_numpy)
+            np.testing.assert_array_equal(out, by_numpy)
+            continue
+        with pytest.raises(InputError, match="row 7782"):
+            engine(x, 0, out, bounds, 5)
+        with pytest.raises(InputError, match="row 7782"):
+            bounds.check(x, 5)
+        assert (out == 12345.0).all()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "float16", ">f8", "int32"])
+def test_the_kernel_reads_other_types_as_numpy_does(dtype):
+    sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0))
+    bounds, x = Bounds.of(sampler, clip=False), (np.arange(10_000) % 121).astype(dtype)
+    typed = bounds.check(x, 0)
+    out, by_numpy = np.empty_like(typed), np.empty_like(typed)
+    HostRelease(sampler, SECRET)(x, 0, out, bounds, 0)
+    HostRelease(sampler, SECRET)._by_numpy(typed, 0, by_numpy)
+    np.testing.assert_array_equal(out, by_numpy)
+
+
+@given(st.lists(st.floats(width=32), min_size=2, max_size=20))
+@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+def test_order_keys_have_the_order_of_floats(values):
+    x = np.array([value for value in values if value == value], np.float32)
+    for kind in (x, x.astype(np.float64)):
+        keys = order_keys(kind)
+        below = kind[:, None] < kind[None, :]
+        assert ((keys[:, None] < keys[None, :])[below]).all()
+        same = (kind[:, None] == kind[None, :]) & (np.signbit(kind)[:, None] == np.signbit(kind)[None, :])
+        assert ((keys[:, None] == keys[None, :]) == same).all()
+
+
+@pytest.mark.parametrize("count", [600, 10_000])
+def test_a_call_on_few_values_makes_few_python_calls(count):
+    made, x = dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0), np.linspace(0.0, 120.0, count)
+    for _ in range(12):  # Then the program is compiled.
+        dpk.perturb(x, made)
+    profile = cProfile.Profile()
+    profile.runcall(dpk.perturb, x, made)
+    assert pstats.Stats(profile).total_calls <= 120
+
+
+def test_a_process_that_cannot_ask_whether_jax_has_run_takes_it_that_it_has(monkeypatch):
+    assert process.jax_has_run()
+    monkeypatch.delattr("jax._src.xla_bridge.backends_are_initialized")
+    assert process.jax_has_run()

@@ -16,9 +16,9 @@ from scipy.special import ndtr
 
 import dpkernels as dpk
 from accountants import Guarantee, guarantee, weights
-from accountants.pairs.placed import placed
-from accountants.pairs.tables import Atoms
-from accountants.pairs.worst import worst_pairs
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.dominating_pairs.windowed import windowed_pair
 from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -208,7 +208,7 @@ def test_reports_of_two_points_bound_every_choice_of_records():
     """Three records of three reports, each an input at either end, without and with either record."""
     rate, n, eps = 0.4, 3, 0.3
     one = dpk.duchi(epsilon=0.7, **UNIT)
-    p = worst_pairs(one)[0].p
+    p = dominating_pairs(one)[0].p
     ends = np.array([p, p[::-1]])
     choices = [
         ((1 - rate) * ends[rest] + rate * ends[a], (1 - rate) * ends[rest] + rate * ends[1 - a])
@@ -325,7 +325,11 @@ def test_a_table_is_symmetric_if_reversed():
         guarantee(one).subsample(0.3, "replace").terms for one in (table, dpk.duchi(epsilon=0.7, **UNIT))
     )
     assert len(ours.pairs) == len(theirs.pairs) == 1
-    assert (ours.count, ours.rate, ours.adjacency) == (theirs.count, theirs.rate, theirs.adjacency)
+    assert (ours.count, ours.sampling_rate, ours.neighbours) == (
+        theirs.count,
+        theirs.sampling_rate,
+        theirs.neighbours,
+    )
     for one, other in zip(ours.pairs, theirs.pairs, strict=True):
         np.testing.assert_allclose([one.p, one.q], [other.p, other.q], rtol=1e-15)
 
@@ -334,8 +338,8 @@ def test_a_table_is_symmetric_if_reversed():
 def test_a_window_at_two_inputs_of_the_users_own_is_composed_both_ways():
     m = ALL["sine-1"]
     x, other = m.lower + 0.9 * (m.upper - m.lower), m.lower + 0.4 * (m.upper - m.lower)
-    made, eps = guarantee(placed(m, x, other)), 0.1
-    ways = [guarantee(placed(m, *inputs)).delta(eps) for inputs in ((x, other), (other, x))]
+    made, eps = guarantee(windowed_pair(m, x, other)), 0.1
+    ways = [guarantee(windowed_pair(m, *inputs)).delta(eps) for inputs in ((x, other), (other, x))]
     assert ways[0] == ways[1] == made.delta(eps)
     with pytest.raises(ValueError, match=r"^adjacency: "):
         made.subsample(0.5, "replace")

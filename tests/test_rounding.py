@@ -17,8 +17,7 @@ import accountants
 from accountants import calibrate
 from accountants.closed_forms.bounded_range import mixed_delta, mixed_epsilon
 from accountants.closed_forms.concentrated import best_delta
-from accountants.closed_forms.lattice import log_ways
-from accountants.closed_forms.pure import pure_delta, pure_epsilon, pure_mix_delta
+from accountants.closed_forms.pure import log_ways, pure_delta, pure_epsilon, pure_mix_delta
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive

@@ -18,11 +18,10 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.combined import MultivariateCertificate, read_certificate
-from dpkernels.exact.rounding import fraction_bits, nearest_rows, positions
-from dpkernels.exact.rows.central import central_table
+from dpkernels.exact.kernels import fraction_bits, nearest_rows, positions
+from dpkernels.exact.rows.build import central_table, row_table
 from dpkernels.exact.rows.certificate import certify_rows
-from dpkernels.exact.rows.form import lookups, row_columns, row_kernel
-from dpkernels.exact.rows.lattice import row_table
+from dpkernels.exact.rows.sampler import lookups, row_columns, row_kernel
 from dpkernels.settings import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
@@ -46,7 +45,7 @@ def fractions_of(table):
 @over(EVERY)
 def test_integers_have_what_the_certificate_says(m):
     """Sums, means, variances and every pair of neighbouring rows, in fractions, by formulas of the test's own."""
-    certificate = dpk.certify(m).certificate
+    certificate = dpk.exact_sampler(m).certificate
     table, bound = certificate.table, exp_lower_bound(m.epsilon)
     p, y, x = fractions_of(table)
     assert all(sum(row) == 1 for row in p)
@@ -70,11 +69,11 @@ def test_integers_have_what_the_certificate_says(m):
 
 @over(EVERY)
 def test_certificates_are_near_the_mechanism(m):
-    form = dpk.certify(m)
+    form = dpk.exact_sampler(m)
     assert abs(form.variance_cost) < 2e-3
     assert form.certificate.realised_epsilon <= m.epsilon
     assert form.certificate.realised_epsilon > m.epsilon * (1 - 1e-4)
-    assert form is dpk.certify(m)
+    assert form is dpk.exact_sampler(m)
     low, high = (float(end) for end in (form.certificate.lowest, form.certificate.highest))
     assert (low, high) == pytest.approx(m.output_interval, rel=0.05, abs=0.05 * (m.upper - m.lower))
 
@@ -82,7 +81,7 @@ def test_certificates_are_near_the_mechanism(m):
 @pytest.mark.quick("optimal-1", "central-piecewise-1")
 @over(EVERY)
 def test_the_worst_variance_bounds_every_mixture(m):
-    table = dpk.certify(m).table
+    table = dpk.exact_sampler(m).table
     p, y, x = fractions_of(table)
     worst = table.worst_variance
     found = Fraction(0)
@@ -99,7 +98,7 @@ def test_the_worst_variance_bounds_every_mixture(m):
 
 @over(EVERY)
 def test_certificates_go_through_json(m):
-    certificate = dpk.certify(m).certificate
+    certificate = dpk.exact_sampler(m).certificate
     form = json.loads(certificate.to_json())
     again = read_certificate(form)
     assert isinstance(again, dpk.RowCertificate)
@@ -148,19 +147,19 @@ def test_one_unit_more_in_a_tight_column_is_refused(m):
 
 
 def test_sensitivities_that_are_no_part_of_the_interval_are_certified():
-    form = dpk.certify(dpk.central_piecewise(epsilon=3.0, sensitivity=0.9, **UNIT))
+    form = dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.9, **UNIT))
     assert abs(form.variance_cost) < 1e-3
     certify_rows(form.table, 3.0, 0.9)
 
 
 def test_more_steps_than_words_of_64_bits_hold_are_refused():
     with pytest.raises(dpk.CertificateError, match=r"20 steps, each e\^3 times the last"):
-        dpk.certify(dpk.central_piecewise(epsilon=3.0, sensitivity=0.05, steps=20, **UNIT))
+        dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.05, steps=20, **UNIT))
 
 
 @over(ROWS)
 def test_faults_of_every_kind_are_refused(m):
-    certificate = dpk.certify(m).certificate
+    certificate = dpk.exact_sampler(m).certificate
     table, last = certificate.table, len(certificate.table.places) - 1
     silent = table.weights.copy()
     silent[1, 0], silent[1, 1] = 0, silent[1, 1] + silent[1, 0]
@@ -192,7 +191,7 @@ def _one(table):
 @pytest.mark.parametrize("row", [0, 1, 4, 8])
 def test_a_row_of_another_total_is_refused_though_its_mean_is_right(row):
     """Both ends of the row have one more, as far from the middle: no mean moves, and no ratio that is the largest."""
-    table = dpk.certify(dpk.optimal(epsilon=1.0, lower=-1.0, upper=1.0, points=9, outputs=15)).table
+    table = dpk.exact_sampler(dpk.optimal(epsilon=1.0, lower=-1.0, upper=1.0, points=9, outputs=15)).table
     assert table.places[0] == -table.places[-1]
     assert table.rows == 9
     weights = table.weights.copy()
@@ -203,7 +202,7 @@ def test_a_row_of_another_total_is_refused_though_its_mean_is_right(row):
 
 def test_more_neighbours_than_certified_are_refused():
     m = ROWS["optimal-central-2"]
-    certificate = dpk.certify(m).certificate
+    certificate = dpk.exact_sampler(m).certificate
     assert certificate.cells < certificate.rows - 1
     for sensitivity in (m.sensitivity * 1.2, None):
         with pytest.raises(dpk.CertificateError, match="epsilon: a ratio is"):
@@ -232,7 +231,7 @@ def test_more_neighbours_than_certified_are_refused():
     ],
 )
 def test_a_changed_form_is_refused(change):
-    form = json.loads(dpk.certify(ROWS["optimal-central-2"]).certificate.to_json())
+    form = json.loads(dpk.exact_sampler(ROWS["optimal-central-2"]).certificate.to_json())
     assert read_certificate(json.loads(json.dumps(form)))
     change(form)
     with pytest.raises(dpk.CertificateError):
@@ -248,22 +247,22 @@ def test_probabilities_that_are_not_private_or_biased_are_not_released(share):
     p[row, heavy] += share * p[row, code]
     p[row, code] -= share * p[row, code]
     with pytest.raises(dpk.CertificateError, match=r"epsilon|rows: a weight|mean"):
-        dpk.certify(dataclasses.replace(m, probabilities=p))
+        dpk.exact_sampler(dataclasses.replace(m, probabilities=p))
     with pytest.raises(dpk.CertificateError, match=r"epsilon|rows: a weight"):
-        dpk.certify(dataclasses.replace(m, epsilon=m.epsilon * (1 - 1e-4)))
+        dpk.exact_sampler(dataclasses.replace(m, epsilon=m.epsilon * (1 - 1e-4)))
 
 
 def test_reports_that_are_all_but_impossible_are_certified():
     """Far from the input a probability may fall by e^-eps every row, here to e^-80: less than 64 bits can hold."""
     m = dpk.optimal(epsilon=5.0, lower=0.0, upper=16.0, sensitivity=1.0, points=17, outputs=61)
     assert m.cells == 1
-    assert dpk.certify(m).certificate.realised_epsilon <= 5.0
+    assert dpk.exact_sampler(m).certificate.realised_epsilon <= 5.0
 
 
 def test_a_traced_mechanism_is_refused():
     for m in (ROWS["optimal-1"], CENTRAL_PIECEWISE["central-piecewise-1"]):
         with pytest.raises(TypeError, match="traced"):
-            jax.jit(lambda mechanism: dpk.certify(mechanism))(m)
+            jax.jit(lambda mechanism: dpk.exact_sampler(mechanism))(m)
 
 
 # The sampler
@@ -291,7 +290,7 @@ def test_every_word_of_sixteen_bits_is_sampled(m):
 @pytest.mark.quick("optimal-1")
 @pytest.mark.parametrize("m", [EVERY[name] for name in sorted(EVERY)[::3]], ids=sorted(EVERY)[::3])
 def test_a_gpus_look_ups_are_the_same_function(m):
-    table = dpk.certify(m).table
+    table = dpk.exact_sampler(m).table
     rows, bits = row_columns(table), table.bits
     word, k = rows[0].packed.dtype.type, rows[0].log_columns
     at = np.arange(len(rows) << k, dtype=np.int32)
@@ -307,7 +306,7 @@ def test_a_gpus_look_ups_are_the_same_function(m):
 @over(ROWS)
 def test_alias_columns_hold_the_certified_weights(m):
     """The weights that thresholds and aliases imply, added up apart from the code that makes them."""
-    form = dpk.certify(m)
+    form = dpk.exact_sampler(m)
     for columns, weights in zip(row_columns(form.table), form.table.weights.tolist(), strict=True):
         capacity = 1 << (columns.bits - columns.log_columns)
         masses = [0] * (1 << columns.log_columns)
@@ -320,7 +319,7 @@ def test_alias_columns_hold_the_certified_weights(m):
 @over(ROWS)
 def test_the_kernel_is_the_alias_table(m):
     """At the first and the last word below every threshold, and at random ones, against Python integers."""
-    table = dpk.certify(m).table
+    table = dpk.exact_sampler(m).table
     random = np.random.default_rng(3)
     with jax.enable_x64(True):
         kernel = jax.jit(row_kernel(table))
@@ -353,7 +352,7 @@ def test_rounding_to_either_word_keeps_the_guarantee(bits):
 @over({name: m for name, m in EVERY.items() if m.sensitivity is not None})
 def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
     """Under the same word, whatever it is: random inputs and the words next to where either of them turns."""
-    form = dpk.certify(m)
+    form = dpk.exact_sampler(m)
     table, cells = form.table, form.certificate.cells
     bits = fraction_bits(table.shifts)
     random = np.random.default_rng(4)
@@ -374,7 +373,7 @@ def test_neighbours_are_rounded_to_rows_within_the_certified_distance(m):
 
 def test_inputs_one_gap_apart_may_be_put_two_rows_apart():
     """Half-way between steps of their positions, where a rounding of floats decides: that is one step of 2^26 more."""
-    table, gap = dpk.certify(dpk.optimal(epsilon=1.0, lower=0.0, upper=1.0, points=11, outputs=15)).table, 0.1
+    table, gap = dpk.exact_sampler(dpk.optimal(epsilon=1.0, lower=0.0, upper=1.0, points=11, outputs=15)).table, 0.1
     steps = 1 << fraction_bits(table.shifts)
     x = (np.random.default_rng(0).integers(0, steps * (table.shifts - 1), 3000) + 0.5) / (table.shifts * steps)
     x = np.nextafter(x, [[0.0], [1.0]]).ravel()
@@ -390,7 +389,7 @@ def test_inputs_one_gap_apart_may_be_put_two_rows_apart():
 
 def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
     """The decimals of these ends are 0.075 further apart than the floats: by them neighbours were within 3 rows."""
-    table = dpk.certify(ROWS["optimal-central-2"]).table
+    table = dpk.exact_sampler(ROWS["optimal-central-2"]).table
     first, last, D = 1e15 + 0.125, 1e15 + 1001.75, 300.5
     assert rational(D) < 3 * (rational(last) - rational(first)) / table.shifts
     far = broken(table, first=first, last=last, lower=first, upper=last)
@@ -408,7 +407,7 @@ def test_far_from_zero_the_floats_decide_how_far_apart_rows_are():
 @over(ROWS)
 def test_rounding_is_exact_on_its_steps(m):
     """Over all words an input on a step goes to the next row as often as its share of the way says."""
-    table = dpk.certify(m).table
+    table = dpk.exact_sampler(m).table
     bits = fraction_bits(table.shifts)
     share = Fraction(3, 16)
     x = np.full(1 << 16, float(rational(table.first) + table.gap * (2 + share)))
@@ -425,7 +424,7 @@ def test_rounding_is_exact_on_its_steps(m):
 @over(EVERY)
 def test_reports_are_possible_and_have_the_right_moments(m):
     """Mean and variance within 6 standard errors, at a fixed key; the same again, and any part of it."""
-    form = dpk.certify(m)
+    form = dpk.exact_sampler(m)
     n, x = 40_000, m.lower + 0.37 * (m.upper - m.lower)
     y = dpk.perturb(np.full(n, x), m, key=KEY)
     values = np.array([float(form.table.value(code)) for code in range(len(form.table.places))])
@@ -451,7 +450,7 @@ def test_integers_that_floats_round_are_refused_where_neighbours_are_near():
 
 def test_inputs_outside_are_refused_though_rows_reach_further():
     m = CENTRAL_PIECEWISE["central-piecewise-1"]
-    assert dpk.certify(m).table.first < m.lower
+    assert dpk.exact_sampler(m).table.first < m.lower
     with pytest.raises(ValueError, match="outside the input interval"):
         dpk.perturb(np.array([m.lower - 1e-6]), m)
 
@@ -465,7 +464,7 @@ def test_a_mean_is_estimated():
 
 def test_coordinates_of_vectors():
     vectors = dpk.multivariate(dimensions=2, epsilon=1.0, coordinate="optimal", **UNIT)
-    form = dpk.certify(vectors)
+    form = dpk.exact_sampler(vectors)
     assert read_certificate(json.loads(json.dumps(form.certificate.to_dict()))).epsilon == 1.0
     assert dpk.perturb(np.full((5, 2), 0.5), vectors).shape == (5, 2)
     x = np.linspace(-1, 1, 4001)
@@ -479,7 +478,7 @@ def test_near_neighbours_are_no_part_of_a_guarantee_for_any_two():
     with pytest.raises(ValueError, match=r"coordinate: is private for inputs at most 0.5 apart"):
         dataclasses.replace(vectors, coordinate=near)
     with pytest.raises(dpk.CertificateError, match=r"coordinate: is for inputs 0.5 apart"):
-        MultivariateCertificate(dpk.certify(near).certificate, 2, 1)
+        MultivariateCertificate(dpk.exact_sampler(near).certificate, 2, 1)
     with pytest.raises(ValueError, match=r"second: is private for inputs at most 0.5 apart"):
         dpk.Mixture(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0), near, 0.5)
 
@@ -509,7 +508,7 @@ def test_a_release_on_skewed_intervals_is_certified_at_many_budgets():
     """Small grids; whatever comes back has its certificate, which decides."""
     for epsilon in (0.01, 0.1, 6.0, 12.0):
         m = dpk.optimal(epsilon=epsilon, points=9, outputs=41, **SKEW)
-        certificate = dpk.certify(m).certificate
+        certificate = dpk.exact_sampler(m).certificate
         assert epsilon * (1 - 1e-4) < certificate.realised_epsilon <= epsilon
 
 
@@ -521,4 +520,4 @@ def test_central_tables_far_from_0(lower, width):
     upper = lower + abs(lower) * width
     for make in (partial(dpk.optimal, points=13, outputs=41), dpk.central_piecewise):
         made = make(epsilon=1.0, lower=lower, upper=upper, sensitivity=(upper - lower) / 3)
-        assert dpk.certify(made).certificate.realised_epsilon <= 1.0
+        assert dpk.exact_sampler(made).certificate.realised_epsilon <= 1.0

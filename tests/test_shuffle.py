@@ -15,9 +15,9 @@ from test_cli import command
 
 import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled, tune
-from accountants.shuffle import bracket, integral, published
-from accountants.shuffle.blanket import blanket, largest
-from accountants.shuffle.crowds import of_level
+from accountants.published import shuffle as published
+from accountants.shuffle import bracket, estimate
+from accountants.shuffle.blanket import largest, of_level, worst_inputs
 from dpkernels.cli import tune as tuning
 
 run = pytest.fixture(command, name="run")
@@ -31,7 +31,7 @@ def response(level, k):
 
 @cache
 def piecewise(level):
-    return dpk.certify(dpk.piecewise(epsilon=level, lower=0.0, upper=1.0))
+    return dpk.exact_sampler(dpk.piecewise(epsilon=level, lower=0.0, upper=1.0))
 
 
 def histograms(rows):
@@ -139,7 +139,7 @@ def random_mechanisms(count, seed):
         level, n = float(np.exp(draws.uniform(-1.5, 1.8))), int(10 ** draws.uniform(0.4, 6))
         kinds = (
             lambda e: piecewise(round(e, 3)),
-            lambda e: dpk.certify(dpk.duchi(epsilon=e, lower=-1.0, upper=3.0)),
+            lambda e: dpk.exact_sampler(dpk.duchi(epsilon=e, lower=-1.0, upper=3.0)),
             lambda e: response(e, 5),
             lambda e: _rows(draws, e, 6, 9),
         )
@@ -161,12 +161,12 @@ def _check(mechanism, n, delta):
     value = made.delta(at)
     slack = {"counts": 1e-9, "integral": 2e-5, "grid": 2e-4}[max(made._upper.ways)]
     # What the grid allows for rounding of losses, which is all there is next to eps0.
-    rounding = 1e-12 if at < (1 - 1e-9) * float(made.blanket.level) else 1e-8
+    rounding = 1e-12 if at < (1 - 1e-9) * float(made.inputs.level) else 1e-8
     assert low <= high * (1 + 1e-12)
     assert low <= value * (1 + slack)
     assert value <= high * (1 + slack) + rounding
-    level = float(made.blanket.level)
-    pairs = made.blanket.pairs
+    level = float(made.inputs.level)
+    pairs = made.inputs.pairs
     distance = max(0.5 * np.abs(pair.first - pair.second).sum() for pair in pairs)
     bounds = [
         published.published_clones(level, n, at),
@@ -204,14 +204,14 @@ def test_the_bracket_holds_next_to_the_pure_level(share):
     """Where only the largest losses are positive, and barely: against the first report that is not hidden at all."""
     rows = _rows(np.random.default_rng(11), 1.0, 6, 9)
     made, n = shuffled(rows, 13), 13
-    eps = share * float(made.blanket.level)
+    eps = share * float(made.inputs.level)
     low, high = made.bracket(epsilon=eps)
     value = made.delta(eps)
     assert low <= high
     assert 0 < value <= high * (1 + 2e-4) + 1e-12  # The grid's own allowance for rounding.
     # M = 1: one report of the blanket, that of the person, of any pair.
-    crowd = made._upper.crowds[0]
-    alone = (1 - crowd.gamma) ** (n - 1) * crowd.mass @ np.maximum(crowd.losses(eps), 0.0)
+    blanket = made._upper.blankets[0]
+    alone = (1 - blanket.gamma) ** (n - 1) * blanket.mass @ np.maximum(blanket.losses(eps), 0.0)
     assert alone <= high * (1 + 1e-9)
 
 
@@ -268,9 +268,9 @@ def test_vectorised_and_traced_values_are_the_integral():
 def test_the_ends_are_worst_by_exhaustion(window, width):
     """All pairs of rows of a small table, at many eps and t; and the bound for overlapping windows is above them."""
     made = dpk.composite(window=window, base="quartic", epsilon=1.5, lower=0.0, upper=1.0, width=width)
-    table = dpk.certify(made).table
+    table = dpk.exact_sampler(made).table
     rows = np.stack([table.row(s) for s in np.linspace(0, table.shifts, 25).round().astype(int)]) / float(table.total)
-    found = blanket(dpk.certify(made))
+    found = worst_inputs(dpk.exact_sampler(made))
     (ends,) = found.pairs
     omega = ends.least / ends.least.sum()
     # The sampled rows' own minimum is not that of all rows: the losses are of the table's omega.
@@ -289,11 +289,11 @@ def test_the_ends_are_worst_by_exhaustion(window, width):
 
 def test_a_table_is_bounded_over_all_its_pairs():
     rows = _rows(np.random.default_rng(5), 2.0, 7, 6)
-    found, E = blanket(rows), math.exp(0.2)
-    crowds = [pair.upper for pair in found.pairs]
+    found, E = worst_inputs(rows), math.exp(0.2)
+    blankets = [pair.upper for pair in found.pairs]
     t = np.linspace(-1.0, 1.0, 9)
-    for crowd in crowds:
-        own = np.maximum(crowd.p - E * crowd.q - t[:, None], 0.0) @ crowd.mass
+    for blanket in blankets:
+        own = np.maximum(blanket.p - E * blanket.q - t[:, None], 0.0) @ blanket.mass
         assert np.all(own <= largest(rows, E, t) * (1 + 1e-12))
     made = shuffled(rows, 400)
     assert made.delta(0.2) <= made.bracket(epsilon=0.2)[1] * (1 + 1e-6)
@@ -301,11 +301,11 @@ def test_a_table_is_bounded_over_all_its_pairs():
 
 def test_a_level_bounds_every_mechanism_of_it():
     """The law of eps0 and gamma alone is above the piecewise mechanism's, the flat one's equal."""
-    found = blanket(piecewise(2.0))
+    found = worst_inputs(piecewise(2.0))
     generic = of_level(found.level, found.pairs[0].least.sum()).upper.merged
     own = found.pairs[0].upper.merged
     for n, eps in ((100, 0.3), (10**6, 0.01)):
-        values = [integral.host_log_delta(crowd, n, eps)[0] for crowd in (own, generic)]
+        values = [estimate.host_log_delta(blanket, n, eps)[0] for blanket in (own, generic)]
         assert values[0] <= values[1] + 1e-9
 
 
@@ -315,9 +315,9 @@ def test_planted_faults_are_seen():
     truth = revealed(rows, 0, 1, [2] * (n - 1), eps)
     assert shuffled(rows, n).bracket(epsilon=eps)[1] >= truth
     assert shuffled(rows, n + 1).bracket(epsilon=eps)[1] < truth
-    crowd = shuffled(rows, n)._upper.crowds[0]
-    wrong = type(crowd)(crowd.mass, crowd.p, crowd.q, crowd.gamma * 1.2)
-    assert bracket.of_crowd(wrong, n, eps) < truth
+    blanket = shuffled(rows, n)._upper.blankets[0]
+    wrong = type(blanket)(blanket.mass, blanket.p, blanket.q, blanket.gamma * 1.2)
+    assert bracket.of_blanket(wrong, n, eps) < truth
 
 
 def test_a_round_as_a_pair_is_no_less_than_it():
@@ -357,7 +357,7 @@ def test_a_composed_pair_of_two_rounds_is_no_less_than_the_rounds():
 @pytest.mark.thorough
 def test_calibration_meets_its_target():
     made = calibrate.shuffled(dpk.piecewise, epsilon=0.1, delta=1e-6, n=100_000, lower=0.0, upper=1.0)
-    assert shuffled(dpk.certify(made), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
+    assert shuffled(dpk.exact_sampler(made), 100_000).bracket(epsilon=0.1)[1] <= 1e-6
     more = dpk.piecewise(epsilon=float(made.epsilon) * 1.001, lower=0.0, upper=1.0)
     assert shuffled(more, 100_000).delta(0.1) > 1e-6
     with pytest.raises(ValueError, match="already have epsilon"):
@@ -383,7 +383,7 @@ def test_tuning_under_a_shuffled_budget():
         (lambda: dpk.laplace(epsilon=1.0, sensitivity=1.0), ValueError, "additive noise"),
         (lambda: dpk.gaussian(sigma=1.0), ValueError, "additive noise"),
         (lambda: dpk.truncated_laplace(epsilon=0.7, delta=2.5e-6, sensitivity=1.0), ValueError, "additive noise"),
-        (lambda: dpk.certify(dpk.laplace(epsilon=1.0, sensitivity=1.0)), ValueError, "additive noise"),
+        (lambda: dpk.exact_sampler(dpk.laplace(epsilon=1.0, sensitivity=1.0)), ValueError, "additive noise"),
         (
             lambda: dpk.multivariate(epsilon=4.0, lower=0.0, upper=1.0, dimensions=4, sampled=2),
             ValueError,
@@ -413,7 +413,7 @@ def test_arguments_out_of_range_are_refused():
         made.bracket()
     with pytest.raises(ValueError, match="whole number"):
         shuffled(one, 10.5).bracket(epsilon=0.1)
-    with pytest.raises(ValueError, match="certify"):
+    with pytest.raises(ValueError, match="exact_sampler"):
         shuffled(dpk.piecewise_triangle(epsilon=1.0, lower=0.0, upper=1.0), 100).bracket(epsilon=0.1)
     for word in ("replaced", "trusted", "honest", "colludes"):
         assert word in made.neighbouring
@@ -454,7 +454,7 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     assert done.code == 0, done.err
     best = json.loads(done.out)["results"][0]
     made = eval(best["python"], {"dpk": dpk})
-    assert shuffled(dpk.certify(made), 3000).upper_bound(0.3) <= 1e-6
+    assert shuffled(dpk.exact_sampler(made), 3000).upper_bound(0.3) <= 1e-6
     assert "trusted" in json.loads(done.out)["covers"]
     refused = run("tune", *options)
     assert refused.code == 2

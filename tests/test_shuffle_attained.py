@@ -81,7 +81,7 @@ def test_the_upper_bound_is_attained(case):
 def test_the_cases_are_of_three_kinds():
     """One sum of many reports at once, one on a grid, one bounded over all pairs; each has its own upper bound."""
     kinds = [shuffled(response(level, k), n) for level, k, n in CASES.values()]
-    assert [made.blanket.stop_loss is not None for made in kinds] == [False, False, True]
+    assert [made.inputs.stop_loss is not None for made in kinds] == [False, False, True]
     # On a grid the bracket has a width, which rounding alone does not have.
     assert [np.ptp(made.bracket(epsilon=0.0)) > 1e-6 * made.delta(0.0) for made in kinds] == [False, True, True]
 

@@ -11,15 +11,14 @@ import pytest
 import dpkernels as dpk
 from accountants import guarantee, shuffled, tune
 from accountants.shuffle import bracket
-from accountants.shuffle.blanket import blanket
-from accountants.shuffle.crowds import Reports
+from accountants.shuffle.blanket import OutcomeProbabilities, worst_inputs
 
 
 def revealed(rows, n, eps):
     """What some n reports reveal at least, of the worst pair of rows, all others holding the second."""
     least = rows.min(0)
-    pairs = [Reports(least, rows[x], rows[y], rows[[y]]) for x, y in permutations(range(len(rows)), 2)]
-    return max(bracket.lower_delta(crowd, n, eps) for pair in pairs for crowd in pair.lower)
+    pairs = [OutcomeProbabilities(least, rows[x], rows[y], rows[[y]]) for x, y in permutations(range(len(rows)), 2)]
+    return max(bracket.lower_delta(blanket, n, eps) for pair in pairs for blanket in pair.lower)
 
 
 def table(seed, shape, level=1.5):
@@ -46,12 +45,12 @@ def test_values_hold_what_every_pair_reveals(seed, shape, n):
     rows, eps = table(seed, shape), 0.3
     made = shuffled(rows, n)
     assert made.delta(eps) >= revealed(rows, n, eps) * (1 - 1e-9)
-    if made.blanket.stop_loss is not None:
+    if made.inputs.stop_loss is not None:
         assert made.delta(eps) == made.bracket(epsilon=eps)[1]
 
 
 def test_both_kinds_of_table_are_tried():
-    kinds = {blanket(table(*case)).stop_loss is None for case in [(1, (4, 3)), (2, (5, 4)), (3, (3, 6))]}
+    kinds = {worst_inputs(table(*case)).stop_loss is None for case in [(1, (4, 3)), (2, (5, 4)), (3, (3, 6))]}
     assert kinds == {True, False}
 
 
@@ -68,7 +67,7 @@ def test_rows_that_add_up_nearly_are_made_to():
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("epsilon", [2.0000001, 30.0, 800.0, 1e300])
 def test_beyond_the_pure_level_delta_is_zero(epsilon):
-    made = shuffled(dpk.certify(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
+    made = shuffled(dpk.exact_sampler(dpk.piecewise(epsilon=2.0, lower=0.0, upper=1.0)), 50)
     assert made.delta(epsilon) == 0.0
     assert made.bracket(epsilon=epsilon) == (0.0, 0.0)
     assert made.upper_bound(epsilon) == 0.0
@@ -101,10 +100,10 @@ def test_nan_is_no_guarantee():
 @pytest.mark.thorough
 def test_composed_rounds_refuse_neighbours_of_another_kind():
     """n records of which one is replaced: not the neighbours of added or removed records, and no sample of them."""
-    made = shuffled(dpk.certify(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
+    made = shuffled(dpk.exact_sampler(dpk.duchi(epsilon=1.0, lower=0.0, upper=1.0)), 500)
     alone = made.guarantee()
     (term,) = alone.terms
-    assert (term.rate, term.adjacency) == (1.0, "replace")
+    assert (term.sampling_rate, term.neighbours) == (1.0, "replace")
     with pytest.raises(ValueError, match="sampl"):
         alone.subsample(0.1)
     samples = guarantee(dpk.gaussian(sigma=5.0, sensitivity=1.0))

@@ -23,9 +23,9 @@ import accountants
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
+from dpkernels.exact.windows.build import placed_table
 from dpkernels.exact.windows.certificate import certify_placed, certify_table
-from dpkernels.exact.windows.form import code_kernel
-from dpkernels.exact.windows.lattice import placed_table
+from dpkernels.exact.windows.sampler import code_kernel
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.windowed.square_wave import published_half_width
 
@@ -198,7 +198,7 @@ def test_the_variance_bound_holds_between_rows_too(epsilon: float, half_width: f
 @pytest.mark.parametrize("epsilon", [0.01, 0.25, 1.0, 4.0, 12.0])
 def test_tables_are_faithful(epsilon: float) -> None:
     made = dpk.square_wave(epsilon=epsilon, **SKEW)
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     assert abs(form.variance_cost) < 1e-3
     assert float(form.certificate.slope) == pytest.approx(made.window_mass, rel=2e-3)
     ends = form.certificate.lowest, form.certificate.highest
@@ -210,13 +210,13 @@ def test_tables_are_faithful(epsilon: float) -> None:
 
 def test_a_window_too_narrow_for_a_table_is_refused() -> None:
     with pytest.raises(CertificateError, match="no table"):
-        dpk.certify(dpk.square_wave(epsilon=20.0, **UNIT))
+        dpk.exact_sampler(dpk.square_wave(epsilon=20.0, **UNIT))
 
 
 def test_reports_are_of_the_table() -> None:
     """A chi-squared test of 400,000 exact reports at a fixed key, and of the float kernel's against the same cells."""
     made = dpk.square_wave(epsilon=1.0, **SKEW)
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     x = np.full(400_000, made.lower + 0.3 * (made.upper - made.lower))
     reports = dpk.perturb(x, form, key=dpk.key_from_bytes(bytes(range(32))))
     codes = np.rint((reports - float(form.certificate.lowest)) / float(form.table.step)).astype(int)
@@ -308,7 +308,7 @@ def test_biased_parts_are_refused() -> None:
         MultivariateCertificate(certificate(), 3, 1)
 
 
-@pytest.mark.parametrize("make", [lambda m: m, dpk.certify])
+@pytest.mark.parametrize("make", [lambda m: m, dpk.exact_sampler])
 def test_the_mean_of_its_reports_is_not_estimated(make: Any) -> None:
     made = make(dpk.square_wave(epsilon=1.0, **UNIT))
     with pytest.raises(ValueError, match="square wave is biased"):
@@ -336,7 +336,7 @@ def test_composed_and_shuffled() -> None:
     assert accountants.guarantee(made).repeat(5).epsilon(1e-6) == pytest.approx(
         accountants.guarantee(twin).repeat(5).epsilon(1e-6), rel=1e-9
     )
-    form = dpk.certify(made)
+    form = dpk.exact_sampler(made)
     assert accountants.shuffled(form, 10_000).epsilon(1e-6) < 0.2
     assert accountants.shuffled(form, 10_000).epsilon(1e-6) == pytest.approx(
         accountants.shuffled(twin, 10_000).epsilon(1e-6), rel=1e-2

@@ -367,7 +367,7 @@ def exact_stick(density, knots, D, eps):
 
 def exact_noise(noise, D, eps):
     """Of Laplace and merged Laplace laws, reweighted or not."""
-    kernel = noise.law
+    kernel = noise.unweighted
     unscaled, breaks = exact_density(kernel)
     weighted = isinstance(noise, dpk.Reweighted)
     low, high, outside = (mp.mpf(float(v)) for v in ((noise.low, noise.high, noise.outside) if weighted else (0, 0, 1)))

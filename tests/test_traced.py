@@ -23,7 +23,7 @@ X = np.linspace(-1, 2, 1001, dtype=np.float32)
 
 
 def traced(name):
-    form = dpk.certify(MADE[name])
+    form = dpk.exact_sampler(MADE[name])
     return lambda key, x: dpk.perturb_traced(key, form, x)
 
 
@@ -72,7 +72,7 @@ def test_inside_a_shard_map(check_vma):
 @pytest.mark.parametrize("name", ["piecewise", "central", "laplace"])
 def test_bad_inputs_are_clipped(name):
     made = MADE[name]
-    low, high = Bounds.of(dpk.certify(made), clip=True).range_of(X.dtype, X.dtype)
+    low, high = Bounds.of(dpk.exact_sampler(made), clip=True).range_of(X.dtype, X.dtype)
     bad, read = np.float32([np.nan, np.inf, -np.inf, 7e30, -7e30]), [low, high, low, min(high, 7e30), max(low, -7e30)]
     x, clipped = X.copy(), X.copy()
     x[10:15], clipped[10:15] = bad, np.float32(read)
@@ -80,12 +80,12 @@ def test_bad_inputs_are_clipped(name):
 
 
 def test_what_cannot_be_released_is_refused():
-    form = dpk.certify(MADE["piecewise"])
+    form = dpk.exact_sampler(MADE["piecewise"])
     for key, sampler, error in (
         (KEY, MADE["piecewise"], TypeError),
         (jax.random.key(0), form, TypeError),
         (jax.random.split(KEY), form, TypeError),
-        (KEY, dpk.certify(dpk.multivariate(dimensions=2, **SPAN)), TypeError),
+        (KEY, dpk.exact_sampler(dpk.multivariate(dimensions=2, **SPAN)), TypeError),
     ):
         with pytest.raises(error):
             jax.jit(lambda key, x, sampler=sampler: dpk.perturb_traced(key, sampler, x))(key, X)
@@ -97,7 +97,7 @@ def test_what_cannot_be_released_is_refused():
 
 def test_one_key_for_several_rows_is_refused_under_vmap():
     """They would have the same noise, and their differences none."""
-    form, keys = dpk.certify(dpk.laplace(epsilon=1.0)), jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3)
+    form, keys = dpk.exact_sampler(dpk.laplace(epsilon=1.0)), jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3)
     x = jnp.zeros((3, 4))
     alone = jax.jit(jax.vmap(lambda key, row: dpk.perturb_traced(key, form, row)))(keys, x)
     assert len(np.unique(np.asarray(alone)[:, 0])) == 3

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import math
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,19 +21,18 @@ from scipy.special import gammaln
 
 import accountants
 import dpkernels as dpk
-from accountants import calibrate, recycling, tune
-from accountants.calibrate import conservative, reweighted
-from accountants.pairs.hockey_stick import as_float64
-from accountants.scale import certain_shift, rescaled
-from accountants.tune import domains, errors, search
+from accountants import calibrate, tune
+from accountants.calibrate import reweighted
+from accountants.calibrate.composed import conservative_parameter
+from accountants.dominating_pairs.base import as_float64
+from accountants.published import searches
+from accountants.published.recycling import published_sensitivity
+from accountants.published.searches import published_eta, published_piecewise
+from accountants.scale import infeasible_shift, rescaled
+from accountants.tune import domains, objectives, search
 from accountants.tune.families.bounded import Piecewise
-from accountants.tune.families.noise import KERNELS
-from accountants.tune.families.recycled_shape import RecycledShape
-from accountants.tune.families.truncated import TruncatedLaplace
-from accountants.tune.published import composite as published
-from accountants.tune.published import recycling as published_recycling
-from accountants.tune.published.enumerated import enumerated
-from accountants.tune.published.piecewise import published_eta, published_piecewise
+from accountants.tune.families.noise import KERNELS, TruncatedLaplace
+from accountants.tune.families.recycled import RecycledShape
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.pytrees import pytree
@@ -214,7 +215,7 @@ def recycled_on(widths, kernel, theta, eps, delta):
 def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
     """Against 2,000 widths from the least that may do; also where reports are as wide as 1,000 D."""
     for eps, delta, theta in budgets:
-        least = 1 / float(certain_shift(kernel, eps, delta))
+        least = 1 / float(infeasible_shift(kernel, eps, delta))
         with jax.enable_x64(True):
             dense = recycled_on(least * np.geomspace(1.0, 8e3, 2000), as_float64(kernel), theta, eps, delta)
         found = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))
@@ -245,14 +246,14 @@ def test_a_recycled_shape_meets_its_budget_at_one_scale():
     with jax.enable_x64(True):
         variance = jax.jit(lambda family: family.build(shape).noise.variance)(as_float64(family))
     assert float(variance) == pytest.approx(found.noise.variance, rel=1e-6)
-    assert family.symbols(shape, found)["theta"] == pytest.approx(1.5 * family.symbols(shape, found)["sigma"])
+    assert family.parameters(shape, found)["theta"] == pytest.approx(1.5 * family.parameters(shape, found)["sigma"])
 
 
 def test_a_square_wave_has_the_width_that_was_asked_for():
     family = tune.square_wave(epsilon=1.0, **SIGNED)
     found = family.release({"b": 0.2})
     assert family.budget == (1.0, 0.0)
-    assert family.symbols({}, found) == {"b": pytest.approx(0.2)}
+    assert family.parameters({}, found) == {"b": pytest.approx(0.2)}
     assert accountants.epsilon(found) == pytest.approx(1.0, rel=1e-9)
     assert float(family.build({"b": 0.2}).half_width) == pytest.approx(0.2)
 
@@ -456,6 +457,17 @@ def test_other_counts_compile_nothing():
     assert len(search.TRACES) == traces
 
 
+composed = importlib.import_module("accountants.calibrate.composed")
+recycled_families = importlib.import_module("accountants.tune.families.recycled")
+
+
+def without_solving(monkeypatch, *arguments, **options):
+    """Round conservatively, where the precise root cannot be solved for."""
+    with monkeypatch.context() as patched:
+        patched.delattr(composed, "precise_parameter")
+        return conservative_parameter(*arguments, **options)
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", ["piecewise", "recycled", "rate"])
 def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
@@ -464,11 +476,12 @@ def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
     rate = tune.free_rate(query="average", spread=0.5, size=1e4) if name == "rate" else None
     family = tune.composed(inner, count=5, epsilon=2.0, delta=DELTA, rate=rate)
     with monkeypatch.context() as patched:
-        patched.delattr(conservative, "precise_parameter")
+        for module in (composed, recycled_families):
+            patched.setattr(module, "conservative_parameter", partial(without_solving, patched))
         found = tune.best(family, tune.worst_variance, starts=2)
     free = {name: found.parameters[name] for name in family.domains}
     with jax.enable_x64(True):
-        again = search.evaluate(as_float64(tune.worst_variance), as_float64(family.release(free)))
+        again = objectives.evaluate(as_float64(tune.worst_variance), as_float64(family.release(free)))
     assert found.value == pytest.approx(float(again), rel=1e-4)
 
 
@@ -502,17 +515,17 @@ def test_an_objective_of_the_composed_guarantee():
 
 def test_ternary_search_finds_the_top_of_a_hill():
     for top in (0.003, 0.31, 0.77, 1.0):
-        found = published_recycling.ternary(lambda p, top=top: -abs(p - top), 0.0, 1.0, 1e-6)
+        found = searches.ternary(lambda p, top=top: -abs(p - top), 0.0, 1.0, 1e-6)
         assert found == pytest.approx(top, abs=1e-6)
 
 
 @pytest.mark.thorough
 def test_published_search_of_a_rate(monkeypatch):
     """Jiang 2024, Algorithm 4 on 300 records: the rate that trying a hundred of them finds."""
-    monkeypatch.setattr(published_recycling, "_RATE_WIDTH", 0.1)
+    monkeypatch.setattr(searches, "_RATE_WIDTH", 0.1)
     claim = {"epsilon": 0.1, "delta": DELTA, "theta": 3.0, "query": "count", "spread": 0.1, "size": 300.0}
-    family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=recycling.published_sensitivity)
-    found = enumerated(family, tune.acceptance(3.0))
+    family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=published_sensitivity)
+    found = family.published_search(tune.acceptance(3.0))
     assert found.value == pytest.approx(0.188, abs=2e-3)
     assert found.mechanism.rate == pytest.approx(0.23, abs=0.05)
     assert found.rounds == sorted(found.rounds)
@@ -536,7 +549,7 @@ def test_error_of_sampling_has_no_absolute_error():
 
 
 def value(objective, mechanism):
-    return float(search.evaluate(as_float64(objective), mechanism))
+    return float(objectives.evaluate(as_float64(objective), mechanism))
 
 
 def test_objectives_of_bounded_mechanisms():
@@ -570,9 +583,9 @@ def test_objectives_of_noise_and_of_atoms():
         two = jax.tree.map(jnp.asarray, points)
         far = points.magnitude - 0.5
         p = float(points.probability_high(0.5))
-        assert float(errors.within(two, jnp.asarray(0.5), far * 1.0001)) == pytest.approx(p)
-        assert float(errors.within(two, jnp.asarray(0.5), far * 0.999)) == 0.0
-        assert float(errors.within(two, jnp.asarray(-0.5), far * 1.0001)) == pytest.approx(p)
+        assert float(objectives.probability_within(two, jnp.asarray(0.5), far * 1.0001)) == pytest.approx(p)
+        assert float(objectives.probability_within(two, jnp.asarray(0.5), far * 0.999)) == 0.0
+        assert float(objectives.probability_within(two, jnp.asarray(-0.5), far * 1.0001)) == pytest.approx(p)
 
 
 def spread_at_ends(m):
@@ -762,10 +775,10 @@ def test_enumeration_is_worse_and_longer(family):
 def test_composite_search_stops_at_what_is_good_enough():
     """Zhang 2024, Algorithm 2: no round after one that reaches V_t."""
     family, objective = tune.composite(epsilon=1.0, condition="sup_inf", **UNIT), tune.variance_at(0.5)
-    whole = published.composite_search(family, objective)
+    whole = searches.composite_search(family, objective)
     assert len(whole.rounds) == 3
     for count, value in enumerate(whole.rounds, 1):
-        found = published.composite_search(family, objective, stop_at=value)
+        found = searches.composite_search(family, objective, stop_at=value)
         assert found.rounds == whole.rounds[:count]
         assert found.value == value
         assert found.evaluations < whole.evaluations or count == 3
@@ -831,8 +844,8 @@ class Overspends(tune.Family):
     def release(self, parameters):
         return dataclasses.replace(self.inner, epsilon=1.01 * self.inner.epsilon).release(parameters)
 
-    def symbols(self, parameters, mechanism):
-        return self.inner.symbols(parameters, mechanism)
+    def parameters(self, parameters, mechanism):
+        return self.inner.parameters(parameters, mechanism)
 
 
 def test_a_family_that_overspends_is_refused():
@@ -905,7 +918,7 @@ def test_nothing_feasible_is_an_error():
         (lambda: tune.composite(base="cubic", epsilon=1.0, **UNIT), ValueError, "base: 'cubic' is not one of"),
         (lambda: tune.composite(epsilon=1.0, condition="some", **UNIT), ValueError, "condition: 'some'"),
         (lambda: tune.budget_recycled("cauchy", epsilon=1.0, delta=0.1), ValueError, "kernel: 'cauchy'"),
-        (lambda: tune.budget_recycled(3, epsilon=1.0, delta=0.1), TypeError, "kernel: 3 is no law"),
+        (lambda: tune.budget_recycled(3, epsilon=1.0, delta=0.1), TypeError, "kernel: 3 is no distribution"),
         (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.0), ValueError, "delta: 0"),
         (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.1, theta=-1.0), ValueError, "theta: -1"),
         (lambda: tune.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=0.0), ValueError, "sensitivity: 0"),

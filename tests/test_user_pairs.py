@@ -15,8 +15,8 @@ from scipy import stats
 import accountants
 from accountants import densities, guarantee, randomised_response, weights
 from accountants.closed_forms.pure import pure_delta
-from accountants.pairs.base import Mixed
-from accountants.pairs.tables import Atoms
+from accountants.dominating_pairs.base import Mixed
+from accountants.dominating_pairs.discrete import Atoms
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.mechanisms.additive import Additive

@@ -1,30 +1,40 @@
-"""The least noise for a target (eps, delta): parameters from the safe side of a root of the exact profile.
+"""The least noise for a target (eps, delta): parameters from the conservative side of a root of the exact profile.
 
-One idea serves every law. Noise c times as wide seen over a shift D is the noise seen over D/c,
+One idea serves every distribution. Noise c times as wide seen over a shift D is the noise seen over D/c,
 
     delta_c(eps; D) = delta_1(eps; D/c),
 
 and delta grows with the shift (Balle and Wang 2018 for the Gaussian): so one root, ``largest_shift``, calibrates the
-scale of any law. Where a length is fixed beside the scale (theta of budget recycling, the bound of a truncated
+scale of any distribution. Where a length is fixed beside the scale (theta of budget recycling, the bound of a truncated
 Gaussian) delta is not monotone in the scale, and the first scale from below that meets the target is taken.
 
-What is returned meets its target as computed: delta(eps) <= delta, never above by rounding; of several reports
-together (``composed``, ``composed_budget``, ``widening``) by the upper end of the rigorous bracket. JAX arguments give
-JAX values, differentiable by implicit derivatives, to the precision of their type: use 64 bits.
-Where no choice meets the target they give NaN, and other arguments an error that says what is feasible.
+The result meets its target as computed: delta(eps) <= delta, never above by rounding. For several releases together
+(``composed``, ``composed_budget``, ``noise_scale_factor``) the upper end of the rigorous bracket does. JAX arguments
+give JAX values, differentiable by implicit derivatives, to the precision of their type: use 64 bits. Where no choice
+meets the target they give NaN, and plain numbers an error that says what is feasible.
+
+The same functions serve plain numbers, ``jit``, ``vmap`` and ``grad``, with three exceptions that take plain numbers
+only: ``discrete_gaussian`` and ``discrete_laplace``, the size of whose tables depends on the numbers, and
+``known_domain``.
 """
 
-from accountants.calibrate.bounded import bounded
-from accountants.calibrate.composed import composed, composed_budget, composed_scale
-from accountants.calibrate.discrete import discrete_gaussian, discrete_laplace
-from accountants.calibrate.recycled import best_recycled_scale, budget_recycled, recycled_scale, recycling_rate
+from accountants.calibrate.composed import composed, composed_budget, composed_scale, noise_scale_factor
+from accountants.calibrate.one_release import bounded, discrete_gaussian, discrete_laplace
+from accountants.calibrate.reweighted import (
+    best_bound,
+    best_recycled_scale,
+    budget_recycled,
+    least_bound,
+    recycled_scale,
+    recycling_rate,
+    truncated_gaussian,
+    truncated_laplace,
+)
 from accountants.calibrate.shuffled import shuffled
-from accountants.calibrate.truncated import best_bound, least_bound, truncated_gaussian, truncated_laplace
-from accountants.calibrate.widening import widening
-from accountants.histograms.calibration import KnownDomain, known_domain
+from accountants.histograms.accounting import KnownDomain, known_domain
 from accountants.scale import (
-    certain_shift,
     gaussian,
+    infeasible_shift,
     laplace,
     largest_shift,
     merged_laplace,
@@ -40,18 +50,19 @@ __all__ = [
     "best_recycled_scale",
     "bounded",
     "budget_recycled",
-    "certain_shift",
     "composed",
     "composed_budget",
     "composed_scale",
     "discrete_gaussian",
     "discrete_laplace",
     "gaussian",
+    "infeasible_shift",
     "known_domain",
     "laplace",
     "largest_shift",
     "least_bound",
     "merged_laplace",
+    "noise_scale_factor",
     "recycled_scale",
     "recycling_rate",
     "rescaled",
@@ -61,5 +72,4 @@ __all__ = [
     "staircase",
     "truncated_gaussian",
     "truncated_laplace",
-    "widening",
 ]

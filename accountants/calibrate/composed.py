@@ -1,29 +1,51 @@
-"""The least noise, or the largest budgets, with which several reports together meet a target.
+"""Calibrate several releases together: the least noise, or the largest budget of each, for a target (epsilon, delta).
 
-What is returned meets it by the upper end of the rigorous bracket, whose grid costs about 2e-5 of the noise.
+Every equation here is solved for log mu, where mu is the ratio of sensitivity and sigma of Gaussian noise of about the
+same delta at eps,
+
+    Phi(mu/2 - eps/mu) = delta:    mu = sqrt(z^2 + 2 eps) - z,    z = -Phi^-1(delta).
+
+As a function of t, where noise is proportional to e^t or budgets are to e^-t, log mu has a slope of about -1, so few
+steps are needed, from afar too.
+
+Plain numbers are rounded conservatively: the upper end of the rigorous bracket meets the target. Its grid costs about
+2e-5 of the noise. JAX numbers give the root of the precise value, with implicit derivatives.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from functools import cache, partial, singledispatch
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.calibrate.conservative import FARTHEST, conservative_parameter, log_mu
-from accountants.calibrate.widening import widening
-from accountants.composition.guarantee import Guarantee, guarantee
+from accountants.composition.bounds import Bracket
+from accountants.composition.self_composed import ConvergenceError
+from accountants.dominating_pairs.additive import AdditivePair, additive_pair
+from accountants.dominating_pairs.base import Mixed
+from accountants.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import check_target, rescaled
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, namespace
-from dpkernels.solve import promote
+from dpkernels.numerics import Real, namespace, ndtri, without_derivative
+from dpkernels.solve import NotPrivateError, conservative_root, newton, promote
+
+# How far the bracket's upper end may be from the precise eps, relatively; an eps of 0 counts as the least.
+_NEAR, _LEAST_EPSILON = 1e-3, 1e-300
+_FARTHEST = 40.0
+_ENDS = (-_FARTHEST, _FARTHEST)
+_TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # Of Newton's last step, of a budget's and of a scale's logarithm.
+
+
+# Scales
 
 
 def composed_scale(
@@ -36,31 +58,32 @@ def composed_scale(
     rate: Any = None,
     adjacency: str = "add_remove",
 ) -> Real:
-    """The least c such that ``count`` reports with noise c Z are (eps, delta)-DP together.
+    """Return the least c such that ``count`` releases with noise c Z are (eps, delta)-DP together.
 
     Args:
-        noise: the law of Z: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or recycled.
-        epsilon: eps of all reports, positive.
-        delta: delta of all reports, in (0, 1).
+        noise: the distribution of Z: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or
+            recycled.
+        epsilon: eps of all releases, positive.
+        delta: delta of all releases, in (0, 1).
         sensitivity: D, in the unit of c Z.
-        count: how many reports.
-        rate: of a Poisson sample for every report; neighbouring is then as of ``Guarantee.subsample``.
-        adjacency: of samples; see there.
+        count: the number of releases.
+        rate: the rate of the Poisson sample that each release is on; neighbours are those of ``Guarantee.subsample``.
+        adjacency: neighbours of samples; see there.
 
     Returns:
-        c, as ``widening`` has it.
+        c, as ``noise_scale_factor`` returns it.
 
     Raises:
         ValueError: epsilon not positive; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; count not in 1..2^40;
-            rate not in (0, 1]; see ``widening``.
-        TypeError: count is not a whole number, or a law of an unknown type.
+            rate not in (0, 1]; see ``noise_scale_factor``.
+        TypeError: count is not a whole number, or a distribution of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
-    _check_reports(epsilon, count, rate)
+    _check_releases(epsilon, count, rate)
     noise, epsilon, delta, sensitivity, rate = promote(noise, epsilon, delta, sensitivity, rate)
-    start = _start(noise, epsilon, delta, sensitivity, count, rate)
-    made = _reports(Additive(rescaled(noise, start), sensitivity), count, rate, adjacency)
-    return start * widening(made, epsilon=epsilon, delta=delta)
+    start = gaussian_scale(noise, sensitivity, gaussian_ratio(epsilon, delta, count, rate))
+    made = _releases(Additive(rescaled(noise, start), sensitivity), count, rate, adjacency)
+    return start * noise_scale_factor(made, epsilon=epsilon, delta=delta)
 
 
 def composed(
@@ -73,20 +96,13 @@ def composed(
     rate: Any = None,
     adjacency: str = "add_remove",
 ) -> Additive:
-    """Noise of this law's shape, as narrow as (eps, delta) of ``count`` reports together allows.
+    """Return noise of this distribution's shape, as narrow as (eps, delta) of ``count`` releases together allows.
 
-    Args:
-        noise: see ``composed_scale``, as for the others.
-        epsilon: eps of all reports, positive.
-        delta: of all reports.
-        sensitivity: D of one report, in data units.
-        count: how many reports.
-        rate: of their Poisson samples.
-        adjacency: of samples.
+    The arguments are those of ``composed_scale``; sensitivity is in data units.
 
     Returns:
-        The mechanism. Its claim, which a release verifies, is that of one report on all the data (or on the sample):
-        its own eps at delta / count, where that is up to 20; none under JAX.
+        The mechanism. Its claim, which a release verifies, is that of one release on all the data (or on the sample):
+        its own eps at delta / count, where that is up to 20. JAX numbers give no claim.
 
     Raises:
         ValueError: as ``composed_scale``.
@@ -105,7 +121,7 @@ def composed(
 
 
 def with_own_claim(made: Additive, delta: Real) -> Additive:
-    """The mechanism with the claim of one report, its own eps at delta, where that is up to 20; else without one."""
+    """Return the mechanism with the claim of one release, its own eps at delta; without one if that is above 20."""
     least, most = checks.EPSILON_RANGE
     own = realised_epsilon(made, delta)
     if own > most:
@@ -113,58 +129,203 @@ def with_own_claim(made: Additive, delta: Real) -> Additive:
     return made.claim(sensitivity=made.sensitivity, epsilon=max(own, least), delta=delta)
 
 
+def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
+    """Return the factor by which all noise must be scaled so that all releases together are (eps, delta)-DP.
+
+    Neighbours are those of the guarantee. Plain numbers are rounded conservatively, in the time of about eight
+    evaluations of delta and two of the bracket. JAX numbers are precise to 1e-9, and differentiable in every parameter;
+    NaN means that no factor was found.
+
+    Args:
+        made: the guarantee of additive noise, such as ``guarantee(m).subsample(rate).repeat(n)``.
+        epsilon: eps, positive.
+        delta: in (0, 1).
+
+    Raises:
+        ValueError: epsilon not positive; delta not in (0, 1); a delta that releases on samples meet without noise.
+        TypeError: releases that are not additive noise.
+        ConvergenceError: no factor was found.
+    """
+    check_target(epsilon, delta)
+    checks.positive("epsilon", epsilon)
+    _check_noise_is_needed(made, delta)
+    if namespace(epsilon, delta, *jax.tree.leaves(made)) is np:
+        return math.exp(conservative_parameter(lambda t: _with_log_factor(t, made), epsilon, delta))
+    return precise_scale_factor(made, epsilon, delta)
+
+
+def precise_scale_factor(made: Guarantee, epsilon: Any, delta: Any) -> Real:
+    """Return the factor of ``noise_scale_factor`` by the precise composition, not rounded."""
+    made, epsilon, delta = promote(made, epsilon, delta)
+    xp = namespace(epsilon, delta)
+    return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(made, epsilon, delta))
+
+
+def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
+    return precise_parameter(_with_log_factor, made, epsilon, delta, tolerance=_SCALE_TOLERANCE)
+
+
+def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
+    """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
+    parts = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
+    if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
+        return
+    with np.errstate(divide="ignore"):
+        most = -math.expm1(sum(float(count) * np.log1p(-float(rate)) for rate, count in parts))
+    if delta >= most:
+        raise ValueError(f"delta: {delta:g}; on these samples releases without noise have {most:.6g} already")
+
+
+@singledispatch
+def _rescale_pair(pair: Any, factor: Real) -> Any:
+    """Return the pair with its noise ``factor`` times as wide: noise c Z seen over D is Z seen over D/c.
+
+    Raises:
+        TypeError: a pair whose releases are not additive noise on the real line.
+    """
+    raise TypeError(f"made: reports of {type(pair).__name__} pairs are not additive noise, and have no width")
+
+
+@_rescale_pair.register
+def _(pair: AdditivePair, factor: Real) -> AdditivePair:
+    return additive_pair(pair.noise, pair.shift / factor)
+
+
+@_rescale_pair.register
+def _(pair: Mixed, factor: Real) -> Mixed:
+    return Mixed(pair.weight, _rescale_pair(pair.first, factor), _rescale_pair(pair.second, factor))
+
+
+def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
+    factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
+
+    def one(term: Any) -> Any:
+        return dataclasses.replace(term, pairs=tuple(_rescale_pair(pair, factor) for pair in term.pairs))
+
+    return Guarantee(tuple(one(term) for term in made.terms))
+
+
+# Budgets
+
+
 def composed_budget(
     constructor: Callable[..., Any],
     *,
-    epsilon: float,
-    delta: float,
+    epsilon: Real,
+    delta: Real,
     count: int,
-    rate: float | None = None,
+    rate: Any = None,
     adjacency: str = "add_remove",
     initial_guess: float | None = None,
     **arguments: Any,
 ) -> Mechanism:
-    """The mechanism with the largest budget eps0 of its own such that ``count`` reports are (eps, delta)-DP together.
+    """Return the mechanism of the largest eps0 such that ``count`` releases are (eps, delta)-DP together.
 
     Args:
         constructor: such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with ``epsilon=eps0`` and the
-            arguments; its delta must fall with eps0.
-        epsilon: eps of all reports, positive.
-        delta: of all reports, in (0, 1).
-        count: how many reports.
-        rate: of a Poisson sample for every report.
-        adjacency: of samples.
-        initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is only lowered as far as it asks.
-        **arguments: the constructor's others, such as lower and upper.
+            arguments. The delta of its mechanism must fall with eps0.
+        epsilon: eps of all releases, positive.
+        delta: delta of all releases, in (0, 1).
+        count: the number of releases.
+        rate: the rate of the Poisson sample that each release is on.
+        adjacency: neighbours of samples; see ``Guarantee.subsample``.
+        initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is lowered only as far as it requires.
+        **arguments: the constructor's other arguments, such as lower and upper.
 
     Returns:
-        The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
+        The mechanism; its ``epsilon`` is eps0, in [0.01, 20]. Plain numbers are rounded conservatively by the bracket;
+        JAX numbers are those of the precise value, NaN if eps0 = 0.01 is infeasible.
 
     Raises:
         ValueError: epsilon or initial_guess not positive; delta not in (0, 1); count not in 1..2^40; rate not in
-            (0, 1]; a target that eps0 = 0.01 misses, with what it gives.
+            (0, 1]; a target that eps0 = 0.01 misses, with the delta that it has.
         TypeError: count is not a whole number.
     """
     check_target(epsilon, delta)
-    _check_reports(epsilon, count, rate)
+    _check_releases(epsilon, count, rate)
     if initial_guess is not None:
         checks.positive("initial_guess", initial_guess)
+    member, numbers = split_arguments(constructor, arguments)
+    guess = gaussian_ratio(epsilon, delta, count, rate) if initial_guess is None else initial_guess
+    if namespace(epsilon, delta, count, rate, *jax.tree.leaves(numbers)) is jnp:
+        samples = {"count": count, "rate": rate}
+        traced = {name: value for name, value in samples.items() if isinstance(value, jax.Array)}
+        fixed = {name: value for name, value in samples.items() if name not in traced}
+
+        def at_budget(level: Any, given: Any) -> Guarantee:
+            return _releases(member(level, given[0]), adjacency=adjacency, **fixed, **given[1])
+
+        return member(largest_budget(at_budget, (numbers, traced), epsilon, delta, guess), numbers)
     least, most = (math.log(end) for end in checks.EPSILON_RANGE)
-    start = float(log_mu(np.float64(delta), epsilon)) - math.log((rate or 1.0) * math.sqrt(count))
-    start = min(max(start if initial_guess is None else math.log(initial_guess), least), most)
+    start = min(max(math.log(guess), least), most)
 
     def mechanism(t: float) -> Any:
         return constructor(epsilon=math.exp(min(max(start - t, least), most)), **arguments)
 
-    def reports(t: float) -> Guarantee:
-        return _reports(mechanism(t), count, rate, adjacency)
+    def releases(t: float) -> Guarantee:
+        return _releases(mechanism(t), count, rate, adjacency)
 
-    if initial_guess is None:
-        _check_feasible(reports(FARTHEST), epsilon, delta)
-    return mechanism(conservative_parameter(reports, epsilon, delta, is_known=initial_guess is not None))
+    if initial_guess is None and (best := releases(_FARTHEST).delta(epsilon)) > delta:
+        raise ValueError(
+            f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
+            f"have delta {best:.6g} at this epsilon"
+        )
+    return mechanism(conservative_parameter(releases, epsilon, delta, is_known=initial_guess is not None))
 
 
-def _check_reports(epsilon: Real, count: int, rate: Any) -> None:
+def largest_budget(
+    releases: Callable[[Any, Any], Guarantee], parameters: Any, epsilon: Real, delta: Real, guess: Any
+) -> Any:
+    """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
+
+    Args:
+        releases: maps (eps0, parameters) to a guarantee whose delta grows with eps0; closes over no tracer.
+        parameters: a pytree of numbers.
+        epsilon: eps of all releases.
+        delta: delta of all releases.
+        guess: eps0, roughly.
+
+    Returns:
+        eps0: a float for plain numbers, else a JAX scalar, differentiable; NaN if 0.01 is infeasible.
+    """
+    parameters, epsilon, delta, guess = promote(parameters, epsilon, delta, guess)
+    xp = namespace(epsilon, delta, guess)
+    least, most = (xp.log(xp.asarray(end)) for end in checks.EPSILON_RANGE)
+    start = -without_derivative(xp.clip(xp.log(xp.asarray(guess)), least, most))
+    t = precise_parameter(
+        partial(_at_log_budget, releases),
+        parameters,
+        epsilon,
+        delta,
+        initial_guess=start,
+        ends=(-most, -least),
+        clip=True,
+    )
+    level = xp.minimum(xp.exp(-xp.asarray(t)), checks.EPSILON_RANGE[1])
+    return xp.where(t < -least, level, xp.nan)[()]
+
+
+def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters: Any) -> Guarantee:
+    return releases(namespace(t).exp(-t), parameters)
+
+
+def split_arguments(
+    constructor: Callable[..., Any], arguments: dict[str, Any]
+) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
+    """Return (a function from (eps0, numbers) to the mechanism, those arguments that hold JAX numbers).
+
+    The function closes over no tracer, as ``solve`` requires.
+    """
+
+    def is_traced(value: Any) -> bool:
+        return namespace(*jax.tree.leaves(value)) is jnp
+
+    numbers = {name: value for name, value in arguments.items() if is_traced(value)}
+    fixed = {name: value for name, value in arguments.items() if name not in numbers}
+    return lambda level, given: constructor(epsilon=level, **fixed, **given), numbers
+
+
+def _check_releases(epsilon: Real, count: int, rate: Any) -> None:
     checks.positive("epsilon", epsilon)
     if not isinstance(count, jax.Array):
         checks.whole("count", count, 1, 1 << 40)
@@ -172,24 +333,102 @@ def _check_reports(epsilon: Real, count: int, rate: Any) -> None:
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0, span="(0, 1]")
 
 
-def _check_feasible(made: Guarantee, epsilon: float, delta: float) -> None:
-    best = made.delta(epsilon)
-    if best > delta:
-        raise ValueError(
-            f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
-            f"have delta {best:.6g} at this epsilon"
-        )
-
-
-def _reports(mechanism: Mechanism, count: int, rate: Any, adjacency: str) -> Guarantee:
+def _releases(mechanism: Mechanism, count: Any, rate: Any, adjacency: str) -> Guarantee:
     one = guarantee(mechanism)
     return (one if rate is None else one.subsample(rate, adjacency)).repeat(count)
 
 
-def _start(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real, count: int, rate: Any) -> Real:
-    """About c: that of Gaussian noise of the same variance, by the central limit; has no derivative."""
-    xp = namespace(epsilon, delta, sensitivity, rate, count, *jax.tree.leaves(noise))
+# Initial guesses and roots
+
+
+def log_mu(delta: Any, epsilon: Real) -> Real:
+    """Return log mu, which increases in delta; see the module."""
+    xp = namespace(delta, epsilon)
+    kind = xp.finfo(delta.dtype)
+    z = -ndtri(xp.clip(delta, kind.tiny, 1 - kind.eps))
+    root = xp.sqrt(z**2 + 2 * epsilon)
+    return xp.log(xp.where(z > 0, 2 * epsilon / (root + xp.where(z > 0, z, 0.0)), root - z))
+
+
+def gaussian_ratio(epsilon: Real, delta: Real, count: Any, rate: Any) -> Any:
+    """Return mu/(rate sqrt(count)), about the ratio of D and sigma that each of so many Gaussian releases may have."""
+    xp = namespace(epsilon, delta, rate, count)
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
-    share = (1.0 if rate is None else rate) * xp.sqrt(count)
-    about = sensitivity / xp.sqrt(noise.variance) * xp.maximum(share / mu, 0.25)
-    return float(about) if xp is np else jax.lax.stop_gradient(about)
+    return mu / xp.sqrt(xp.asarray(count, mu.dtype)) / (1.0 if rate is None else rate)
+
+
+def gaussian_scale(noise: Distribution, sensitivity: Real, ratio: Real) -> Any:
+    """Return c at which c Z has the variance of Gaussian noise of this ratio D/sigma; without derivative."""
+    xp = namespace(sensitivity, ratio, *jax.tree.leaves(noise))
+    scale = without_derivative(sensitivity / xp.sqrt(noise.variance) * xp.maximum(1 / ratio, 0.25))
+    return float(scale) if xp is np else scale
+
+
+def precise_parameter(
+    releases: Callable[[Any, Any], Guarantee],
+    parameters: Any,
+    epsilon: Real,
+    delta: Real,
+    *,
+    initial_guess: Real = 0.0,
+    ends: tuple[Real, Real] = _ENDS,
+    tolerance: float = _TOLERANCE,
+    clip: bool = False,
+) -> Any:
+    """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
+
+    Args:
+        releases: maps (t, parameters) to a guarantee whose delta falls with t; closes over no tracer.
+        parameters: a pytree of numbers.
+        epsilon: eps of all releases.
+        delta: delta of all releases.
+        initial_guess: t.
+        ends: the least and the largest t.
+        tolerance: see ``solve.newton``.
+        clip: see ``solve.newton``.
+
+    Returns:
+        t: a float for plain numbers, else a JAX scalar, differentiable in the parameters and the budget.
+    """
+    xp = namespace(epsilon, delta)
+    given = parameters, epsilon, log_mu(xp.asarray(delta), epsilon)
+    excess = partial(_excess, releases)
+    return newton(excess, given, initial_guess, ends, tolerance=tolerance, longest=2.0, clip=clip)
+
+
+def _excess(releases: Callable[[Any, Any], Guarantee], t: Real, given: tuple[Any, Real, Real]) -> Any:
+    parameters, epsilon, goal = given
+    delta = releases(t, parameters).delta(epsilon)
+    return log_mu(namespace(delta).asarray(delta), epsilon) - goal
+
+
+def conservative_parameter(
+    releases: Callable[[float], Guarantee], epsilon: float, delta: float, *, is_known: bool = False
+) -> float:
+    """Return the least t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
+
+    Args:
+        releases: maps t, a plain number, to a guarantee whose delta falls with t.
+        epsilon: eps of all releases.
+        delta: delta of all releases.
+        is_known: whether the precise root is at t = 0. It is solved for only if the bracket disagrees.
+
+    Raises:
+        ConvergenceError: no t was found.
+    """
+
+    @cache
+    def missing(t: float) -> float:
+        """The logarithm of the bracket's eps over the one allowed: about how much larger t has to be."""
+        return math.log(max(Bracket(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / epsilon)
+
+    start = 0.0
+    if not is_known or abs(missing(0.0)) > _NEAR:
+        start = precise_parameter(lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True)
+    try:
+        # Where the bracket's eps jumps, as it does from infinity, it does not say how far t is off.
+        return conservative_root(missing, start, longest=_NEAR)
+    except NotPrivateError as error:
+        raise ConvergenceError(
+            f"epsilon, delta: {epsilon:g}, {delta:g}; the bracket stays above it: {error}"
+        ) from error

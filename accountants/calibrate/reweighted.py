@@ -1,4 +1,4 @@
-"""Even noise of another weight beyond theta: recycled noise has weight u = 1 - q there, truncated noise has 0.
+"""Calibrate noise whose density is reweighted beyond theta: recycled noise has weight u = 1 - q there, truncated 0.
 
 With Z(u) = p_in + u p_out, p_in the kernel's mass within theta,
 
@@ -9,25 +9,45 @@ is convex in u, and the noise meets its budget where h(u) <= 0. Of the feasible 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from functools import singledispatch
 from typing import Any
 
 import jax
 import numpy as np
 
-from accountants.pairs.hockey_stick import curve, profile
-from accountants.pairs.shifted import shifted
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.base import curve, profile
+from accountants.dominating_pairs.registry import additive_profile
+from accountants.scale import check_target, infeasible_shift, rescaled, smallest_scale
+from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Symmetric
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.numerics import Real, RealArray, namespace
-from dpkernels.solve import convex_root, root
+from dpkernels.mechanisms import named_additive as named
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.solve import (
+    MARGINS,
+    NotPrivateError,
+    convex_root,
+    first_feasible,
+    first_root,
+    minimum_on_grid,
+    promote,
+    root,
+)
 
+# Two formulas of one delta differ by rounding, which next to a delta of 1e-12 is some percent of it.
+_RECYCLED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
+# Where delta is small the ends have to move by more than rounding errors of their own.
+_TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
 LEAST_WEIGHT = 2.0**-53  # Of the outside: q is at most the float before 1.
 
 
-def excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
+def convex_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
     """Return h(u) = Z(u) (delta(eps) - delta), which is convex in u."""
     gain, total = weighted_profile(kernel, u, theta, D, epsilon)
     return gain - delta * total
@@ -43,7 +63,7 @@ def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon:
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
     """Return (Z(u) delta(eps), Z(u)), of any even kernel by its exact profile."""
     law, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
-    pairs = (shifted(law, D),)
+    pairs = (additive_pair(law, D),)
     return law.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), law.total
 
 
@@ -61,7 +81,7 @@ def _(kernel: Symmetric, u: Real, theta: Real, D: RealArray, epsilon: Real) -> t
     inside = xp.concatenate([steps[:1] - D, (steps[1:] + steps[:-1]) / 2, steps[-1:] + D])
     w_p, w_q = (xp.where(xp.abs(at) < theta, 1.0, u) for at in (inside, inside - D))
     cut = _cut(kernel, D, _threshold(epsilon, w_p, w_q))
-    cut = cut if xp is np else jax.lax.stop_gradient(cut)
+    cut = without_derivative(cut)
     # The last column is the mass within theta.
     low, high = xp.append(left, -theta), xp.append(xp.clip(cut, left, right), theta)
     p, q = kernel.mass(xp.stack([low, low - D]), xp.stack([high, high - D]))
@@ -106,7 +126,7 @@ def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: 
 
 
 def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
-    return excess(given[0], u, *given[1:])
+    return convex_excess(given[0], u, *given[1:])
 
 
 def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: Any, most: Any) -> Any:
@@ -119,4 +139,268 @@ def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: A
 
 def _shift_excess(shift: Any, given: tuple[Distribution, Real, Real, Real, Real]) -> Any:
     kernel, theta, u, epsilon, delta = given
-    return excess(kernel, u, theta, shift, epsilon, delta)
+    return convex_excess(kernel, u, theta, shift, epsilon, delta)
+
+
+# Recycled noise
+
+
+def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
+
+    delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
+    theta. But the feasible q are one interval, whose upper end has the largest acceptance.
+
+    Args:
+        kernel: the distribution of a draw.
+        theta: tolerated error, in the kernel's unit.
+        epsilon: eps >= 0.
+        delta: in (0, 1).
+        sensitivity: D, in the kernel's unit.
+
+    Returns:
+        q in [0, 1); as computed its delta(eps) is at most delta. NaN where no q is feasible.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    u = least_weight(kernel, theta, sensitivity, epsilon, delta)
+    if namespace(u) is not np:
+        return 1 - u
+
+    def is_private(q: float) -> bool:
+        return bool(additive_profile(Reweighted(kernel, -theta, theta, 1 - q), sensitivity, epsilon) <= delta)
+
+    rates = [] if math.isnan(u) else [1 - min(u * (1 + margin), 1.0) for margin in _RECYCLED_MARGINS]
+    try:
+        # Where only the kernel alone is private, rounding may hide it.
+        return first_feasible([*rates, 0.0], is_private)
+    except NotPrivateError:
+        return math.nan
+
+
+def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the first c from below at which c times the kernel, recycled beyond theta with q, is (eps, delta)-DP.
+
+    For q < 1 there is one: the share within theta of a wide kernel is small, recycled or not.
+
+    Args:
+        kernel: the shape of a draw's distribution.
+        theta: tolerated error, in the unit of c times the kernel's.
+        q: in [0, 1).
+        epsilon: eps >= 0.
+        delta: in (0, 1).
+        sensitivity: D.
+
+    Returns:
+        c; as computed its delta(eps) is at most delta.
+    """
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    checks.below_one("q", q)
+    kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
+    # Recycling only narrows the noise, so delta is above the target where it is for the kernel.
+    low = sensitivity / infeasible_shift(kernel, epsilon, delta)
+    alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
+    inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
+    high = 4 * namespace(alone, inside).maximum(alone, inside)
+    found = first_root(_scale_excess, (kernel, theta, q, epsilon, delta, sensitivity), low, high)
+    if namespace(found) is not np or math.isnan(found):
+        return found
+
+    def is_private(scale: float) -> bool:
+        noise = Reweighted(rescaled(kernel, scale), -theta, theta, 1 - q)
+        return bool(additive_profile(noise, sensitivity, epsilon) <= delta)
+
+    return first_feasible((found * (1 + margin) for margin in _RECYCLED_MARGINS), is_private)
+
+
+def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real, Real, Real]) -> Real:
+    kernel, theta, q, eps, delta, D = parameters
+    return profile_excess(rescaled(kernel, scale), 1 - q, theta, D, eps, delta)
+
+
+def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
+    """Return the c at which c times the kernel, with the largest q for it, has the largest P(|Z| <= theta).
+
+    It is searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative. It counts as
+    constant where derivatives are taken: the acceptance at the best scale has the same derivatives either way.
+    """
+    kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
+    given = kernel, theta / sensitivity, epsilon, delta
+    xp = namespace(epsilon, delta, *jax.tree.leaves(kernel))
+    center = xp.log(xp.asarray(without_derivative(smallest_scale(kernel, epsilon, delta, 1.0))))
+    scales = center + np.linspace(math.log(0.3), math.log(30), 30)
+    return sensitivity * xp.exp(minimum_on_grid(_rejection, given, scales, xatol=1e-4))[()]
+
+
+def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> Any:
+    """Return 1 - P(|Z| <= theta) with the largest q, and above 1 where none is feasible, the more the narrower."""
+    kernel, theta, epsilon, delta = given
+    xp = namespace(log_scale, theta, epsilon, delta)
+    wider = rescaled(kernel, xp.exp(log_scale))
+    u = least_weight(wider, theta, 1.0, epsilon, delta, rtol=1e-7)
+    feasible = ~xp.isnan(u)
+    acceptance = Reweighted(wider, -theta, theta, xp.where(feasible, u, 1.0)).acceptance
+    return xp.where(feasible, 1 - acceptance, 100.0 - log_scale)
+
+
+def budget_recycled(
+    kernel: Distribution | type, *, theta: Any, epsilon: Real, delta: Real, sensitivity: Any = 1.0, q: Any = None
+) -> Additive:
+    """Return budget-recycled noise (Jiang 2024), accounted exactly.
+
+    Args:
+        kernel: a distribution: it is kept, and q is the largest for it. Or a type with one parameter, ``Gaussian`` or
+            ``Laplace``: the narrowest for q; without q, the one that makes P(|Z| <= theta) largest.
+        theta: tolerated error, in data units.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units.
+        q: probability of a redraw, in [0, 1), for a type of kernel.
+
+    Returns:
+        The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
+            positive; q not in [0, 1); a kernel that no q makes private enough, with the width it needs; a q for a
+            kernel that is given.
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    target = epsilon, delta, sensitivity
+    drawn: Any = kernel
+    if isinstance(kernel, type):
+        unit = kernel(1.0)
+        scale = best_recycled_scale(unit, theta, *target) if q is None else recycled_scale(unit, theta, q, *target)
+        drawn = rescaled(unit, scale)
+        q = recycling_rate(drawn, theta, *target) if q is None else q
+    elif q is not None:
+        raise ValueError(f"q: {q:g}; with a kernel that is given q is what is calibrated, give the kernel's type")
+    else:
+        q = recycling_rate(kernel, theta, *target)
+        if checks.concrete(q) is not None and math.isnan(q):
+            wider = smallest_scale(kernel, *target)
+            raise ValueError(
+                f"kernel: {kernel} recycled beyond theta = {theta:g} meets epsilon, delta = {epsilon:g}, {delta:g} at "
+                f"no q; from {wider:.6g} times as wide on it does at q = 0"
+            )
+    return named.budget_recycled(drawn, theta=theta, q=q, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
+
+
+# Truncated noise
+
+
+def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
+    """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
+
+    The scale and the ends are widened by rounding errors until the profile, as computed, meets the claim: at D/eps most
+    of the mass has a loss of eps, and delta is rounded upwards next to it.
+
+    Args:
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units.
+        upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels``'s ``truncated_laplace``.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
+            feasible interval, which the error gives.
+    """
+    mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
+    noise: Any = mechanism.noise
+
+    def wider(margin: float) -> Reweighted:
+        low, high = noise.low * (1 + margin), noise.high * (1 + margin)
+        return Reweighted(Laplace(noise.kernel.scale * (1 + margin)), low, high, noise.outside)
+
+    return _first_private(map(wider, _TRUNCATED_MARGINS), mechanism.sensitivity, mechanism.epsilon, mechanism.delta)
+
+
+def _first_private(noises: Iterator[Reweighted], sensitivity: Any, epsilon: Any, delta: Any) -> Additive:
+    """Return the first noise whose exact profile, as computed, meets the claim; traced noise is not checked."""
+
+    def meets_claim(made: Additive) -> Any:
+        noise: Any = made.noise
+        over = checks.concrete(additive_profile(noise, sensitivity, epsilon) - delta)
+        return over is None or over <= 0
+
+    return first_feasible((Additive(noise, sensitivity, epsilon, delta) for noise in noises), meets_claim)
+
+
+def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
+    """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) of the least sigma.
+
+    As sigma grows delta(eps) falls, and rises again to the D/(2T) of uniform noise: a short interval has a least
+    delta, and a delta a least T.
+
+    Args:
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1), all of it: releases that reveal their input included.
+        sensitivity: D, in data units.
+        bound: T; by default ``best_bound``, the one with the least variance.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; bound not
+            positive, or below the least feasible T, which the error gives.
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    T = best_bound(epsilon, delta, sensitivity) if bound is None else bound
+    checks.positive("bound", T)
+    # sigma = 100 T is all but uniform.
+    low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
+    sigma = first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low)
+    if checks.concrete(sigma) is not None and math.isnan(sigma):
+        least = least_bound(epsilon, delta, sensitivity)
+        raise ValueError(f"bound: {T:g} is too short for epsilon, delta = {epsilon:g}, {delta:g}; from {least:.9g} on")
+    noises = (Reweighted(Gaussian(sigma * (1 + margin)), -T, T, 0.0) for margin in _TRUNCATED_MARGINS)
+    return _first_private(noises, sensitivity, epsilon, delta)
+
+
+def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Real:
+    T, eps, delta, D = parameters
+    return profile_excess(Gaussian(sigma), 0.0, T, D, eps, delta)
+
+
+def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+    """Return the least T of a truncated Gaussian on [-T, T] that is (eps, delta)-DP; to 1e-7 relative, from above."""
+    # A little longer, so that a search for sigma at this T finds one.
+    return _bound_of(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
+
+
+def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
+    """Return the T at which truncated Gaussian noise that meets (eps, delta) has the least variance; to 1e-5 relative.
+
+    Worth it where delta is large: at eps 0.1, delta 0.02 the variance is 9 % below the Gaussian's. Where delta is small
+    the variance hardly depends on T. Derivatives are taken at a fixed sigma/T: the variance at the best T has
+    the same derivatives either way.
+    """
+    return _bound_of(_log_variance, epsilon, delta, sensitivity)
+
+
+def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
+    """Return T of the shape sigma/T at which a function of it is least: for each shape one T meets the budget."""
+    check_target(epsilon, delta, sensitivity)
+    epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
+    xp = namespace(epsilon, delta)
+    # From noise of which nothing is cut off to nearly uniform noise.
+    narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
+    shapes = xp.linspace(narrowest, math.log(100.0), 32)
+    log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)
+    T = sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta)))
+    return float(T) if xp is np else T
+
+
+def _log_bound(log_shape: Any, given: tuple[Real, Real]) -> Any:
+    """Return log T in units of D."""
+    xp = namespace(log_shape, *given)
+    return -xp.log(xp.asarray(shape_shift(Gaussian(xp.exp(log_shape)), 1.0, 0.0, *given, 2.0)))
+
+
+def _log_variance(log_shape: Any, given: tuple[Real, Real]) -> Any:
+    """Return the logarithm of the variance in units of D^2."""
+    xp = namespace(log_shape, *given)
+    variance = Reweighted(Gaussian(xp.exp(log_shape)), -1.0, 1.0, 0.0).variance
+    return 2 * _log_bound(log_shape, given) + xp.log(variance)

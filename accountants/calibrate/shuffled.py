@@ -1,4 +1,4 @@
-"""The largest local budget whose reports, shuffled, meet a central one."""
+"""Calibrate shuffled reports: the largest local budget of which n reports meet a central one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from accountants.shuffle import Shuffled, integral
+from accountants.calibrate.composed import split_arguments
 from accountants.shuffle import shuffled as account
-from accountants.shuffle.blanket import blanket
+from accountants.shuffle.blanket import worst_inputs
+from accountants.shuffle.estimate import integral_log_delta
 from dpkernels import checks
-from dpkernels.exact.certify import certify
-from dpkernels.numerics import namespace
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.numerics import Real, namespace
 from dpkernels.solve import first_feasible, promote, root
 
 # Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
@@ -25,19 +26,20 @@ _FEWEST = 1e-2
 _RTOL, _LEAST_LOG = 1e-12, 700.0
 
 
-def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n: int, **arguments: Any) -> Any:
-    """The mechanism with the largest eps0 of which n shuffled reports are (eps, delta)-DP.
+def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: int, **arguments: Any) -> Any:
+    """Return the mechanism with the largest eps0 of which n shuffled reports are (eps, delta)-DP.
 
     Neighbouring: one person's input replaced; a shuffler is trusted; n counts honest reports; see
-    ``accountants.shuffle``. Met, by the upper end of the rigorous bracket, by the integers that a release samples.
+    ``accountants.shuffle``. Plain numbers: the upper end of the rigorous bracket of the integers that a release samples
+    meets the target. JAX numbers: the integral does, to its precision; NaN if eps0 = 0.01 is infeasible.
 
     Args:
         constructor: of a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
             arguments.
         epsilon: central eps, positive.
         delta: central, in (0, 1).
-        n: how many honest reports.
-        **arguments: the constructor's others, such as lower and upper.
+        n: the number of honest reports.
+        **arguments: the constructor's other arguments, such as lower and upper.
 
     Returns:
         The mechanism; its ``epsilon`` is eps0, in [0.01, 20].
@@ -54,22 +56,23 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: float, delta: float, n
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     n = checks.whole("n", n, 2, 1 << 50)
-
-    def member(level: float, _: Any) -> Any:
-        return constructor(epsilon=level, **arguments)
-
+    member, numbers = split_arguments(constructor, arguments)
+    t = log_budget(member, numbers, n=n, epsilon=epsilon, delta=delta)
+    if (xp := namespace(t)) is not np:
+        return member(xp.exp(t), numbers)
     low = math.log(checks.EPSILON_RANGE[0])
-    t = log_budget(member, (), n=n, epsilon=epsilon, delta=delta)
     if math.isnan(t):
-        own = account(member(math.exp(low), ()), n).epsilon(delta)
+        own = account(member(math.exp(low), {}), n).epsilon(delta)
         raise ValueError(
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
+    candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
+    return first_feasible(candidates, lambda made: upper_delta(made, n, epsilon) <= delta)
 
-    def made(margin: float) -> Any:
-        return constructor(epsilon=math.exp(max(t - margin, low)), **arguments)
 
-    return first_feasible(map(made, _MARGINS), lambda one: proven(one, n).upper_bound(epsilon) <= delta)
+def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
+    """Return the upper end of the rigorous bracket of delta, of the integers that a release samples."""
+    return account(exact_sampler(mechanism), n).upper_bound(epsilon)
 
 
 def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, epsilon: Any, delta: Any) -> Any:
@@ -91,14 +94,10 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     given, xp = (parameters, epsilon, delta), namespace(epsilon, delta)
     excess = partial(_excess, member, n)
     if xp is np:
-        return math.nan if excess(low, given) > 0 else _from_below(partial(_at, excess, given), low, high)
+        return math.nan if excess(low, given) > 0 else _root_from_below(lambda t: excess(t, given), low, high)
     lowest, highest, _ = promote(low, high, epsilon)
     t = root(excess, given, lowest, highest, _RTOL)
     return xp.where(excess(lowest, jax.lax.stop_gradient(given)) <= 0, t, xp.nan)
-
-
-def _at(excess: Callable[[float, Any], float], given: Any, t: float) -> float:
-    return excess(t, given)
 
 
 def _excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any, Any, Any]) -> Any:
@@ -109,12 +108,12 @@ def _excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any,
     if xp is np:
         log_delta = math.log(max(account(made, n).delta(epsilon), math.exp(-_LEAST_LOG)))
     else:
-        log_delta = xp.maximum(integral.log_delta(blanket(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
+        log_delta = xp.maximum(integral_log_delta(worst_inputs(made).pairs[0].upper, float(n), epsilon)[0], -_LEAST_LOG)
     return log_delta - xp.log(delta)
 
 
-def _from_below(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root, looked for from below in growing steps: mechanisms of the largest budgets may not exist."""
+def _root_from_below(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Return the root, searched from below in growing steps: mechanisms of the largest budgets may not exist."""
     feasible, step = low, 1.0
     while feasible < high:
         infeasible = min(feasible + step, high)
@@ -127,8 +126,3 @@ def _from_below(excess: Callable[[float], float], low: float, high: float) -> fl
             if step < _FEWEST:
                 break
     return feasible
-
-
-def proven(mechanism: Any, n: int) -> Shuffled:
-    """Of the integers that a release samples."""
-    return account(certify(mechanism), n)

@@ -19,16 +19,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.lattice import (
-    lattice_delta,
-    lattice_epsilon,
-    lattice_sums,
+from accountants.closed_forms.pure import (
+    MOST,
+    checked_delta,
+    grid_delta,
+    grid_epsilon,
+    grid_sums,
     log_ways,
     numbers,
+    pure_level,
+    pure_losses,
     raised,
     split,
+    upper_delta,
 )
-from accountants.closed_forms.pure import MOST, checked_delta, pure_level, pure_losses, upper_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import while_loop
@@ -179,7 +183,7 @@ def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
     gap = (((m + n - l) * high - eps) + (m + n - l) * low) / (m + 1)
     inside = (t > 0) & (gap > 0)
     t, gap = xp.where(inside, t, eps0 / 2), xp.where(inside, gap, eps0 / 2)
-    sums = lattice_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
+    sums = grid_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
     at = xp.clip(l[:, None] - np.arange(m + 1) + 1, 0, None)
     weight = _binomial(m, eps0, t, gap)
     B, C = ((weight * some[at]).sum(-1) for some in sums)
@@ -198,7 +202,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
         moving = (n - s) * eps0 - eps
         return gap + (l - s) * still + (moving - _frozen(moving)[0])
 
-    found = lattice_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
+    found = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
     xp = namespace(found)
     return xp.minimum(found * (1 + 8 * xp.finfo(found.dtype).eps), 1.0)
 
@@ -206,7 +210,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
 def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
     xp = namespace(eps0, delta)
     t = _worst_t(m, n, *_frozen(eps0, delta)) if m else eps0 / 2
-    eps = lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
+    eps = grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
     eps = raised(lambda eps, eps0: _mixed_delta(m, n, eps0, eps), eps0, eps, delta, eps0)
     level = pure_level(eps0, m + n)
     return xp.where(delta > 0, xp.minimum(eps, level), level)
@@ -218,7 +222,7 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
 
     def eps_at(t: Real) -> Real:
-        return lattice_epsilon(*_mix_losses(m, n, eps0, t), delta)
+        return grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
 
     def unfinished(state: Any) -> Real:
         *_, low, high, gain = state

@@ -21,19 +21,17 @@ from typing import Any
 
 import numpy as np
 
-from accountants.composition import cumulant
+from accountants.composition import self_composed
 from accountants.composition.cells import (
     Cells,
     MonotoneLoss,
     best_offset,
     cells_on_grid,
-    heavy_atoms,
+    heaviest_atoms,
     split_monotone,
 )
-from accountants.composition.replacement import replaced_privacy_loss
-from accountants.composition.terms import Term
-from accountants.pairs.base import Pair
-from accountants.pairs.hockey_stick import as_float64
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.base import DominatingPair, as_float64
 from dpkernels import checks
 from dpkernels.numerics import Real
 from dpkernels.solve import first_feasible, root
@@ -138,7 +136,7 @@ def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
     return np.clip(left / np.maximum(price, 1e-300), 0.0, 1.0)
 
 
-def pointwise_maximum(several: Sequence[Masses], step: float) -> Masses:
+def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     """A pair whose profile is at least that of every one: on the highest of their grids the maximum, and chords.
 
     These are of x = e^eps. A profile's slope in x is minus Q(loss > eps), so masses under q are differences of slopes.
@@ -449,11 +447,11 @@ class Bracket:
     def _directions(self) -> list[list[tuple[list[MonotoneLoss], int]]]:
         """The spectra of every term, for either direction of a neighbour and either pair of asymmetric noise first."""
         terms = self.guarantee.terms
-        turns = range(max(len(term.pairs) for term in terms))
+        orders = range(max(len(term.pairs) for term in terms))
         return [
-            [([_losses(pair, term, added) for pair in _turned(term.pairs, turn)], int(term.count)) for term in terms]
-            for added in self.guarantee.ways
-            for turn in turns
+            [([_losses(term, pair, mirror) for pair in _rotated(term.pairs, k)], int(term.count)) for term in terms]
+            for mirror in self.guarantee.neighbour_directions
+            for k in orders
         ]
 
     def _cells(self, step: float, left_out: float) -> list[list[tuple[list[Cells], int]]]:
@@ -494,9 +492,9 @@ class Bracket:
         """The distance of the two heaviest atoms of a report, of that where the lighter has the most mass; else 0."""
         most, gap = 0.0, 0.0
         for parts, n in self._directions[0]:
-            for atoms in map(heavy_atoms, parts):
-                if len(atoms) == 2 and n * atoms[1][0] > most:
-                    most, gap = n * atoms[1][0], abs(atoms[0][1] - atoms[1][1])
+            for _, distance, second in map(heaviest_atoms, parts):
+                if n * second > most:
+                    most, gap = n * second, distance
         return gap
 
 
@@ -505,43 +503,37 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
     if side < 0:
         return compose([below(some[0], step, count) for some, count in terms], step, tilt)
     bounds = [[above(one, step, count) for one in some] for some, count in terms]
-    return compose([some[0] if len(some) == 1 else pointwise_maximum(some, step) for some in bounds], step, tilt)
+    return compose([some[0] if len(some) == 1 else dominating_masses(some, step) for some in bounds], step, tilt)
 
 
 def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:
     """Return (tilts, estimates of log delta) for one eps, of every direction of neighbours."""
     found = []
-    for parts in made.directions():
-        c = cumulant.saddle_point(parts, epsilon)
-        found.append((c, cumulant.approximate(parts, c)[0]))
+    for parts in made.repeated_losses():
+        c = self_composed.saddle_point(parts, epsilon)
+        found.append((c, self_composed.approximate(parts, c)[0]))
     return tuple(zip(*found, strict=True))
 
 
 def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
     """Return (tilts, estimates of eps) for one delta, of every direction of neighbours."""
     found = []
-    for parts in made.directions():
-        target = np.maximum(delta - cumulant.infinity_mass(parts), delta / 2)
-        c, eps = cumulant.saddle_point_of_delta(parts, np.log(target))
+    for parts in made.repeated_losses():
+        target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
+        c, eps = self_composed.saddle_point_of_delta(parts, np.log(target))
         found.append((c, np.maximum(eps, 0.0)))
     return tuple(zip(*found, strict=True))
 
 
-def _turned(pairs: tuple[Pair, ...], turn: int) -> tuple[Pair, ...]:
-    first = turn % len(pairs)
+def _rotated(pairs: tuple[DominatingPair, ...], number: int) -> tuple[DominatingPair, ...]:
+    first = number % len(pairs)
     return pairs[first:] + pairs[:first]
 
 
-def _losses(pair: Pair, term: Term, added: bool) -> MonotoneLoss:
-    pair = as_float64(pair)
+def _losses(term: SelfComposed, pair: DominatingPair, mirror: bool) -> MonotoneLoss:
     with np.errstate(all="ignore"):
-        if term.rate is not None and term.adjacency == "replace":
-            whole = replaced_privacy_loss(pair, float(term.rate))
-        elif term.rate is not None and float(term.rate) != 1.0:
-            whole = pair.privacy_loss().subsampled(float(term.rate))
-        else:
-            whole = pair.privacy_loss()
-    return split_monotone(whole.mirrored() if added else whole)
+        whole = as_float64(term).privacy_loss(as_float64(pair))
+    return split_monotone(whole.mirrored() if mirror else whole)
 
 
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:

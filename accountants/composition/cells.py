@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
+from accountants.composition.grid import heavy_atoms
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, split_at
 from dpkernels.numerics import gauss_legendre
 from dpkernels.solve import bisect, shares_with_ends, turning_points
 
@@ -229,11 +230,12 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     atoms = (*masses, level[constant, len(shares) // 2])
     number, left, right, x, level = (each[~constant] for each in (number, left, right, x, level))
     turn, row = turning_points(lambda v, row: source.loss(v, number[row]), x)
-    order = np.lexsort((np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])))
-    starts, rows = np.concatenate([left, turn])[order], np.concatenate([np.arange(len(left)), row])[order]
-    ends = np.append(starts[1:], np.nan)
-    last = np.append(rows[1:] != rows[:-1], np.ones(min(len(rows), 1), bool))
-    return atoms, MonotonePieces(source, number[rows], starts, np.where(last, right[rows], ends))
+    starts, ends, rows = split_at(left, right, turn, row)
+    return atoms, MonotonePieces(source, number[rows], starts, ends)
+
+
+# Atoms of less mass do not decide where a grid is: far out every smooth loss is as good as constant.
+_HEAVY = 1e-14
 
 
 @dataclass(frozen=True)
@@ -273,17 +275,15 @@ def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, 
     return Cells(first, offset, p, gain, infinite, beyond + whole.unseen)
 
 
-def heavy_atoms(whole: MonotoneLoss) -> list[tuple[float, float]]:
-    """Return (mass, loss) of the two heaviest atoms of different finite loss, or of what there is."""
-    some = np.isfinite(whole.loss) & (whole.p > 0)
-    p, loss = whole.p[some], whole.loss[some]
-    found: list[tuple[float, float]] = []
-    while len(p) and len(found) < 2:
-        at = p.argmax()
-        found.append((float(p[at]), float(loss[at])))
-        other = np.abs(loss - loss[at]) > _ON_GRID * (1 + np.abs(loss[at]))
-        p, loss = p[other], loss[other]
-    return found
+def heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
+    """Return (loss of the heaviest finite atom, distance and mass of the second one); 0 for what is absent."""
+    some = np.isfinite(whole.loss) & (whole.p > _HEAVY)
+    if not some.any():
+        return 0.0, 0.0, 0.0
+    p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
+    atoms = PrivacyLossDistribution(p, q, loss, 0 * p)
+    loss, gap, second = (float(value) for value in heavy_atoms(atoms, 0.0, 0.0))
+    return (loss, gap, second) if second > 0 else (loss, 0.0, 0.0)
 
 
 def best_offset(whole: MonotoneLoss, step: float) -> float:
@@ -291,9 +291,8 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
 
     On samples most of the mass is near the lowest loss: were it off the grid it would count as if a step lower.
     """
-    atoms = heavy_atoms(whole)
-    if atoms or not whole.pieces:
-        return atoms[0][1] if atoms else 0.0
+    if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
+        return heaviest_atoms(whole)[0]
     lowest = min(float(np.min(pieces.end_losses)) for pieces in whole.pieces)
     levels = lowest + 2 * step * np.linspace(0.0, 1.0, _LEVELS + 1)
     p, q = np.sum([_up_to(pieces, levels) for pieces in whole.pieces], 0)

@@ -1,4 +1,6 @@
-"""Composition by enumeration of losses with three values: no grid, so that samples, whose losses fit none, are exact.
+"""Composition by enumeration, exact but for rounding: of losses with three values, and of releases with few outcomes.
+
+Neither has a grid, so that samples, whose losses fit none, are exact.
 
 Of n releases a have the lightest loss, b the larger and m - b the smaller of the two others, m = n - a. For every a all
 b from E on are above eps: with P(a, b) the probability of such counts, and t = p_b/(p_b + p_c),
@@ -16,16 +18,32 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from accountants.closed_forms.pure import log_ways
 from accountants.composition.base import ComposedProfile
-from accountants.privacy_loss import PrivacyLossDistribution
-from dpkernels.numerics import gauss_legendre, like, namespace, special_functions, without_derivative
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.replaced import replaced_atoms
+from accountants.privacy_loss import PrivacyLossDistribution, log_ratio
+from dpkernels import checks
+from dpkernels.numerics import (
+    Real,
+    gauss_legendre,
+    like,
+    log_or_never,
+    map_over,
+    namespace,
+    special_functions,
+    without_derivative,
+)
 from dpkernels.pytrees import pytree
-from dpkernels.solve import while_loop
+from dpkernels.solve import bisect, while_loop
 
 # Counts of the lightest loss that are kept, at most, how far they reach (e^-33 is beyond), and how many at once.
 ROWS, _BLOCK = 2048, 64
@@ -39,6 +57,12 @@ _S, _WEIGHTS = gauss_legendre(30)
 _NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
 _STIRLING_FROM, _HALF_LOG = 16.0, math.log(2 * math.pi) / 2
+# The most joint outcomes of several tables that are enumerated: arrays of 2 MB.
+MOST_JOINT_OUTCOMES = 1 << 18
+_BISECTIONS = 70
+
+
+# Losses with three values
 
 
 @pytree
@@ -210,3 +234,114 @@ def _log_poisson(k: Any, mean: Any) -> Any:
     series = (1 / 12 - square * (1 / 360 - square * (1 / 1260 - square * (1 / 1680 - square / 1188)))) / k
     deviance = mean * ((1 + e) * xp.log1p(e) - e)
     return xp.where(few < _STIRLING_FROM, exact, -deviance - series - xp.log(k) / 2 - _HALF_LOG)
+
+
+# Releases with few outcomes
+
+
+class JointOutcomes(NamedTuple):
+    """Probabilities of every joint outcome under p and under q, for one direction of neighbours."""
+
+    p: Any
+    q: Any
+
+    def delta(self, epsilon: Any) -> Any:
+        """Return the sum of max(0, p - e^eps q) at one eps."""
+        xp = namespace(self.p, self.q, epsilon)
+        return xp.maximum(self.p - xp.exp(epsilon) * self.q, 0.0).sum()
+
+    def epsilon(self, delta: Any) -> Any:
+        """Return the least eps >= 0 at one delta, by bisection; its derivative is that of a last Newton step."""
+        xp = namespace(self.p, self.q, delta)
+        p, q, goal = without_derivative((*self, delta))
+        still = JointOutcomes(p, q)
+        losses = log_ratio(log_or_never(p), log_or_never(q))
+        top = xp.maximum(xp.where(xp.isinf(losses), 0.0, losses).max(), 0.0)
+        low, high = bisect(lambda eps: still.delta(eps) > goal, 0.0 * top, top, _BISECTIONS)
+        slope = -xp.exp(high) * xp.where(p > xp.exp(high) * q, q, 0.0).sum()
+        steep = slope < 0
+        eps = high - xp.where(steep, (self.delta(high) - delta) / xp.where(steep, slope, -1.0), 0.0)
+        # At least low. The derivative is that of the step; a maximum of equal values would halve it.
+        eps = eps + without_derivative(xp.maximum(low - eps, 0.0))
+        eps = xp.where(still.delta(0.0 * top) <= goal, 0.0, eps)
+        return xp.where(xp.where(q > 0, 0.0, p).sum() >= goal, np.inf, eps)
+
+
+def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
+    """Return the joint outcomes of several tables, for each direction of neighbours; None if they are too many.
+
+    Args:
+        releases: what is composed; None is returned unless each is one table with a known whole count.
+        mirrors: whether p and q are exchanged, for each direction.
+    """
+    pairs = [_atoms(one) for one in releases]
+    counts: list[Any] = [_count(one) for one in releases]
+    size = 1
+    for pair, count in zip(pairs, counts, strict=True):
+        if pair is None or count is None:
+            return None
+        size *= math.comb(count + len(pair.p) - 1, count)
+        if size > MOST_JOINT_OUTCOMES:
+            return None
+    found = []
+    for added in mirrors:
+        p, q = np.ones(1), np.ones(1)
+        for pair, count in zip(pairs, counts, strict=True):
+            xp = namespace(pair.p, pair.q, p, q)
+            here, there = (pair.q, pair.p) if added else (pair.p, pair.q)
+            p = xp.multiply.outer(p, _repeated(here, count)).ravel()
+            q = xp.multiply.outer(q, _repeated(there, count)).ravel()
+        found.append(JointOutcomes(p, q))
+    return found
+
+
+def _atoms(one: SelfComposed) -> Any:
+    """Return the pair of one release if it is one table, else None."""
+    (pair, *others), rate = one.pairs, one.sampling_rate
+    if others or not isinstance(pair, Atoms):
+        return None
+    if rate is None:
+        return pair
+    if one.neighbours == "replace":
+        return replaced_atoms(pair, rate)
+    return Atoms(rate * pair.p + (1 - rate) * pair.q, pair.q)
+
+
+def _count(one: SelfComposed) -> int | None:
+    count = checks.concrete(one.count)
+    return None if count is None or count.ndim or count != np.floor(count) else int(count)
+
+
+def _repeated(mass: Any, count: int) -> Any:
+    """Return the probabilities of the counts of every outcome in so many releases."""
+    if count == 1:
+        return mass
+    xp = namespace(mass)
+    times, ways = _counts(count, len(mass))
+    possible = mass > 0
+    logs = xp.where(possible, times * xp.log(xp.where(possible, mass, 1.0)), xp.where(times > 0, -np.inf, 0.0))
+    return xp.exp(xp.asarray(ways, mass.dtype) + logs.sum(-1))
+
+
+@lru_cache(maxsize=16)
+def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return all counts of the outcomes, and the log of the number of orders of each."""
+    if outcomes == 1:
+        return np.full((1, 1), count), np.zeros(1)
+    first = [(j, *_counts(count - j, outcomes - 1)) for j in range(count + 1)]
+    times = np.concatenate([np.insert(rest, 0, j, axis=1) for j, rest, _ in first])
+    ways = np.concatenate([log_ways(count)[j] + orders for j, _, orders in first])
+    return times, ways
+
+
+def evaluate_outcomes(what: str, some: list[JointOutcomes], at: Real) -> Any:
+    """Return the largest delta at eps, or eps at delta, over the directions; of any shape."""
+    xp = namespace(at, *(leaf for one in some for leaf in one))
+    values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
+
+    def largest(value: Any) -> Any:
+        return xp.stack([getattr(one, what)(value) for one in some]).max(0)
+
+    if xp is jnp:
+        values = values.astype(jnp.result_type(values, *(one.p for one in some), *(one.q for one in some)))
+    return map_over(largest, values.ravel()).reshape(values.shape)[()]

@@ -1,5 +1,7 @@
 """Delta at eps and eps at delta of composed releases, by the method that is exact for them.
 
+- One release: its exact profile.
+- Few joint outcomes: enumeration (``enumeration``).
 - Gaussian noise alone: closed form (``gaussian``).
 - Losses of three values, where few enough counts matter: enumeration (``enumeration``).
 - All others: the fast Fourier transform on a grid (``fft``).
@@ -10,7 +12,6 @@ implicit, in one rule: those of delta at the root, in the direction of neighbour
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
@@ -19,15 +20,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition import cumulant, enumeration, fft
+from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
-from accountants.composition.cumulant import RepeatedLosses, infinity_mass
-from accountants.composition.gaussian import GaussianProfile, is_gaussian
-from accountants.composition.terms import one_release
-from accountants.pairs.hockey_stick import as_float64, profile
+from accountants.composition.gaussian import GaussianProfile, are_gaussian
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, infinity_mass
+from accountants.dominating_pairs.base import profile
+from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
+from dpkernels import checks
 from dpkernels.batching import some_at_a_time
-from dpkernels.numerics import Real, RealArray, like, namespace, plain, without_derivative
+from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, without_derivative
 
 # Panels of quadrature that the varying losses of one release are shared out from.
 PANELS = 256
@@ -35,8 +37,9 @@ PANELS = 256
 _TOGETHER = 8
 # c times the width of an outcome is at most so large on the grid.
 _STEEPEST = 0.25
-_BISECTIONS = 24
-_TILTS = np.geomspace(1e-3, 1e5, 28)
+_BISECTIONS = 16  # For a tilt, which need not be precise.
+_FEW = 32  # Up to so many releases of plain numbers are composed from samples of their loss densities.
+_TILTS = np.geomspace(1e-3, 1e9, 42)
 
 
 class _Value(NamedTuple):
@@ -47,57 +50,87 @@ class _Value(NamedTuple):
     by_epsilon: Any
 
 
-def evaluate(made: Any, at: Real, what: str) -> Any:
+def evaluate(made: Any, what: str, at: Real) -> Any:
     """Return the largest value over both directions of neighbours, point by point.
 
     Args:
         made: a guarantee.
-        at: eps, delta, or the order of a Renyi divergence; of any shape.
         what: the value: "delta", "epsilon" or "renyi".
+        at: eps, delta, or the order of a Renyi divergence; of any shape.
 
     Returns:
         A float or a NumPy array for plain numbers; a JAX array, differentiable, where any number is JAX's.
     """
+    if what != "renyi":
+        count = 2 if len(made.terms) > 1 else checks.concrete(made.terms[0].count)
+        if count is None:
+            return _evaluate_one_or_more(made, what, floating(jnp.asarray(at)))
+        if count == 1:
+            return plain(_EXACT[what](made.terms[0].one_release(), at))
+        several = len(made.terms) > 1
+        outcomes = enumeration.enumerate_outcomes(made.terms, made.neighbour_directions) if several else None
+        if outcomes is not None:
+            return plain(enumeration.evaluate_outcomes(what, outcomes, at))
     if namespace(at, *jax.tree.leaves(made)) is jnp:
-        return _evaluate_traced(made, at, what)
+        return _evaluate_traced(made, what, floating(jnp.asarray(at)))
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Of an infinite eps, too.
-    one = _evaluator(as_float64(made), what)
+    found = np.empty(at.shape)
     with np.errstate(all="ignore"):
-        return plain(np.array([one(x) for x in at.ravel()]).reshape(at.shape)[()])
+        directions = made.numeric_directions
+        for index, value in np.ndenumerate(at):
+            best = np.float64(-1.0)
+            for parts, few in directions:
+                one = (
+                    self_composed.renyi_divergence(few, value)
+                    if what == "renyi"
+                    else _evaluate_direction(what, False, parts, value, best, few).found
+                )
+                best = best if one <= best or np.isnan(best) else one  # NaN stays.
+            found[index] = best
+    return plain(found[()])
 
 
-def _evaluator(made: Any, what: str) -> Callable[[Any], Any]:
-    """Return the function from a number to the value, of plain numbers; nodes are made once."""
-    with np.errstate(all="ignore"):
-        coarse = made.directions()
-        if what == "renyi":
-            return lambda order: np.max([cumulant.renyi_divergence(parts, order) for parts in coarse])  # NaN stays.
-        fine = coarse if is_gaussian(coarse[0]) else made.directions(PANELS)
-    directions = [
-        tuple(tuple(part.pruned().padded() for part in parts) for parts in nodes)
-        for nodes in zip(fine, coarse, strict=True)
-    ]
+# The functions of one release, exact.
+_EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of}
 
-    def largest(at: Any) -> Any:
-        best = np.float64(-1.0)
-        for parts, few in directions:
-            found = _evaluate_direction(what, False, parts, at, best, few).found
-            best = best if found <= best or np.isnan(best) else found
-        return best
 
-    return largest
+def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
+    """Return (losses, the same by fewer nodes) of each direction of neighbours, for a guarantee of plain numbers."""
+    coarse = made.repeated_losses()
+    fine = coarse if are_gaussian(coarse[0]) else made.repeated_losses(PANELS)
+    pruned = (
+        [tuple(part.map_losses(lambda nodes: nodes.pruned().padded()) for part in parts) for parts in directions]
+        for directions in (fine, coarse)
+    )
+    return list(zip(*pruned, strict=True))
 
 
 @partial(jax.jit, static_argnames=("what",))
-def _evaluate_traced(made: Any, at: RealArray, what: str) -> Real:
-    coarse = what == "renyi"
-    ways = made.directions(0 if coarse else PANELS)
+def _evaluate_traced(made: Any, what: str, at: RealArray) -> Real:
+    ways = made.repeated_losses(0 if what == "renyi" else PANELS)
     at = at.astype(jnp.result_type(at, *jax.tree.leaves(ways)))
     directions: RepeatedLosses = jax.tree.map(
         lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)).astype(at.dtype), *ways
     )
-    one = partial(_READINGS[what], tuple(part.padded() for part in directions))
+    directions = tuple(part.map_losses(PrivacyLossDistribution.padded) for part in directions)
+
+    def one(value: Any) -> Any:
+        if what == "renyi":
+            return jax.lax.map(lambda parts: self_composed.renyi_divergence(parts, value), directions).max(0)
+        return _value(what, directions, jnp.minimum(value, jnp.finfo(at.dtype).max ** 0.5))  # Of an infinite eps, too.
+
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
+
+
+@partial(jax.jit, static_argnames=("what",))
+def _evaluate_one_or_more(made: Any, what: str, at: jax.Array) -> Real:
+    """Return the value where the count is traced, and may be 1: then that of the exact profile of one release."""
+    (term,) = made.terms
+
+    def single(made: Any) -> Real:
+        return _EXACT[what](made.terms[0].one_release(), at).astype(at.dtype)
+
+    return jax.lax.cond(term.count == 1, single, lambda made: _evaluate_traced(made, what, at).astype(at.dtype), made)
 
 
 def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
@@ -107,17 +140,19 @@ def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
     return xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
 
 
-def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
-    """Return the parts without losses that are large next to eps; on samples no grid holds these and the others.
+def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
+    """Return the loss from which on losses count as infinite, in part, next to an eps; see ``capped``.
 
-    All other losses together are the sum of the least ones at least.
+    All other losses together are the sum of the least ones at least. On samples no grid holds these and larger losses.
     """
     xp = namespace(epsilon, *jax.tree.leaves(parts))
     least = sum(part.count * xp.maximum(fft.largest_loss(part, -1), 0.0) for part in parts)
-    cap = without_derivative(epsilon + least + 1e-9)
-    return tuple(
-        part if part.losses is None else dataclasses.replace(part, losses=part.losses.capped(cap)) for part in parts
-    )
+    return without_derivative(epsilon + least + 1e-9)
+
+
+def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
+    cap = _cap(parts, epsilon)
+    return tuple(part.map_losses(lambda nodes: nodes.capped(cap)) for part in parts)
 
 
 def _finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
@@ -174,13 +209,18 @@ def _evaluate_direction(
         coarse: the same losses by fewer nodes, from which the tilt is estimated; by default ``parts``.
     """
     xp = namespace(at, *jax.tree.leaves(parts))
-    if is_gaussian(parts):
+    if are_gaussian(parts):
         profile = GaussianProfile.of(parts)
         log_delta = None if what == "delta" else xp.log(at)
         guess = at if log_delta is None else profile.guess(log_delta)
         asked = _Question(at, best, 0.0 * at, log_delta, guess, 0.0 * at)
         return _value_of(profile, asked, parts if sloped else None)
-    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e5)))
+    if coarse is not None and sum(part.count * fft.largest_loss(part, 1) for part in parts) <= (
+        at if what == "delta" else best
+    ):
+        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0)
+        return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
+    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e9)))
     bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
     if sloped:
         (capped, infinite), back = jax.vjp(lambda parts: _finite(parts, bound), parts)
@@ -194,10 +234,24 @@ def _evaluate_direction(
     noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
     question = _Question(at, best, infinite, log_delta, guess, noise)
 
-    def by_transform() -> _Value:
-        return _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, capped if sloped else None)
-
-    found = _by_enumeration(capped, question, c, sloped, by_transform)
+    known = capped if sloped else None
+    three = _three_point_losses(capped, c, sloped)
+    if three is None and coarse is not None and _is_few(parts):
+        few_profile, infinite = _few_releases(parts, coarse, bound, _bounded_tilt(capped, c))
+        log_delta = None if what == "delta" else _log_finite(at, infinite)
+        found = _value_of(few_profile, question._replace(infinite=infinite, log_delta=log_delta), None)
+    elif three is None:
+        found = _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, known)
+    elif namespace(three.possible) is np:
+        found = _value_of(three.losses, question, None)
+    else:
+        nothing = _Value(0.0 * c, *(jax.tree.map(jnp.zeros_like, (capped, c)) if sloped else (None, None)))
+        found = _compute_if(
+            ~three.possible,
+            lambda: _value_of(fft.compose(capped, _bounded_tilt(capped, c), few), question, known),
+            nothing,
+        )
+        found = _compute_if(three.possible, lambda: _value_of(three.losses, question, known, three.to_parts), found)
     return found._replace(by_parts=back((found.by_parts, xp.ones_like(infinite)))[0]) if back else found
 
 
@@ -241,16 +295,39 @@ def _value_of(
 def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any) -> tuple[Any, Any]:
     """Return the tilt for an eps, or for a log delta if there is one, and the estimate of eps that comes with it."""
     if log_delta is None:
-        return cumulant.saddle_point(parts, at, _BISECTIONS), at
-    return cumulant.saddle_point_of_delta(parts, log_delta, _BISECTIONS)
+        return self_composed.saddle_point(parts, at, _BISECTIONS), at
+    return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS)
 
 
-def _by_enumeration(
-    parts: RepeatedLosses, asked: _Question, c: Any, sloped: bool, otherwise: Callable[[], _Value]
-) -> _Value:
-    """Return the value by enumeration where the losses have three values of which few enough counts matter."""
+def _is_sampled(part: RepeatedLoss) -> bool:
+    return part.losses is None or part.smooth is not None
+
+
+def _is_few(parts: RepeatedLosses) -> bool:
+    return sum(part.count for part in parts) <= _FEW and any(part.smooth is not None for part in parts)
+
+
+def _few_releases(parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: Any) -> tuple[fft.ComposedPLD, Any]:
+    """Return the profile of few releases by samples of loss densities, and the probability of an infinite loss."""
+    cap = _cap(parts, bound)
+    margin = grid.CAP_MARGIN * fft.grid_step(_capped(parts, bound), c, _capped(coarse, bound))
+    wide, few = _capped(parts, bound + margin), _capped(coarse, bound + margin)
+    found = fft.compose(wide, c, few, cap + margin)
+    return found, infinity_mass(tuple(one.part for one in found.parts))
+
+
+class _ThreePoint(NamedTuple):
+    """Losses as if they had three values, whether they have and can be enumerated, and the way back to the parts."""
+
+    losses: enumeration.ThreePointLoss
+    possible: Any
+    to_parts: Callable[[Any], RepeatedLosses]
+
+
+def _three_point_losses(parts: RepeatedLosses, c: Any, sloped: bool) -> _ThreePoint | None:
+    """Return the losses of three values; None where it is known that there are others, or too many counts."""
     if not _may_be_three(parts):
-        return otherwise()
+        return None
 
     def three(parts: RepeatedLosses) -> Any:
         nodes: Any = parts[0].losses
@@ -258,18 +335,13 @@ def _by_enumeration(
 
     to_parts: Any = None
     if sloped:
-        releases, to_parts, alone = jax.vjp(three, parts, has_aux=True)
+        losses, to_parts, alone = jax.vjp(three, parts, has_aux=True)
     else:
-        releases, alone = three(parts)
-
-    def enumerated() -> _Value:
-        return _value_of(releases, asked, parts if sloped else None, lambda by: to_parts(by)[0])
-
-    few = alone & enumeration.is_enumerable(releases)
-    if namespace(few) is np:
-        return enumerated() if few else otherwise()
-    slopes = jax.tree.map(jnp.zeros_like, (parts, c)) if sloped else (None, None)
-    return _compute_if(few, enumerated, _compute_if(~few, otherwise, _Value(0.0 * c, *slopes)))
+        losses, alone = three(parts)
+    possible = alone & enumeration.is_enumerable(losses)
+    if namespace(possible) is np and not possible:
+        return None
+    return _ThreePoint(losses, possible, lambda by: to_parts(by)[0])
 
 
 def _may_be_three(parts: RepeatedLosses) -> bool:
@@ -330,35 +402,3 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
     along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])
     return found, factor * (sum(jax.tree.leaves(along)) + by_at * tangents[1])
-
-
-def _composed(what: str, directions: RepeatedLosses, at: Any) -> Any:
-    return _value(what, directions, jnp.minimum(at, jnp.finfo(at.dtype).max ** 0.5))  # Of an infinite eps, too.
-
-
-def _renyi(directions: RepeatedLosses, order: Any) -> Any:
-    return jax.lax.map(lambda parts: cumulant.renyi_divergence(parts, order), directions).max(0)
-
-
-_READINGS: dict[str, Callable[[RepeatedLosses, Any], Any]] = {
-    "delta": partial(_composed, "delta"),
-    "epsilon": partial(_composed, "epsilon"),
-    "renyi": _renyi,
-}
-
-
-def largest_infinity_mass(made: Any) -> float:
-    """Return the probability that some loss is infinite, in the direction in which it is larger."""
-    return float(max(infinity_mass(parts) for parts in as_float64(made).directions()))
-
-
-@partial(jax.jit, static_argnames=("what",))
-def evaluate_one_or_more(made: Any, at: jax.Array, what: str) -> Real:
-    """Return ``evaluate`` where the count is traced and may be 1: then the exact profile of one release."""
-    (term,) = made.terms
-    exact = {"delta": profile, "epsilon": epsilon_of}[what]
-
-    def single(made: Any) -> Real:
-        return exact(one_release(made.terms[0]), at).astype(at.dtype)
-
-    return jax.lax.cond(term.count == 1, single, lambda made: evaluate(made, at, what).astype(at.dtype), made)

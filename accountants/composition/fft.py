@@ -12,6 +12,7 @@ formula corrects. The result then varies with eps, and with every parameter, as 
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -22,8 +23,8 @@ import numpy as np
 
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
-from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
 from accountants.composition.grid import COEFFICIENTS, POINTS
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
@@ -262,17 +263,23 @@ def _bernoulli_polynomials() -> np.ndarray:
 _BERNOULLI = _bernoulli_polynomials()
 
 
-def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None) -> ComposedPLD:
+def grid_step(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Any:
+    """Return the step that ``compose`` takes where it samples smooth pieces."""
+    return _grid(parts, c, [part.moments(c) for part in parts], coarse, True).step
+
+
+def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None, cap: Any = None) -> ComposedPLD:
     """Return the distribution of the sum of all losses.
 
     Args:
         parts: what is composed.
         c: the tilt, which changes the precision only.
         coarse: the same losses by fewer nodes, for the width of the grid; by default ``parts``.
+        cap: the largest loss, to sample the smooth pieces of few releases on the grid; None to leave that.
     """
     moments = [part.moments(c) for part in parts]
     xp = namespace(c, *jax.tree.leaves(parts))
-    points = _grid(parts, c, moments, parts if coarse is None else coarse)
+    points = _grid(parts, c, moments, parts if coarse is None else coarse, cap is not None)
     found = []
     start = log_scale = 0.0 * c
     for part, offset, moment in zip(parts, points.offsets, moments, strict=True):
@@ -281,7 +288,11 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None)
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
         else:
-            shares = grid.share_on_grid(part.losses, c, moment[0], offset, points.step, SIZE)
+            nodes = part.losses
+            if cap is not None and part.smooth is not None:
+                nodes = grid.sample_on_grid(part.smooth, part.losses, c, (offset, points.step, cap))
+                part = dataclasses.replace(part, losses=nodes)
+            shares = grid.share_on_grid(nodes, c, moment[0], offset, points.step, SIZE)
             spectrum = xp.fft.rfft(shares.masses(SIZE))
         found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
     first = xp.floor((points.low - start) / points.step)
@@ -299,7 +310,7 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> _Grid:
+def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses, sampled: bool) -> _Grid:
     """Return a grid whose window holds the sum; the distance of the two heaviest atoms is a whole number of steps."""
     xp = namespace(c, *jax.tree.leaves(parts))
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
@@ -308,7 +319,12 @@ def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLos
         (0 * c, 0 * c, 0 * c) if part.losses is None else grid.heavy_atoms(part.losses, c, moment[0])
         for part, moment in zip(parts, moments, strict=True)
     ]
-    least = xp.stack([least_step(part, c, moment[0]) for part, moment in zip(parts, moments, strict=True)]).max()
+    least = xp.stack(
+        [
+            0 * c if sampled and part.smooth is not None else least_step(part, c, moment[0])
+            for part, moment in zip(parts, moments, strict=True)
+        ]
+    ).max()
     light = xp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
     gap = xp.stack([gap for _, gap, _ in atoms])[light.argmax()]
     # Of one loss alone the window has no width.

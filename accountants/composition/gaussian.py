@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.base import ComposedProfile
-from accountants.composition.cumulant import RepeatedLoss, RepeatedLosses
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 
@@ -84,7 +84,7 @@ class GaussianProfile(ComposedProfile):
         return moved, by_epsilon
 
 
-def is_gaussian(parts: RepeatedLosses) -> bool:
+def are_gaussian(parts: RepeatedLosses) -> bool:
     """Return whether all that is composed is Gaussian noise on all the data."""
     return all(part.losses is None for part in parts)
 

@@ -7,15 +7,16 @@ are the weights of linear interpolation, off by h^2 f''. Atoms that are on the g
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from accountants.closed_forms.lattice import decayed
-from accountants.privacy_loss import PrivacyLossDistribution, join
-from dpkernels.numerics import Real, add_at, like, namespace, without_derivative
+from accountants.closed_forms.pure import decayed
+from accountants.privacy_loss import PrivacyLossDistribution, join, panel_rule
+from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
 # Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far
@@ -130,6 +131,101 @@ def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any) -> tuple
     mass = xp.where(apart > xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest)), mass, 0.0)
     second = mass.argmax()
     return heaviest, apart[second], mass[second]
+
+
+# Smooth pieces on the grid, all in steps: how far from its ends a piece is sampled, the width of the transition, which
+# is complete 8 of these widths away, and where the atom of large losses is below the largest one sampled.
+_FROM_END, _TRANSITION, _COMPLETE, _ATOM_BELOW = 30.0, 2.0, 16.0, 40.0
+CAP_MARGIN = _ATOM_BELOW + 20.0
+# Panels of quadrature next to either end, in the transition, and of a piece too short to be sampled.
+_END_PANELS, _TRANSITION_PANELS, _SHORT_PANELS = 48, 16, 256
+# Coefficients of the central difference of order 8.
+_DIFFERENCE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840
+# Outcomes below which there is so little tilted mass are not sampled.
+_NEGLIGIBLE = 1e-19
+_MOST_SAMPLES = 1 << 17
+
+
+def sample_on_grid(
+    smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Any, grid: tuple[Any, Any, Any]
+) -> Any:
+    """Return outcomes whose loss density is smooth on the grid; plain numbers only.
+
+    A comb of quadrature nodes with a spacing above the step is seen at the kink of the hockey stick when there are few
+    releases. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
+    integrate smooth functions to rounding. Smooth transitions lead to quadrature nodes at the ends of the piece, where
+    losses on samples crowd. Losses above the cap are gathered into an atom, as by ``capped``, part by part.
+
+    Args:
+        smooth: atoms and invertible pieces.
+        nodes: the same as outcomes.
+        c: the tilt.
+        grid: a grid point, the step, and the cap.
+    """
+    offset, step, cap = grid
+    log_p, loss = nodes.finite
+    size = log_p + c * loss
+    mass = np.exp(size - size.max())
+    order = np.argsort(loss)
+    total = np.cumsum(mass[order])
+    lowest = loss[order][min(np.searchsorted(total, _NEGLIGIBLE * total[-1]), len(loss) - 1)]
+    parts = [PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)]
+    for pieces in smooth.pieces:
+        for number in np.flatnonzero(pieces.right > pieces.left):
+            parts += _sample_piece(_Piece(pieces, number), offset, step, cap, lowest)
+    return join(parts).pruned().padded().capped(cap - _ATOM_BELOW * step)
+
+
+class _Piece(NamedTuple):
+    """One of several smooth pieces."""
+
+    pieces: Any
+    number: Any
+
+    def outcomes(self, x: Any, width: Any, loss: Any, spacing: Any) -> PrivacyLossDistribution:
+        p, q = (width * np.exp(log(x, self.number)) for log in (self.pieces.log_p, self.pieces.log_q))
+        return PrivacyLossDistribution(p, q, loss, spacing + 0.0 * loss)
+
+    def nodes(self, start: Any, end: Any, panels: int) -> PrivacyLossDistribution:
+        share, weight = panel_rule(panels, np.zeros(1), dense=True)
+        x = start + (end - start) * share
+        loss = self.pieces.loss(x, self.number)
+        return self.outcomes(x, abs(end - start) * weight, loss, np.abs(np.gradient(loss)))
+
+
+def _sample_piece(piece: _Piece, offset: Any, step: Any, cap: Any, lowest: Any) -> list[PrivacyLossDistribution]:
+    left, right = (end[piece.number] for end in (piece.pieces.left, piece.pieces.right))
+    inset = 1e-14 * (right - left)
+    ends = piece.pieces.loss(np.array([left + inset, right - inset]), piece.number)
+    low = ends.min() + _FROM_END * step
+    high = min(ends.max() - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
+    reach = _COMPLETE * step
+    if not high - low > 2 * _COMPLETE * step:
+        return [piece.nodes(left, right, _SHORT_PANELS)]
+
+    def share(loss: Any) -> Any:
+        ndtr = special_functions(loss).ndtr
+        return ndtr((loss - low) / (_TRANSITION * step)) * ndtr((high - loss) / (_TRANSITION * step))
+
+    first, last = np.ceil((max(low - reach, lowest) - offset) / step), np.floor((high + reach - offset) / step)
+    if not 0 <= last - first <= _MOST_SAMPLES:
+        return [piece.nodes(left, right, _SHORT_PANELS)]
+    loss = offset + step * np.arange(first - 4, last + 5)
+    x = piece.pieces.inverse(loss, piece.number)
+    width, x, loss = np.abs(np.convolve(x, _DIFFERENCE, "valid")), x[4:-4], loss[4:-4]
+    found = [piece.outcomes(x, width * share(loss), loss, step)]
+    start, end = (left, right) if ends[0] < ends[1] else (right, left)
+    cuts = piece.pieces.inverse(np.array([low - reach, low + reach, high - reach, high + reach]), piece.number)
+    for x0, x1, panels in (
+        (start, cuts[0], _END_PANELS),
+        (cuts[0], cuts[1], _TRANSITION_PANELS),
+        (cuts[2], cuts[3], _TRANSITION_PANELS),
+        (cuts[3], end, _END_PANELS),
+    ):
+        nodes = piece.nodes(x0, x1, panels)
+        rest = 1 - share(nodes.loss)
+        found.append(dataclasses.replace(nodes, p=nodes.p * rest, q=nodes.q * rest))
+    return found
 
 
 def step_on_atoms(least: Real, gap: Real) -> Any:

@@ -20,13 +20,12 @@ import jax
 import numpy as np
 from jax import Array
 
-from accountants.histograms.noise import MOST_COUNTS
-from accountants.histograms.top_k import Guarantee, known_domain_guarantee, unknown_domain_guarantee
+from accountants.histograms.accounting import MOST_COUNTS, Guarantee, known_domain_guarantee, unknown_domain_guarantee
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.exact.certify import certify
 from dpkernels.exact.choice import exponential_top_k
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.named_additive import truncated_gaussian, truncation_bound
 from dpkernels.random.keys import check_key, os_key, release_key_bytes, simulation_key
@@ -153,7 +152,7 @@ def unknown_domain_top_k(
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)
     mechanism = _truncated(sigma, truncation_delta, linf_sensitivity)
     if exact:
-        sampler = certify(mechanism)
+        sampler = exact_sampler(mechanism)
         largest = _largest_noise(sampler.certificate)
     else:
         sampler, largest = mechanism, Fraction(truncation_bound(sigma, truncation_delta, linf_sensitivity))

@@ -67,7 +67,7 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
     """
     if T not in (float, int):
         raise TypeError(f"T: {T!r} is neither float nor int")
-    form = dpk.certify(mechanism)
+    form = dpk.exact_sampler(mechanism)
     mechanism = form.mechanism
     if isinstance(mechanism, dpk.Additive):
         return _additive(form, mechanism, delta, T)

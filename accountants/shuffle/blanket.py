@@ -14,22 +14,23 @@ middle on such a base, if windows at the two ends do not overlap or both are fla
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial, singledispatch
+from itertools import permutations
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.pairs import pure
-from accountants.pairs.placed import falls
-from accountants.pairs.tables import pure_points
-from accountants.shuffle.crowds import Blanket, Reports, different_pairs, of_level
+from accountants.dominating_pairs.discrete import pure_points
+from accountants.dominating_pairs.registry import pure_epsilon
 from dpkernels import checks
-from dpkernels.exact.mixture import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.form import ExactNoise
-from dpkernels.exact.rows.form import ExactRows
-from dpkernels.exact.windows.form import ExactWindow
+from dpkernels.exact.combined import ExactMixture, ExactMultivariate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
@@ -40,6 +41,152 @@ from dpkernels.mechanisms.two_point import Mixture, TwoPoint
 from dpkernels.mechanisms.windowed.mechanism import Windowed, critical_points
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.pytrees import pytree
+
+# Outcomes whose laws agree to so many digits are one.
+_DIGITS = 13
+# A first value of many outcomes is computed of so many at most.
+_MOST = 64
+
+# (e^eps, t) -> a bound of E(L - t)_+ over all pairs.
+StopLoss = Callable[[float, np.ndarray], np.ndarray]
+
+
+@pytree
+@dataclass(frozen=True)
+class Blanket:
+    """Reports that hide one: each of n is with probability gamma a draw of omega, else it hides nothing.
+
+    Attributes:
+        mass: omega of every outcome, or group of outcomes that tell the same.
+        p: R_x/omega, of the report that is hidden.
+        q: R_x'/omega.
+        gamma: the probability.
+    """
+
+    mass: Any
+    p: Any
+    q: Any
+    gamma: Any
+
+    def losses(self, epsilon: Any) -> Any:
+        """L = p - e^eps q."""
+        return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
+
+    @property
+    def merged(self) -> Blanket:
+        """Outcomes that tell the same as one; NumPy. Under JAX all as they are."""
+        if namespace(self.mass, self.p, self.q, self.gamma) is not np:
+            return self
+        some = np.asarray(self.mass) > 0
+        mass, p, q = (np.asarray(column, float)[some] for column in (self.mass, self.p, self.q))
+        scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.stack([p, q]))))
+        keys = np.round(np.stack([p, q]) * scale) / scale
+        _, first, group = np.unique(keys, axis=1, return_index=True, return_inverse=True)
+        group = np.argsort(np.argsort(first))[group.ravel()]  # In the outcomes' order.
+        whole = np.bincount(group, mass)
+        return Blanket(
+            whole, np.bincount(group, mass * p) / whole, np.bincount(group, mass * q) / whole, float(self.gamma)
+        )
+
+    @property
+    def thinned(self) -> Blanket:
+        """At most ``_MOST`` outcomes, whose sums of losses have the same mean, variance and skewness, next to exactly.
+
+        Neighbours, so many at a time, become two: at their mean plus and minus their deviation along q - p.
+        """
+        if len(self.mass) <= _MOST:
+            return self
+        mass, p, q = self.mass, self.p, self.q
+        share = np.cumsum(mass * np.hypot(p, q))
+        block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
+        block = np.unique(block, return_inverse=True)[1]
+        whole = np.bincount(block, mass)
+        means = [np.bincount(block, mass * law) / whole for law in (p, q)]
+        off = [law - mean[block] for law, mean in zip((p, q), means, strict=True)]
+        along = np.sign(np.bincount(block, mass * off[0] * off[1]))
+        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in off]
+        p, q = (
+            np.append(mean - side * one, mean + side * one)
+            for mean, one, side in zip(means, spread, (1.0, np.where(along < 0, -1.0, 1.0)), strict=True)
+        )
+        return Blanket(np.append(whole, whole) / 2, p, q, self.gamma)
+
+
+@pytree
+@dataclass(frozen=True)
+class OutcomeProbabilities:
+    """Probabilities of outcomes.
+
+    Attributes:
+        least: the smallest over all inputs.
+        first: under the input x.
+        second: under x'.
+        others: (k, outcomes), under inputs that all others may hold.
+    """
+
+    least: Any
+    first: Any
+    second: Any
+    others: Any
+
+    @property
+    def upper(self) -> Blanket:
+        """The blanket hides the report: what no neighbour's n reports exceed."""
+        gamma = self.least.sum()
+        return self._in_blanket(self.least / gamma, gamma)
+
+    @property
+    def lower(self) -> tuple[Blanket, ...]:
+        """Others that all hold one input: what some neighbours' reports reveal."""
+        return tuple(self._in_blanket(row, 1.0) for row in self.others)
+
+    def _in_blanket(self, mass: Any, gamma: Any) -> Blanket:
+        xp = namespace(mass)
+        some = mass > 0  # Panels of no width have no mass, under JAX.
+        p, q = (xp.where(some, law / xp.where(some, mass, 1.0), 1.0) for law in (self.first, self.second))
+        return Blanket(mass, p, q, gamma)
+
+
+@dataclass(frozen=True)
+class WorstInputs:
+    """The pairs of inputs of a mechanism that may be the worst.
+
+    Attributes:
+        pairs: those that values are computed of; the largest is meant.
+        level: the pure level eps0, from which on delta is 0.
+        stop_loss: a bound over all pairs, for a rigorous bracket; None where the one of ``pairs`` is proven worst.
+        exact: whether probabilities are those of the mechanism to rounding, and no nodes of a quadrature.
+    """
+
+    pairs: tuple[OutcomeProbabilities, ...]
+    level: Any
+    stop_loss: StopLoss | None = None
+    exact: bool = True
+
+
+def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
+    """Reports that are no less telling than any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
+
+    Both R_x/omega and R_x'/omega are high, gamma e^eps0 and not gamma, with probability w = (1/gamma - 1)/(e^eps0 - 1).
+    """
+    high = np.exp(level)
+    w = min((1 / gamma - 1) / (high - 1), 1.0)
+    both = max(2 * w - 1, 0.0)
+    mass = np.array([w - both, w - both, both, 1 - 2 * w + both])
+    first, second = (np.where(at, high, 1.0) for at in ([1, 0, 1, 0], [0, 1, 1, 0]))
+    return OutcomeProbabilities(gamma * mass, gamma * mass * first, gamma * mass * second, np.zeros((0, 4)))
+
+
+def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
+    """Pairs of rows of which none is another with its reports renamed: they are all the pairs there are."""
+    least = rows.min(0)
+    found: dict[bytes, tuple[int, int]] = {}
+    for x, y in permutations(range(len(rows)), 2):
+        columns = np.stack([least, rows[x], rows[y]])
+        found.setdefault(columns[:, np.lexsort(columns)].tobytes(), (x, y))
+    return list(found.values())
+
 
 _NODES, _WEIGHTS = gauss_legendre(16)
 # Tables whose pairs are all gone through: rows squared times outcomes. Of larger ones only the level and gamma count.
@@ -51,7 +198,7 @@ _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)
 
 
 @singledispatch
-def blanket(mechanism: Any) -> Blanket:
+def worst_inputs(mechanism: Any) -> WorstInputs:
     """The blanket of a local mechanism, of its exact form (then of the integers), or of a table of rows.
 
     Args:
@@ -65,18 +212,18 @@ def blanket(mechanism: Any) -> Blanket:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
 
 
-@blanket.register(Additive)
-@blanket.register(AdditiveVector)
-@blanket.register(ExactNoise)
-def _(mechanism: Any) -> Blanket:
+@worst_inputs.register(Additive)
+@worst_inputs.register(AdditiveVector)
+@worst_inputs.register(ExactNoise)
+def _(mechanism: Any) -> WorstInputs:
     raise ValueError(
         "mechanism: additive noise says nothing of where its inputs are, so that no report is likely whatever its "
         "input: nothing hides a report among others; shuffle reports of a bounded mechanism, such as piecewise"
     )
 
 
-@blanket.register
-def _(mechanism: CentralPiecewise) -> Blanket:
+@worst_inputs.register
+def _(mechanism: CentralPiecewise) -> WorstInputs:
     raise ValueError(_NEAR)
 
 
@@ -86,79 +233,79 @@ _NEAR = (
 )
 
 
-@blanket.register(Multivariate)
-def _(mechanism: Multivariate) -> Blanket:
+@worst_inputs.register(Multivariate)
+def _(mechanism: Multivariate) -> WorstInputs:
     """Of one coordinate of d: which one is drawn apart from the data, and every one may move from end to end."""
     return _of_one(mechanism, mechanism.coordinate)
 
 
-@blanket.register(ExactMultivariate)
-def _(mechanism: ExactMultivariate) -> Blanket:
+@worst_inputs.register(ExactMultivariate)
+def _(mechanism: ExactMultivariate) -> WorstInputs:
     return _of_one(mechanism.mechanism, mechanism.coordinate)
 
 
-def _of_one(mechanism: Multivariate, coordinate: Any) -> Blanket:
+def _of_one(mechanism: Multivariate, coordinate: Any) -> WorstInputs:
     if mechanism.sampled > 1:
         raise ValueError(
             f"mechanism: a report holds {mechanism.sampled} coordinates, whose blanket is not known here; shuffle "
             "reports of one coordinate (sampled=1)"
         )
-    return blanket(coordinate)
+    return worst_inputs(coordinate)
 
 
-@blanket.register
-def _(mechanism: TwoPoint) -> Blanket:
+@worst_inputs.register
+def _(mechanism: TwoPoint) -> WorstInputs:
     """The two ends: both probabilities are affine in the input."""
     pair = pure_points(mechanism.epsilon)
     first, second = pair.p, pair.q
     xp = namespace(first)
     others = xp.stack([second, (first + second) / 2, first])
-    return Blanket((Reports(xp.minimum(first, second), first, second, others),), mechanism.epsilon)
+    return WorstInputs((OutcomeProbabilities(xp.minimum(first, second), first, second, others),), mechanism.epsilon)
 
 
-@blanket.register(Mixture)
-@blanket.register(ExactMixture)
-def _(mixture: Any) -> Blanket:
+@worst_inputs.register(Mixture)
+@worst_inputs.register(ExactMixture)
+def _(mixture: Any) -> WorstInputs:
     """The choice revealed: E(L - t)_+ is then the sum of both parts', so a pair that is worst for both is worst."""
     weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
-    return _mixed(weight, blanket(mixture.first), blanket(mixture.second))
+    return _mixed(weight, worst_inputs(mixture.first), worst_inputs(mixture.second))
 
 
-def _mixed(weight: Any, first: Blanket, second: Blanket) -> Blanket:
+def _mixed(weight: Any, first: WorstInputs, second: WorstInputs) -> WorstInputs:
     if first.stop_loss or second.stop_loss or not all(len(part.pairs[0].others) for part in (first, second)):
         raise ValueError("mechanism: the worst pair of a part of this mixture is not known, so that of both is not")
     parts = [jax.tree.map(partial(_times, w), part.pairs[0]) for w, part in ((weight, first), (1 - weight, second))]
     xp = namespace(*jax.tree.leaves(parts))
     joined = jax.tree.map(lambda *masses: xp.concatenate(masses, axis=-1), *parts)
-    return Blanket((joined,), xp.maximum(first.level, second.level), exact=first.exact and second.exact)
+    return WorstInputs((joined,), xp.maximum(first.level, second.level), exact=first.exact and second.exact)
 
 
 def _times(weight: Any, mass: Any) -> Any:
     return weight * mass
 
 
-@blanket.register
-def _(mechanism: Windowed) -> Blanket:
+@worst_inputs.register
+def _(mechanism: Windowed) -> WorstInputs:
     """The two ends, where window and base fall from their middles; else any mechanism of its level and gamma.
 
     That the ends are worst is proven where a window is at most half as wide as the output interval, or both are flat.
     Flat windows on flat bases have three outcomes; of others there are nodes of a quadrature between all knots.
     """
-    if not (falls(mechanism.window) and falls(mechanism.base)):
+    if not (mechanism.window.falls and mechanism.base.falls):
         v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
         low = mechanism.envelope((v[1:] + v[:-1]) / 2)[1]
-        return Blanket(
-            (of_level(pure.epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure.epsilon(mechanism), exact=False
+        return WorstInputs(
+            (of_level(pure_epsilon(mechanism), 2 * (low * np.diff(v)).sum()),), pure_epsilon(mechanism), exact=False
         )
     reach = 1 - mechanism.width / 2
     v, weight = _quadrature(mechanism)
     first, second, middle = (weight * _density(mechanism, v, at) for at in (reach, -reach, 0.0))
     least = weight * mechanism.envelope(v)[1]
     if namespace(first) is np:
-        made = Reports(least, first, second, np.stack([second, middle, first]))
-        return Blanket((made,), pure.epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
-    made = Reports(least, first, second, jnp.stack([second, first]))
-    return Blanket((made,), jnp.log((made.upper.p / made.upper.q).max()), exact=False)
+        made = OutcomeProbabilities(least, first, second, np.stack([second, middle, first]))
+        return WorstInputs((made,), pure_epsilon(mechanism), exact=len(made.upper.merged.mass) <= 3)
+    made = OutcomeProbabilities(least, first, second, jnp.stack([second, first]))
+    return WorstInputs((made,), jnp.log((made.upper.p / made.upper.q).max()), exact=False)
 
 
 def _density(m: Windowed, v: Any, middle: Any) -> Any:
@@ -182,30 +329,30 @@ def _quadrature(m: Windowed) -> tuple[Any, Any]:
     return v.ravel(), weight.ravel()
 
 
-@blanket.register
-def _(mechanism: SquareWave) -> Blanket:
-    return blanket(mechanism.unbiased)  # The same reports, stretched.
+@worst_inputs.register
+def _(mechanism: SquareWave) -> WorstInputs:
+    return worst_inputs(mechanism.unbiased)  # The same reports, stretched.
 
 
-@blanket.register
-def _(form: ExactWindow) -> Blanket:
+@worst_inputs.register
+def _(form: ExactWindow) -> WorstInputs:
     return _of_window(form.table)
 
 
-def _of_window(table: WindowTable) -> Blanket:
+def _of_window(table: WindowTable) -> WorstInputs:
     """The first and the last row, where weights fall from their middles; else any table of its level and gamma."""
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
-        return Blanket((of_level(level, least.sum()),), level)
+        return WorstInputs((of_level(level, least.sum()),), level)
     last, first, middle = (table.row(s).astype(float) / total for s in (0, table.shifts, table.shifts // 2))
-    made = Reports(least, first, last, np.stack([last, middle, first]))
+    made = OutcomeProbabilities(least, first, last, np.stack([last, middle, first]))
     if table.is_flat or len(table.window) <= table.shifts:
-        return Blanket((made,), level)
-    return Blanket((made,), level, partial(_overlapping, made))
+        return WorstInputs((made,), level)
+    return WorstInputs((made,), level, partial(_overlapping, made))
 
 
-def _overlapping(ends: Reports, E: float, t: np.ndarray) -> np.ndarray:
+def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
     """The proof's bound without its last step: of the other window nothing is taken off but what all inputs have.
 
     For t >= gamma (1 - e^eps), and of the complement below.
@@ -221,22 +368,22 @@ def _overlapping(ends: Reports, E: float, t: np.ndarray) -> np.ndarray:
     return np.array([bound(at) for at in t])
 
 
-@blanket.register
-def _(mechanism: Optimal) -> Blanket:
+@worst_inputs.register
+def _(mechanism: Optimal) -> WorstInputs:
     if mechanism.sensitivity is not None:
         raise ValueError(_NEAR)
-    return blanket(np.asarray(mechanism.probabilities, float))
+    return worst_inputs(np.asarray(mechanism.probabilities, float))
 
 
-@blanket.register
-def _(form: ExactRows) -> Blanket:
+@worst_inputs.register
+def _(form: ExactRows) -> WorstInputs:
     if form.certificate.sensitivity is not None:
         raise ValueError(_NEAR)
-    return blanket(form.table.weights / float(1 << form.table.bits))
+    return worst_inputs(form.table.weights / float(1 << form.table.bits))
 
 
-@blanket.register(np.ndarray)
-def _(rows: np.ndarray) -> Blanket:
+@worst_inputs.register(np.ndarray)
+def _(rows: np.ndarray) -> WorstInputs:
     checks.within("mechanism", rows, 0.0, 1.0)
     if rows.ndim != 2 or len(rows) < 2 or not np.all(np.abs(rows.sum(1) - 1) <= 1e-9):
         raise ValueError(
@@ -249,18 +396,17 @@ def _(rows: np.ndarray) -> Blanket:
 
 
 @lru_cache(maxsize=16)
-def _of_rows(raw: bytes, shape: tuple[int, ...]) -> Blanket:
+def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     rows = np.frombuffer(raw).reshape(shape)
     level, least = float(np.log((rows.max(0) / rows.min(0)).max())), rows.min(0)
     if rows.size * len(rows) > _MOST_CELLS:
-        return Blanket((of_level(level, least.sum()),), level)
+        return WorstInputs((of_level(level, least.sum()),), level)
     others = rows[np.unique(np.linspace(0, len(rows) - 1, 5).round().astype(int))]
     different = different_pairs(rows) if len(rows) <= _FEW_ROWS else []
     known = 0 < len(different) <= _ALL
-    pairs = tuple(
-        Reports(least, rows[x], rows[y], others) for x, y in (different if known else _likely_worst(rows, level))
-    )
-    return Blanket(pairs, level, None if known else partial(largest, rows))
+    chosen = different if known else _likely_worst(rows, level)
+    pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in chosen)
+    return WorstInputs(pairs, level, None if known else partial(largest, rows))
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:

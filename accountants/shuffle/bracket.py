@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from accountants.composition.bounds import ComposedBounds, Masses, compose
-from accountants.shuffle.crowds import Blanket, Crowd, StopLoss
+from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs
 from dpkernels.solve import NotPrivateError, bisect, conservative_root
 
 # Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
@@ -83,18 +83,19 @@ def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) 
     return _merged(value, mass, 1, _VALUE * size)
 
 
-def _of_crowd(crowd: Crowd, E: float) -> Law:
-    some = np.asarray(crowd.mass) > 0
-    mass, p, q = (np.asarray(column, float)[some] for column in (crowd.mass, crowd.p, crowd.q))
-    return _one_report(p - E * q, mass, float(crowd.gamma), float((p + E * q).max()))
+def _of_blanket(blanket: Blanket, E: float) -> Law:
+    some = np.asarray(blanket.mass) > 0
+    mass, p, q = (np.asarray(column, float)[some] for column in (blanket.mass, blanket.p, blanket.q))
+    return _one_report(p - E * q, mass, float(blanket.gamma), float((p + E * q).max()))
 
 
-def _of_bound(blanket: Blanket, stop_loss: StopLoss, E: float) -> Law:
+def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> Law:
     """The law whose E(L - t)_+ is the bound at dots t, the losses of likely pairs among them, and straight between."""
-    crowds = [pair.upper.merged for pair in blanket.pairs]
-    gamma, high = crowds[0].gamma, math.exp(blanket.level) * (1 + _MASS)
+    blankets = [pair.upper.merged for pair in inputs.pairs]
+    gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS)
     least, most = gamma * (1 - _MASS - E * high), gamma * (high - E)  # Of all pairs.
-    inner = np.concatenate([crowd.p - E * crowd.q for crowd in crowds] + [least + (most - least) * _DOTS, [0.0, 1 - E]])
+    losses = [blanket.p - E * blanket.q for blanket in blankets]
+    inner = np.concatenate([*losses, least + (most - least) * _DOTS, [0.0, 1 - E]])
     t = np.unique(np.clip(inner, least, most))
     t = t[np.append(np.diff(t) > 1e-9 * (most - least), True)]
     t[0] = least
@@ -233,25 +234,26 @@ def _bound(one: Law, n: int, side: int) -> float:
     return best
 
 
-def of_crowd(crowd: Crowd, n: int, epsilon: float) -> float:
-    """delta from above, of one crowd."""
-    return min(_bound(_of_crowd(crowd, math.exp(min(epsilon, _LARGEST))), n, 1) / (crowd.gamma * n) * (1 + _MASS), 1.0)
+def of_blanket(blanket: Blanket, n: int, epsilon: float) -> float:
+    """Return delta from above, of one blanket."""
+    bound = _bound(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), n, 1)
+    return min(bound / (blanket.gamma * n) * (1 + _MASS), 1.0)
 
 
-def upper_delta(blanket: Blanket, n: int, epsilon: float) -> float:
+def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
     """No n reports of any people reveal more: delta from above at eps."""
-    if epsilon >= float(blanket.level) * (1 + 1e-12):
+    if epsilon >= float(inputs.level) * (1 + 1e-12):
         return 0.0
     E = math.exp(epsilon)
-    if blanket.stop_loss is not None:
-        law, gamma = _of_bound(blanket, blanket.stop_loss, E), float(blanket.pairs[0].least.sum())
+    if inputs.stop_loss is not None:
+        law, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
         return min(_bound(law, n, 1) / (gamma * n) * (1 + _MASS), 1.0)
-    return max(of_crowd(pair.upper, n, epsilon) for pair in blanket.pairs)
+    return max(of_blanket(pair.upper, n, epsilon) for pair in inputs.pairs)
 
 
-def lower_delta(crowd: Crowd, n: int, epsilon: float) -> float:
+def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     """What n reports, all others of one input, reveal at least: delta from below at eps."""
-    return _bound(_of_crowd(crowd, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
+    return _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
 
 
 def crossing(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:

@@ -18,14 +18,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.composition.guarantee import Guarantee
-from accountants.composition.terms import Term
-from accountants.pairs.rows import of_dots
-from accountants.pairs.worst import Atoms, take_none, worst_pairs
-from accountants.shuffle import bracket, integral
-from accountants.shuffle.blanket import blanket
-from accountants.shuffle.crowds import Blanket, Crowd
-from accountants.shuffle.estimate import Estimate
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.discrete import Atoms, of_dots
+from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
+from accountants.guarantee import Guarantee
+from accountants.shuffle import bracket
+from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
+from accountants.shuffle.estimate import Estimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 
@@ -49,7 +48,7 @@ class Shuffled:
         n: how many honest reports.
     """
 
-    blanket: Blanket
+    inputs: WorstInputs
     n: Any
 
     @property
@@ -81,7 +80,7 @@ class Shuffled:
         if not self._is_bounded(epsilon):
             return self._read(self._upper, epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return _each(partial(bracket.upper_delta, self.blanket, self._certain_n), epsilon)
+        return _each(partial(bracket.upper_delta, self.inputs, self._certain_n), epsilon)
 
     def epsilon(self, delta: Any) -> Any:
         """The least eps >= 0 at delta; as ``delta``. Derivatives are implicit.
@@ -91,7 +90,7 @@ class Shuffled:
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
-            return _jax_epsilon(self._upper.crowds, self.n, _wide(delta), self.blanket.level)
+            return _jax_epsilon(self._upper.blankets, self.n, _wide(delta), self.inputs.level)
         if self._is_bounded():
             return _each(self._above, delta)
         return _each(lambda one: self._upper.epsilon(one)[0], delta)
@@ -123,7 +122,7 @@ class Shuffled:
         n = self._certain_n
         if delta is None:
             checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
-            return self._lower_bound(at, n)(at), bracket.upper_delta(self.blanket, n, at)
+            return self._lower_bound(at, n)(at), bracket.upper_delta(self.inputs, n, at)
         checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
         start = self._lower.epsilon(target)
         low = bracket.crossing(self._lower_bound(start[0], n), target, *start, -1)
@@ -131,18 +130,18 @@ class Shuffled:
 
     def _above(self, delta: float) -> float:
         """eps at delta from above."""
-        delta_at = partial(bracket.upper_delta, self.blanket, self._certain_n)
+        delta_at = partial(bracket.upper_delta, self.inputs, self._certain_n)
         high = bracket.crossing(delta_at, delta, *self._upper.epsilon(delta), 1)
-        return min(high, float(self.blanket.level) * (1 + 1e-12))
+        return min(high, float(self.inputs.level) * (1 + 1e-12))
 
     def _is_bounded(self, *values: Any) -> bool:
         """Whether the worst pair is not proven, while a bound over all pairs is: then that is what is returned."""
-        return self.blanket.stop_loss is not None and self.blanket.exact and not self._is_traced(*values)
+        return self.inputs.stop_loss is not None and self.inputs.exact and not self._is_traced(*values)
 
     def upper_bound(self, epsilon: float) -> float:
         """The upper end of ``bracket`` of delta at eps, alone."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return bracket.upper_delta(self.blanket, self._certain_n, epsilon)
+        return bracket.upper_delta(self.inputs, self._certain_n, epsilon)
 
     def guarantee(self, *, rigorous: bool = True) -> Guarantee:
         """One pair that is nowhere less telling, connecting dots of the profile: to compose with others.
@@ -158,7 +157,11 @@ class Shuffled:
             ValueError: rigorous, where ``bracket`` has none.
         """
         return Guarantee(
-            (Term(self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"),)
+            (
+                SelfComposed(
+                    self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
+                ),
+            )
         )
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
@@ -175,11 +178,11 @@ class Shuffled:
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
-        return self._dotted(partial(_each, partial(bracket.upper_delta, self.blanket, self._certain_n)), 1.0)
+        return self._dotted(partial(_each, partial(bracket.upper_delta, self.inputs, self._certain_n)), 1.0)
 
     def _dotted(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """The pair, its own mirror, whose profile is straight in e^eps between dots: delta is convex there."""
-        level = float(self.blanket.level) * (1 + 1e-12)
+        level = float(self.inputs.level) * (1 + 1e-12)
         last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
@@ -189,43 +192,43 @@ class Shuffled:
 
     @cached_property
     def _upper(self) -> Estimate:
-        return self._estimate(pair.upper for pair in self.blanket.pairs)
+        return self._estimate(pair.upper for pair in self.inputs.pairs)
 
     @cached_property
     def _lower(self) -> Estimate:
         return self._estimate(self._alike)
 
     @cached_property
-    def _alike(self) -> tuple[Crowd, ...]:
+    def _alike(self) -> tuple[Blanket, ...]:
         """Others that all hold one input."""
-        return tuple(crowd for pair in self.blanket.pairs[:_LOWER] for crowd in pair.lower)
+        return tuple(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
 
-    def _estimate(self, crowds: Iterable[Crowd]) -> Estimate:
-        return Estimate(tuple(crowd.merged for crowd in crowds), self.n, self.blanket.level)
+    def _estimate(self, blankets: Iterable[Blanket]) -> Estimate:
+        return Estimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
 
     @property
     def _certain_n(self) -> int:
         if self._is_traced() or float(self.n) != int(self.n):
             raise ValueError(f"n: {self.n}; a bracket is of a whole number of reports")
-        if not self.blanket.exact:
+        if not self.inputs.exact:
             raise ValueError(
                 "mechanism: its losses are spread out, and known by quadrature only; a bracket is of the integers: "
-                "shuffled(dpkernels.certify(mechanism), n)"
+                "shuffled(dpkernels.exact_sampler(mechanism), n)"
             )
         return int(self.n)
 
     def _is_traced(self, *values: Any) -> bool:
-        return namespace(*values, self.n, *jax.tree.leaves(self.blanket.pairs)) is jnp
+        return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
 
     def _read(self, estimate: Estimate, epsilon: Any) -> Any:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
-            return _jax_delta(estimate.crowds, self.n, _wide(epsilon))
+            return _jax_delta(estimate.blankets, self.n, _wide(epsilon))
         return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
 
     def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
-        """Of the crowd whose estimate is the largest at eps; any is valid."""
-        if not self._lower.crowds or epsilon >= self.blanket.level:
+        """Of the blanket whose estimate is the largest at eps; any is valid."""
+        if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
         return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
 
@@ -253,12 +256,12 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
         whole = checks.number("n", n)
         if not 2 <= whole <= MOST or whole != int(whole):
             raise ValueError(f"n: {n}; a whole number of honest reports, 2 to 2^50: of two one hides the other")
-    return Shuffled(blanket(mechanism), n)
+    return Shuffled(worst_inputs(mechanism), n)
 
 
-@worst_pairs.register
+@dominating_pairs.register
 def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
-    take_none(sensitivity)
+    reject_sensitivity(sensitivity)
     return mechanism._rigorous_pair
 
 
@@ -284,16 +287,16 @@ def _wide(value: Any) -> Any:
 
 
 @jax.jit
-def _jax_delta(crowds: tuple[Crowd, ...], n: Real, epsilon: Any) -> Any:
+def _jax_delta(blankets: tuple[Blanket, ...], n: Real, epsilon: Any) -> Any:
     def one(at: Any) -> Any:
-        return jnp.stack([integral.log_delta(crowd, n, at)[0] for crowd in crowds]).max()
+        return jnp.stack([integral_log_delta(blanket, n, at)[0] for blanket in blankets]).max()
 
     return jnp.exp(jax.lax.map(one, epsilon.ravel())).reshape(epsilon.shape)
 
 
 @jax.jit
-def _jax_epsilon(crowds: tuple[Crowd, ...], n: Real, delta: Any, level: Any) -> Any:
+def _jax_epsilon(blankets: tuple[Blanket, ...], n: Real, delta: Any, level: Any) -> Any:
     def one(at: Any) -> Any:
-        return jnp.stack([integral.epsilon(crowd, n, at, level) for crowd in crowds]).max()
+        return jnp.stack([integral_epsilon(blanket, n, at, level) for blanket in blankets]).max()
 
     return jax.lax.map(one, delta.ravel()).reshape(delta.shape)

@@ -9,7 +9,6 @@ search is private and nothing is penalised. Searches run from several starts, ea
 compiled loop. It ends where no step promises anything, or the best gains nothing.
 """
 
-from accountants.tune.certified import NotPrivateError
 from accountants.tune.families.bounded import (
     composite,
     duchi,
@@ -19,14 +18,16 @@ from accountants.tune.families.bounded import (
     piecewise_triangle,
     square_wave,
 )
-from accountants.tune.families.composed import composed
-from accountants.tune.families.merged import merged_laplace
-from accountants.tune.families.noise import gaussian, laplace
-from accountants.tune.families.recycled import budget_recycled
-from accountants.tune.families.sampled import free_rate, sampled_recycled
-from accountants.tune.families.shuffled import shuffled
-from accountants.tune.families.staircase import staircase
-from accountants.tune.families.truncated import truncated_gaussian, truncated_laplace
+from accountants.tune.families.composed import composed, shuffled
+from accountants.tune.families.noise import (
+    gaussian,
+    laplace,
+    merged_laplace,
+    staircase,
+    truncated_gaussian,
+    truncated_laplace,
+)
+from accountants.tune.families.recycled import budget_recycled, free_rate, sampled_recycled
 from accountants.tune.family import Family
 from accountants.tune.objectives import (
     Objective,
@@ -39,8 +40,8 @@ from accountants.tune.objectives import (
     variance_at,
     worst_variance,
 )
-from accountants.tune.result import Many, Result
-from accountants.tune.tuning import best, compare, many
+from accountants.tune.tuning import Many, Result, best, compare, many
+from dpkernels.solve import NotPrivateError
 
 __all__ = [
     "Family",

@@ -1,36 +1,53 @@
-"""The interface of a family of mechanisms that a budget leaves free to choose from."""
+"""The interface of a family of mechanisms whose free parameters are tuned, for one release and for several."""
 
 from __future__ import annotations
 
 import abc
-from functools import singledispatch
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from accountants import calibrate, profile
+from accountants.calibrate.composed import gaussian_ratio, largest_budget
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import additive_pair
+from accountants.dominating_pairs.registry import dominating_pairs
+from accountants.guarantee import Guarantee, guarantee
+from accountants.published.searches import Enumerated
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain
+from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, namespace
+from dpkernels.pytrees import pytree
+from dpkernels.solve import NotPrivateError
 
-# What a search tries: a mechanism, or reports on samples.
+# A mechanism that a search tries, or a release on a sample.
 Member = Mechanism | Subsampled
+
+# The pure level of a windowed density is a quotient of floats.
+ROUNDING = 1e-9
 
 
 class Family(abc.ABC):
-    """Mechanisms that all meet one budget, by construction, with some free parameters.
+    """A set of mechanisms that all meet one budget, by construction, with some free parameters.
 
     A family is a frozen dataclass and a pytree: budgets are leaves, so that another budget compiles nothing and
     ``many`` maps over arrays of them; choices of shape are static.
 
     Attributes:
         patience: a search ends after so many turns in which the best of all starts gains less than this, relatively.
+        is_estimated: whether what ``release`` returns may differ from the member that a search found by more than
+            rounding, so that its objective is computed again.
     """
 
     patience: ClassVar[tuple[int, float]] = (20, 1e-9)
+    is_estimated: ClassVar[bool] = False
 
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """What results and tables call it."""
+        """The name in results and tables."""
 
     @property
     @abc.abstractmethod
@@ -43,42 +60,75 @@ class Family(abc.ABC):
         """(epsilon, delta) that every member meets."""
 
     @abc.abstractmethod
-    def build(self, parameters: dict[str, Real]) -> Member:
-        """The mechanism, traceable: what depends on the parameters through the budget is solved, and differentiable.
+    def build(self, free: dict[str, Real]) -> Member:
+        """Return the mechanism, traceable: what the budget determines is solved for, and differentiable.
 
-        Any NaN in it says that no mechanism with these parameters meets the budget.
+        A NaN in it means that no mechanism with these parameters meets the budget.
         """
 
     @abc.abstractmethod
-    def release(self, parameters: dict[str, Any]) -> Member:
-        """The mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
+    def release(self, free: dict[str, Any]) -> Member:
+        """Return the mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
+
+    @abc.abstractmethod
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        """Return every parameter of a member by the source's symbols, those solved for too; traceable."""
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
-        """(the family without data units, and the ends of the interval that is [-1, 1] for it); None where unknown.
+        """Return (the family without data units, and the ends of the interval that is [-1, 1] for it), or None.
 
         Its domains and members are those of this family, in units of half the interval.
         """
         return None
 
-    @abc.abstractmethod
-    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        """Every parameter of a member by the source's symbols, those solved for too; traceable."""
+    def for_error(self, theta: Any) -> Family:
+        """Return the family for an objective with this tolerated error, None if it has none."""
+        return self
 
+    def spent(self, member: Any) -> Any:
+        """Return what a member's release may spend of a budget that several meet together; traceable."""
+        return 0.0
 
-@singledispatch
-def spent(family: Family, member: Any) -> Any:
-    """What a member's report may spend of a budget that several meet together, if that is solved for; traceable."""
-    return 0.0
+    def release_from(self, free: dict[str, Any], spent: float) -> Member:
+        """Return what ``release`` does, where ``spent`` of it is known but for rounding."""
+        return self.release(free)
 
+    @property
+    def has_dips(self) -> bool:
+        """Whether a narrow and deeper minimum may be beside the one found, so that it is searched again nearby."""
+        return False
 
-@singledispatch
-def released(family: Family, parameters: dict[str, Any], initial_guess: float) -> Member:
-    """``Family.release``, where what a report may spend is known already but for rounding."""
-    return family.release(parameters)
+    def published_search(self, objective: Any) -> Enumerated:
+        """Return what the source's own search of the family finds, for comparison.
+
+        Raises:
+            TypeError: none is published.
+            ValueError: an objective, a condition or a kernel that the source's search does not have.
+        """
+        raise TypeError(f"family: no search of {self.name} is published; method='gradient' tunes it")
+
+    def verify(self, mechanism: Any) -> tuple[float, float]:
+        """Return the (epsilon, delta) that the mechanism meets, delta as the exact accountant computes it.
+
+        Raises:
+            NotPrivateError: the budget is exceeded, with the value.
+        """
+        epsilon, delta = (float(part) for part in self.budget)
+        if delta > 0:
+            found = float(profile.delta(mechanism, epsilon))
+            self.check_allowed("delta", found, delta)
+            return epsilon, found
+        self.check_allowed("epsilon", float(profile.epsilon(mechanism)), epsilon * (1 + ROUNDING))
+        return epsilon, 0.0
+
+    def check_allowed(self, name: str, found: float, allowed: float) -> None:
+        """Refuse a value that is above the allowed one, or NaN."""
+        if not found <= allowed:
+            raise NotPrivateError(f"{self.name}: {name} is {found:.12g}, above the {allowed:.12g} allowed")
 
 
 def checked(family: Any) -> Family:
-    """What has to be a family.
+    """Return the argument if it is a family.
 
     Raises:
         TypeError: it is not.
@@ -86,6 +136,116 @@ def checked(family: Any) -> Family:
     if not isinstance(family, Family):
         raise TypeError(f"family: {family!r} is no Family, such as tune.piecewise(...)")
     return family
+
+
+def interval_in_units(family: Any) -> tuple[Any, Any, Any]:
+    """Return ``on_unit`` of a family with the attributes lower and upper."""
+    return replace(family, lower=-1.0, upper=1.0), family.lower, family.upper
+
+
+def sensitivity_in_units(family: Any) -> tuple[Any, Any, Any]:
+    """Return ``on_unit`` of a family whose only length is its sensitivity."""
+    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
+
+
+# Several releases
+
+
+@pytree
+@dataclass(frozen=True)
+class CompositionTarget:
+    """The budget of several releases together; its attributes are what ``calibrate.composed`` takes.
+
+    Attributes:
+        count: T, the number of releases.
+        epsilon: eps of all of them.
+        delta: delta of all of them.
+        rate: of the Poisson sample that each is on, or None; or the ``FreeRate`` that is tuned.
+    """
+
+    count: Any
+    epsilon: Any
+    delta: Any
+    rate: Any
+
+    @property
+    def gaussian_ratio(self) -> Any:
+        """Return about the ratio of D and sigma that each of T Gaussian releases may have."""
+        return gaussian_ratio(self.epsilon, self.delta, self.count, self.rate)
+
+    def guarantee(self, mechanism: Mechanism) -> Guarantee:
+        """Return the guarantee of T releases of a mechanism."""
+        one = guarantee(mechanism)
+        return (one if self.rate is None else one.subsample(self.rate)).repeat(self.count)
+
+    def estimated(self, mechanism: Any) -> Guarantee:
+        """Return the same, traceable."""
+        # All additive noise here is even, which is not seen while its ends are traced.
+        even = isinstance(mechanism, Additive)
+        pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
+        return Guarantee((SelfComposed(pairs, self.count, self.rate),))
+
+    def largest_budget(self, member: Callable[[Any, Any], Any], given: Any) -> Any:
+        """Return the largest budget of a release of ``member(budget, given)``; NaN if there is none, traceable."""
+        ratio = self.gaussian_ratio
+        guess = namespace(ratio).minimum(2 * ratio, self.epsilon)
+
+        def releases(level: Any, parameters: tuple[CompositionTarget, Any]) -> Guarantee:
+            return parameters[0].estimated(member(level, parameters[1]))
+
+        return largest_budget(releases, (self, given), self.epsilon, self.delta, guess)
+
+
+class ComposableFamily(Family):
+    """A family whose members may be one of several releases; the budget that it holds does not count then."""
+
+    def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
+        """Return the free parameters of one release."""
+        return self.domains
+
+    @abc.abstractmethod
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Mechanism:
+        """Return one of the releases that meet the target together, as ``build``."""
+
+    @abc.abstractmethod
+    def composed_release(
+        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
+    ) -> Mechanism:
+        """Return the same as ``release`` does; the guess is what a release may spend."""
+
+    def composed_parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        """Return every parameter of one release."""
+        return self.parameters(free, mechanism)
+
+
+class PureDPFamily(ComposableFamily):
+    """A family of a pure budget, of which releases have the largest that they together leave to each."""
+
+    epsilon: Any
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, 0.0
+
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Any:
+        return member_of(target.largest_budget(member_of, (self, free)), (self, free))
+
+    def spent(self, member: Any) -> Any:
+        return member.epsilon
+
+    def composed_release(
+        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
+    ) -> Mechanism:
+        def constructor(*, epsilon: float) -> Any:
+            return replace(self, epsilon=epsilon).release(free)  # type: ignore[type-var]
+
+        return calibrate.composed_budget(constructor, **vars(target), initial_guess=initial_guess)
+
+
+def member_of(epsilon: Any, given: tuple[Any, dict[str, Any]]) -> Any:
+    """Return the member of (family, free parameters) with another budget; traceable."""
+    family, free = given
+    return replace(family, epsilon=epsilon).build(free)
 
 
 class Determined(Family):
@@ -101,8 +261,8 @@ class Determined(Family):
     def domains(self) -> dict[str, Domain]:
         return {}
 
-    def release(self, parameters: dict[str, Any]) -> Member:
-        return self.build(parameters)
+    def release(self, free: dict[str, Any]) -> Member:
+        return self.build(free)
 
-    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         return {}

@@ -1,4 +1,4 @@
-"""How well reports tell the distribution of the inputs: the error of the best linear estimate of the cdf, in JAX.
+"""The error of the best linear estimate of the inputs' distribution from reports, an objective of tuning.
 
 Inputs are of one of d bins, reports of one of K cells; A is the channel between them. Of n reports the Fisher
 information about the bins' probabilities is n A' diag(1/q) A, q = A p, here at the uniform p. It is nearly singular:
@@ -17,11 +17,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.numerics import Real, RealArray
+from dpkernels.numerics import Real, RealArray, namespace
 
 _BINS, _CELLS, _INPUTS = 48, 192, 4  # Inputs a bin: evenly spaced, for their average.
 
@@ -41,19 +40,21 @@ def channel(mechanism: Mechanism) -> RealArray:
     (lower, upper), (low, high) = mechanism.input_interval, mechanism.output_interval
     x = lower + (upper - lower) * (np.arange(_BINS * _INPUTS) + 0.5) / (_BINS * _INPUTS)
     inner = low + (high - low) * np.linspace(0, 1, _CELLS + 1)[1:-1, None]
-    below = mechanism.cdf(jnp.asarray(inner), x)
-    below = jnp.concatenate([jnp.zeros((1, x.size)), below, jnp.ones((1, x.size))])
-    return jnp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS).mean(-1)
+    below = mechanism.cdf(inner, x)
+    xp = namespace(below)
+    below = xp.concatenate([xp.zeros((1, x.size)), below, xp.ones((1, x.size))])
+    return xp.diff(below, axis=0).reshape(_CELLS, _BINS, _INPUTS).mean(-1)
 
 
 def cdf_error(mechanism: Any, reports: Real) -> Real:
     """The expected absolute error of the cdf, averaged over the interval, in data units; see the module."""
     lower, upper = mechanism.input_interval
-    A, L = channel(mechanism), jnp.asarray(_prior())
+    A, L = channel(mechanism), _prior()
+    xp = namespace(A)
     q = A.mean(1)
-    weight = jnp.where(q > 0, 1 / jnp.where(q > 0, q, 1.0), 0.0)
+    weight = xp.where(q > 0, 1 / xp.where(q > 0, q, 1.0), 0.0)
     B = A @ L
-    information = jnp.eye(L.shape[1]) + reports * (B.T * weight) @ B
-    C = jnp.cumsum(L, axis=0)
-    variances = (C.T * jnp.linalg.solve(information, C.T)).sum(0)
-    return jnp.sqrt(2 / jnp.pi) * jnp.sqrt(jnp.maximum(variances[:-1], 1e-30)).mean() * (upper - lower)
+    information = xp.eye(L.shape[1]) + reports * (B.T * weight) @ B
+    C = xp.cumsum(L, axis=0)
+    variances = (C.T * xp.linalg.solve(information, C.T)).sum(0)
+    return xp.sqrt(2 / xp.pi) * xp.sqrt(xp.maximum(variances[:-1], 1e-30)).mean() * (upper - lower)

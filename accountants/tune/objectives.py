@@ -1,7 +1,7 @@
-"""What a search makes best: functions of a mechanism.
+"""Objectives of tuning: functions of a mechanism, mostly of its error |release - x|.
 
-Errors are |report - x|. Where they depend on the input x (bounded mechanisms) an objective is that of the x given, or
-of the worst of 33 inputs spread evenly over the input interval, both ends among them.
+Where errors depend on the input x (bounded mechanisms) an objective is that of the x given, or of the worst of 33
+inputs spread evenly over the input interval, both ends among them. Mechanisms of plain numbers are evaluated by NumPy.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any
 
 import jax
@@ -17,28 +17,183 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from accountants.tune import errors
-from accountants.tune.family import Member
+from accountants import recycling
+from accountants.recycling import Subsampled
+from accountants.tune.family import Family, Member
 from accountants.tune.fisher import cdf_error
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, gauss_legendre
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Bounded
+from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.two_point import Mixture, TwoPoint
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
+from dpkernels.solve import bisect
 
 _NODES, _WEIGHTS = gauss_legendre(2)
+# Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
+_INPUTS = np.linspace(0.0, 1.0, 33)
+_BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
+
+
+# Errors of a mechanism
+
+
+@singledispatch
+def _inputs(mechanism: Any) -> Any:
+    """Return the inputs of which the worst is taken, a 1-D array.
+
+    Raises:
+        TypeError: a mechanism of an unknown type.
+    """
+    raise TypeError(f"mechanism: the errors of {type(mechanism).__name__} are not known")
+
+
+@_inputs.register
+def _(mechanism: Bounded) -> Any:
+    low, high = mechanism.input_interval
+    return low + (high - low) * namespace(low, high).asarray(_INPUTS)
+
+
+@_inputs.register(Additive)
+@_inputs.register(Subsampled)
+def _(mechanism: Any) -> Any:
+    """Return one input: the error is the noise."""
+    return np.zeros(1)
+
+
+@singledispatch
+def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
+    """Return P(|release - x| <= theta); a release at the lower end exactly counts too. NaN at an invalid input x."""
+    at, p = mechanism.atoms(x)
+    lowest = namespace(at, x).where(at == x - theta, p, 0.0).sum(0)
+    return _at_valid_input(mechanism, x, mechanism.cdf(x + theta, x) - mechanism.cdf(x - theta, x) + lowest)
+
+
+@probability_within.register
+def _(mechanism: Additive, x: Real, theta: Real) -> Any:
+    """Return P(|Z| <= theta); of reweighted noise from three masses of the kernel at once, which compiles faster."""
+    noise: Any = mechanism.noise
+    if not isinstance(noise, Reweighted):
+        return noise.mass(-theta, theta)
+    xp = namespace(theta, noise.low)
+    low, high = xp.maximum(-theta, noise.low), xp.minimum(theta, noise.high)
+    inside, total, inner = noise.kernel.mass(xp.stack([noise.low, -theta, low]), xp.stack([noise.high, theta, high]))
+    w = noise.outside
+    return (inner + w * (total - inner)) / (inside + w * (1 - inside))
+
+
+@probability_within.register
+def _(mechanism: Subsampled, x: Any, theta: Any) -> Any:
+    noise: Any = mechanism.mechanism.noise
+    return recycling.acceptance(noise, theta, mechanism.sampling_noise)
+
+
+@singledispatch
+def variance_given(mechanism: Any, x: Any) -> Any:
+    """Return Var(release | x), NaN at an invalid input x."""
+    return _at_valid_input(mechanism, x, mechanism.variance(x))
+
+
+@singledispatch
+def largest_variance(mechanism: Any) -> Real:
+    """Return the largest variance over inputs."""
+    return mechanism.worst_variance
+
+
+@variance_given.register
+def _(mechanism: Subsampled, x: Any) -> Any:
+    return mechanism.mechanism.variance(x) + mechanism.sampling_noise**2
+
+
+@largest_variance.register
+def _(mechanism: Subsampled) -> Any:
+    return mechanism.mechanism.worst_variance + mechanism.sampling_noise**2
+
+
+@variance_given.register
+@largest_variance.register
+def _(mechanism: SquareWave, *x: Any) -> Any:
+    raise TypeError("mechanism: square wave is biased, so that its variance is not its error; take tune.distribution")
+
+
+@singledispatch
+def mean_absolute_error(mechanism: Any, x: Real) -> Real:
+    """Return E|release - x|, NaN at an invalid input x."""
+    return _at_valid_input(mechanism, x, mechanism.absolute_error(x))
+
+
+@mean_absolute_error.register
+def _(mechanism: Subsampled, x: Any) -> Any:
+    raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
+
+
+@singledispatch
+def error_bound(mechanism: Any, x: Real) -> Real:
+    """Return an error that is never exceeded, or with a probability below 1e-9 only."""
+    low, high = mechanism.output_interval
+    return namespace(high, x).maximum(high - x, x - low)
+
+
+@error_bound.register
+def _(mechanism: Additive, x: Real) -> Any:
+    noise: Any = mechanism.noise
+    xp = namespace(x, *jax.tree.leaves(noise))
+    tiny = xp.full_like(floating(x), 1e-12)
+    return xp.maximum(noise.isf(tiny), -noise.icdf(tiny))
+
+
+@error_bound.register
+def _(mechanism: Subsampled, x: Any) -> Any:
+    return error_bound(mechanism.mechanism, x) + 8 * mechanism.sampling_noise
+
+
+def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
+    """Return the least t with P(|release - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
+    still, place, share = without_derivative((mechanism, x, beta))
+    most = error_bound(still, place)
+    t = bisect(
+        lambda t: probability_within(still, place, t) < 1 - share,
+        namespace(most).zeros_like(floating(most)),
+        most,
+        _BISECTIONS,
+    )[1]
+    if namespace(t, *jax.tree.leaves(mechanism)) is np:
+        return t
+    _, slope = jax.jvp(partial(probability_within, still, place), (t,), (jnp.ones_like(t),))
+    rise = probability_within(mechanism, x, t) - (1 - beta)
+    # One Newton step of value 0: it carries the derivative. On an atom, or at a kink, the quantile stays.
+    rise = rise - jax.lax.stop_gradient(rise)
+    return t - jnp.where(slope > 0, rise / jnp.where(slope > 0, slope, 1.0), 0.0)
+
+
+def _at_valid_input(mechanism: Member, x: Real, error: Real) -> Real:
+    """Return the error where x is a valid input, else NaN: the formulas hold for valid inputs only."""
+    if not isinstance(mechanism, Bounded):
+        return error
+    low, high = mechanism.input_interval
+    rounding = 1e-9 * (high - low)
+    return namespace(x, low, error).where((x >= low - rounding) & (x <= high + rounding), error, np.nan)[()]
+
+
+# Objectives
 
 
 @partial(pytree, static=("function", "name", "sign", "power", "places"))
 @dataclass(frozen=True)
 class Objective:
-    """A function of a mechanism and some numbers, to be made small (sign 1) or large (sign -1).
+    """A function of a mechanism and some numbers that is minimised (sign 1) or maximised (sign -1).
 
     Attributes:
-        function: from (mechanism, *numbers) to a JAX scalar, in JAX; compiled once for each function.
+        function: from (mechanism, *numbers) to a scalar, in JAX; compiled once for each function.
         name: for tables and plots.
         sign: 1 or -1.
         numbers: its parameters, such as beta; changing them compiles nothing.
         theta: the tolerated error of an acceptance, else None; the last number that the function is given.
-        power: of a length, which the value is; None where it is not known, as of a function of the user's own.
+        power: the power of a length that the value is; None where it is not known, as of a function of the user's own.
         places: how many of the first numbers are inputs, in data units.
     """
 
@@ -51,32 +206,32 @@ class Objective:
     places: int = 0
 
     def __call__(self, mechanism: Any) -> Real:
-        """The value, in its natural direction."""
+        """Return the value, in its natural direction."""
         numbers = self.numbers if self.theta is None else (*self.numbers, self.theta)
         return self.function(mechanism, *numbers)
 
     def on_unit(self, lower: Any, upper: Any) -> Objective:
-        """The same where the interval [lower, upper] is [-1, 1]: values are as many half widths to the power."""
+        """Return the same where the interval [lower, upper] is [-1, 1]."""
         places = tuple(((x - lower) - (upper - x)) / (upper - lower) for x in self.numbers[: self.places])
         theta = None if self.theta is None else 2 * self.theta / (upper - lower)
         return dataclasses.replace(self, numbers=(*places, *self.numbers[self.places :]), theta=theta)
 
+    def factor(self, lower: Any, upper: Any) -> Any:
+        """Return the factor from values ``on_unit`` to those in data units."""
+        return ((upper - lower) / 2) ** self.power if self.power else 1.0
 
-def _worst_variance(mechanism: Member) -> Real:
-    return errors.worst_variance(mechanism)
 
-
-worst_variance = Objective(_worst_variance, "worst variance", power=2)
+worst_variance = Objective(largest_variance, "worst variance", power=2)
 
 
 def variance_at(x: Real) -> Objective:
-    """Var(report | x), in squared data units.
+    """Var(release | x), in squared data units.
 
     Raises:
         ValueError: x is not finite.
     """
     checks.within("x", x, -np.inf, np.inf, open_ends=True)
-    return Objective(errors.variance, "variance", numbers=(x,), power=2, places=1)
+    return Objective(variance_given, "variance", numbers=(x,), power=2, places=1)
 
 
 def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
@@ -105,22 +260,23 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
 
 def _average_on_equal_bins(mechanism: Any, weights: Any) -> Any:
     low, high = mechanism.input_interval
-    return _average_variance(mechanism, low + (high - low) * jnp.linspace(0.0, 1.0, weights.size + 1), weights)
+    shares = namespace(low, high, weights).linspace(0.0, 1.0, weights.size + 1)
+    return _average_variance(mechanism, low + (high - low) * shares, weights)
 
 
 def _average_variance(mechanism: Member, edges: RealArray, weights: RealArray) -> Real:
-    """Two Gauss-Legendre nodes a bin: exact, since every variance is a polynomial of degree 2 in x."""
+    """Return the mean by two Gauss-Legendre nodes a bin: exact, since every variance is a quadratic in x."""
     x = edges[:-1, None] + (edges[1:] - edges[:-1])[:, None] * _NODES
-    return ((errors.variance(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
+    return ((variance_given(mechanism, x) * _WEIGHTS).sum(-1) * weights).sum()
 
 
 def absolute_error(x: Any = None) -> Objective:
-    """E|report - x|."""
-    return _of_inputs(errors.absolute_error, "absolute error", 1, x, power=1)
+    """E|release - x|."""
+    return _of_inputs(mean_absolute_error, "absolute error", 1, x, power=1)
 
 
 def acceptance(theta: Real, x: Any = None) -> Objective:
-    """P(|report - x| <= theta), to be made large.
+    """P(|release - x| <= theta), which is maximised.
 
     Args:
         theta: tolerated error, in data units. A family with budget recycling recycles beyond it too, unless it has a
@@ -131,28 +287,28 @@ def acceptance(theta: Real, x: Any = None) -> Objective:
         ValueError: theta is not positive.
     """
     checks.positive("theta", theta)
-    made = _of_inputs(errors.within, "acceptance", -1, x, power=0)
+    made = _of_inputs(probability_within, "acceptance", -1, x, power=0)
     return dataclasses.replace(made, theta=theta)
 
 
 def quantile(beta: Real, x: Real | None = None) -> Objective:
-    """The (1 - beta) quantile of |report - x|: the error exceeded with probability beta.
+    """The (1 - beta) quantile of |release - x|: the error exceeded with probability beta.
 
     Raises:
         ValueError: beta is not in (0, 1).
     """
     checks.within("beta", beta, 0.0, 1.0, open_ends=True)
-    return _of_inputs(errors.quantile, "quantile", 1, x, beta, power=1)
+    return _of_inputs(error_quantile, "quantile", 1, x, beta, power=1)
 
 
 def distribution(reports: float = 1e5) -> Objective:
-    """The expected error of the cdf that so many reports tell, about their Wasserstein-1 distance, in data units.
+    """The expected error of the cdf that so many reports estimate, about their Wasserstein-1 distance, in data units.
 
-    Of bounded mechanisms, by the Fisher information of their reports; see ``tune/fisher.py``. A narrower
-    window tells more of a distribution, and with more reports, than the one of least variance.
+    It is that of bounded mechanisms, by the Fisher information of their reports; see ``tune/fisher.py``. A narrower
+    window gives a better distribution, the more so with more reports, than the one of least variance.
 
     Args:
-        reports: n, how many there will be.
+        reports: n, the number of reports.
 
     Raises:
         ValueError: reports not in [1, 1e15].
@@ -161,17 +317,17 @@ def distribution(reports: float = 1e5) -> Objective:
     return Objective(cdf_error, "error of the distribution", numbers=(reports,), power=1)
 
 
-# What is to be made best: an objective, or a function of the mechanism that is made small.
+# An objective, or a function of the mechanism that is minimised.
 Aim = Objective | Callable[[Any], Real]
 
 
 def maximise(function: Callable[[Any], Real]) -> Objective:
-    """A function of the mechanism, in JAX, to be made large; a plain callable given as an objective is made small."""
+    """A function of the mechanism, in JAX, that is maximised; a plain callable given as an objective is minimised."""
     return Objective(function, getattr(function, "__name__", "objective"), -1)
 
 
 def as_objective(objective: Aim) -> Objective:
-    """The objective itself, or that of a callable.
+    """Return the objective itself, or that of a callable.
 
     Raises:
         TypeError: neither.
@@ -193,13 +349,76 @@ def _of_inputs(
 
 
 def _worst_of(function: Callable[..., Any], sign: int, mechanism: Member, *numbers: Real) -> Real:
-    values = jax.vmap(lambda x: function(mechanism, x, *numbers))(errors.inputs(mechanism))
+    inputs = _inputs(mechanism)
+    if namespace(*jax.tree.leaves((mechanism, numbers))) is np:
+        values = np.array([function(mechanism, x, *numbers) for x in inputs])
+    else:
+        values = jax.vmap(lambda x: function(mechanism, x, *numbers))(jnp.asarray(inputs))
     return values.max() if sign > 0 else values.min()
 
 
 # One object for each, so that equal objectives compile once.
 _AT_WORST: dict[Any, Callable[..., Any]] = {
-    errors.absolute_error: partial(_worst_of, errors.absolute_error, 1),
-    errors.within: partial(_worst_of, errors.within, -1),
-    errors.quantile: partial(_worst_of, errors.quantile, 1),
+    mean_absolute_error: partial(_worst_of, mean_absolute_error, 1),
+    probability_within: partial(_worst_of, probability_within, -1),
+    error_quantile: partial(_worst_of, error_quantile, 1),
 }
+
+
+# Without data units, so that what a search finds does not depend on them
+
+
+def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
+    """Return the same search without data units: the input interval is [-1, 1], or the sensitivity 1.
+
+    A function of the user's own sees mechanisms in data units; then nothing changes.
+
+    Returns:
+        The family, the objective, and the factor from its values to those in data units. A point of the search is the
+        same member of both families.
+    """
+    found = None if objective.power is None else family.on_unit()
+    if found is None:
+        return family, objective, 1.0
+    unit, lower, upper = found
+    return unit, objective.on_unit(lower, upper), objective.factor(lower, upper)
+
+
+def evaluate(objective: Objective, mechanism: Member) -> Real:
+    """Return the objective of one mechanism, in its natural direction; a function of the user's own is compiled."""
+    compiled = objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np
+    return (jax.jit(_evaluate) if compiled else _evaluate)(objective, mechanism)
+
+
+def _evaluate(objective: Objective, mechanism: Any) -> Any:
+    unit = None if objective.power is None else _on_unit(mechanism)
+    if unit is None:
+        return objective(mechanism)
+    lower, upper = mechanism.input_interval
+    return objective.on_unit(lower, upper)(unit) * objective.factor(lower, upper)
+
+
+@singledispatch
+def _on_unit(mechanism: Any) -> Any:
+    """Return a bounded mechanism with the input interval [-1, 1]; None for others."""
+    return None
+
+
+@_on_unit.register(Windowed)
+@_on_unit.register(TwoPoint)
+@_on_unit.register(SquareWave)
+def _(mechanism: Any) -> Any:
+    return dataclasses.replace(mechanism, lower=-1.0, upper=1.0)
+
+
+@_on_unit.register
+def _(mechanism: Mixture) -> Any:
+    parts = _on_unit(mechanism.first), _on_unit(mechanism.second)
+    return None if None in parts else dataclasses.replace(mechanism, first=parts[0], second=parts[1])
+
+
+@_on_unit.register
+def _(mechanism: Optimal) -> Any:
+    half, D = (mechanism.upper - mechanism.lower) / 2, mechanism.sensitivity
+    lengths = {"reach": mechanism.reach / half, "spacing": mechanism.spacing / half}
+    return dataclasses.replace(mechanism, lower=-1.0, upper=1.0, sensitivity=None if D is None else D / half, **lengths)

@@ -2,7 +2,7 @@
 
 Every turn of the loop evaluates the objective and its gradient once for every start, at a trial point. The first turns
 try the points that a start may begin at, and keep the best. Then a trial that lowers the objective enough (Armijo) is
-accepted, and the optimiser gives the next direction; else the step is shortened by a parabola through what is known.
+accepted, and the optimizer gives the next direction; else the step is shortened by a parabola through what is known.
 So the compiled program has the objective in it once. Derivatives are forward: there are few parameters.
 """
 
@@ -18,10 +18,8 @@ import numpy as np
 import optax
 
 from accountants.tune import domains
-from accountants.tune.family import Family, Member, spent
-from accountants.tune.objectives import Objective
-from accountants.tune.optimiser import bfgs
-from accountants.tune.units import search_in_units, value_of
+from accountants.tune.family import Family
+from accountants.tune.objectives import Objective, search_in_units
 from dpkernels.numerics import Real, RealArray
 
 NEGLIGIBLE = 1e-14  # What a trial step promises, by the slope, relative to the value, when its start is done.
@@ -33,7 +31,7 @@ Optimizer: TypeAlias = optax.GradientTransformation
 
 
 class Found(NamedTuple):
-    """What a search found.
+    """The result of a search.
 
     Attributes:
         z: the best point, unconstrained, of shape (n,).
@@ -42,7 +40,7 @@ class Found(NamedTuple):
         path_values: the objective there.
         turns: how many turns the search took.
         evaluations: of the objective with its gradient, over all starts.
-        spent: what a report may spend there, see ``family.spent``.
+        spent: what a release may spend there, see ``Family.spent``.
     """
 
     z: Any
@@ -55,7 +53,7 @@ class Found(NamedTuple):
 
 
 class _Descent(NamedTuple):
-    """One start's way: where it is, the value, gradient and what is spent there, and the trial step from there.
+    """The state of one start: its place, the value, gradient and what is spent there, and the trial step from there.
 
     The value is inf until a point is feasible. ``best`` is (z, value, spent) of the best point, for an optimizer whose
     steps may lead up; None for one whose steps do not.
@@ -72,15 +70,15 @@ class _Descent(NamedTuple):
 
 
 def cost(family: Family, objective: Objective, z: Real) -> tuple[Real, Real]:
-    """What is minimised: sign * objective of the member at z, infinite where no member meets the budget; what is spent.
+    """Return (what is minimised, what is spent) at z: sign * objective, infinite where no member meets the budget.
 
-    See ``family.spent``.
+    See ``Family.spent``.
     """
     member = family.build(domains.values(family.domains, z))
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
     infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
-    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member)), spent(family, member)
+    return jnp.where(infeasible, jnp.inf, objective.sign * objective(member)), family.spent(member)
 
 
 def value_and_gradient(function: Callable[[Real], Any], z: RealArray) -> tuple[Real, Real, Real]:
@@ -236,18 +234,57 @@ def _shorter(slope: Real, rise: Real) -> Real:
 def search_many(
     families: Family, objective: Objective, starts: Real, turns: int, optimizer: Optimizer | None = None
 ) -> tuple[Found, dict[str, Real]]:
-    """``search`` of each of a batch of families, every number of which has one leading axis; and their symbols."""
+    """``search`` of each of a batch of families, every number of which has one leading axis; and their parameters."""
 
     def one(family: Family) -> tuple[Found, dict[str, Any]]:
         found = _search(family, objective, starts, turns, optimizer)
-        parameters = domains.values(family.domains, found.z)
+        free = domains.values(family.domains, found.z)
         # The path of every one would fill the memory.
-        return found._replace(path=None, path_values=None), family.symbols(parameters, family.build(parameters))
+        return found._replace(path=None, path_values=None), family.parameters(free, family.build(free))
 
     return jax.vmap(one)(families)
 
 
-@jax.jit
-def evaluate(objective: Objective, mechanism: Member) -> Real:
-    """The objective of one mechanism, in its natural direction."""
-    return value_of(objective, mechanism)
+# The default optimizer: BFGS with its matrix in full, for a handful of parameters
+
+
+class BfgsState(NamedTuple):
+    """The end of the last step, its gradient, and the estimate of the inverse Hessian, 0 before the first step."""
+
+    params: Any
+    gradient: Any
+    inverse: Any
+
+
+def bfgs() -> optax.GradientTransformation:
+    """Return the optimizer of steps -H g, H the BFGS estimate of the inverse Hessian (Nocedal and Wright 2006, 6.17).
+
+    s = step, y = change of gradient, r = 1/(s y):  H <- (1 - r s y^T) H (1 - r y s^T) + r s s^T.
+
+    The first step has length 1. Where s y <= 0, on a concave stretch, H is doubled instead, so that steps get longer
+    there. At kinks, where gradients jump, BFGS with a line search still descends (Lewis and Overton 2013).
+
+    ``optax.scale_by_lbfgs`` keeps a memory of differences instead, made for thousands of parameters: compiling it takes
+    three times as long as compiling this.
+    """
+    return optax.chain(_scale_by_bfgs(), optax.scale(-1.0))
+
+
+def _scale_by_bfgs() -> optax.GradientTransformation:
+    def init(params: RealArray) -> BfgsState:
+        return BfgsState(params, jnp.zeros_like(params), jnp.zeros((params.size, params.size), params.dtype))
+
+    def update(gradient: Any, state: BfgsState, params: Any = None) -> tuple[jax.Array, BfgsState]:
+        s, y, H = params - state.params, gradient - state.gradient, state.inverse
+        sy = (s * y).sum()
+        convex = sy > 1e-12 * jnp.sqrt((s * s).sum() * (y * y).sum())
+        r = jnp.where(convex, 1 / jnp.where(convex, sy, 1.0), 0.0)
+        Hy = (H * y).sum(-1)
+        cross = s[:, None] * Hy
+        better = H + r * ((1 + r * (y * Hy).sum()) * s[:, None] * s - cross - cross.T)
+        length = jnp.sqrt((gradient * gradient).sum())
+        first = jnp.eye(params.size, dtype=params.dtype) / jnp.maximum(length, 1e-300)
+        H = jnp.where(H[0, 0] == 0, first, jnp.where(convex, better, 2 * H))
+        return (H * gradient).sum(-1), BfgsState(params, gradient, H)
+
+    return optax.GradientTransformation(init, update)

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial, singledispatch
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
 
-from accountants.pairs.hockey_stick import as_float64
+from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
-from accountants.tune.certified import realised
-from accountants.tune.families.composed import Composed
-from accountants.tune.families.recycled import Recycled
-from accountants.tune.families.recycled_shape import RecycledShape
-from accountants.tune.families.reports import Budgeted
-from accountants.tune.families.shuffled import Shuffled
-from accountants.tune.family import Family, Member, checked, released
-from accountants.tune.objectives import Aim, Objective, as_objective
-from accountants.tune.published.enumerated import enumerated
-from accountants.tune.result import Many, Result
-from accountants.tune.search import Found, Optimizer, evaluate, search, search_many
+from accountants.tune.family import Family, checked
+from accountants.tune.objectives import Aim, Objective, as_objective, evaluate
+from accountants.tune.search import Found, Optimizer, search, search_many
 from dpkernels import checks
 
 # A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
@@ -31,9 +24,69 @@ TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
 _STARTS, _MOST_STARTS = 2, 64
 _POINTS, _MOST_POINTS = 3, 12
-# How wide the starts of a second search are around what the first one found, next to those of that; see ``_has_dips``.
+# How wide the starts of a second search are around what the first one found, next to those of that; see ``has_dips``.
 _NEAR = 1 / 6
 METHODS = ("gradient", "enumeration")
+
+
+class Many(NamedTuple):
+    """Tuned parameters at many budgets.
+
+    Attributes:
+        parameters: every parameter by the source's symbols, arrays of the budgets' shape.
+        values: the objective, in its natural direction.
+        evaluations: of the objective, over all budgets and starts.
+    """
+
+    parameters: dict[str, np.ndarray]
+    values: np.ndarray
+    evaluations: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A tuned mechanism, certified.
+
+    Attributes:
+        family: its family's name.
+        objective: the objective's name.
+        mechanism: a mechanism of dpkernels.
+        value: its objective, in its natural direction.
+        parameters: every parameter, by the source's symbols.
+        path: the free parameters and ``"objective"`` along the steps of the winning start, arrays of one length.
+        steps: how many steps it took.
+        evaluations: of the objective, over all starts; each with its gradient where the method is "gradient".
+        epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-9 of it.
+        delta: as the exact accountant finds it at epsilon.
+    """
+
+    family: str
+    objective: str
+    mechanism: Any
+    value: float
+    parameters: dict[str, Any]
+    path: dict[str, np.ndarray]
+    steps: int
+    evaluations: int
+    epsilon: float
+    delta: float
+
+    def plot(self, path: Path | str) -> None:
+        """Draw the objective and the free parameters along the path into a .png.
+
+        Raises:
+            ModuleNotFoundError: matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 2.2 * len(self.path)), layout="constrained")
+        axes = np.atleast_1d(figure.subplots(len(self.path), 1, sharex=True))
+        for axis, (name, values) in zip(axes, reversed(self.path.items()), strict=True):
+            axis.plot(values, marker="o", markersize=3)
+            axis.set_ylabel(self.objective if name == "objective" else name)
+        axes[0].set_title(f"{self.family}: {self.value:.6g}")
+        axes[-1].set_xlabel("step")
+        figure.savefig(Path(path), dpi=120)
 
 
 def best(
@@ -47,10 +100,11 @@ def best(
     turns: int = TURNS,
     optimizer: Optimizer | None = None,
 ) -> Result:
-    """Return the best member of a family, by a BFGS method of this package's own unless ``optimizer`` names another.
+    """Return the best member of a family, by a method of this package's own unless ``optimizer`` names another.
 
-    The exact accountant certifies the member. The default method is written as an optax transformation, but is not one
-    of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and ``scipy.optimize.minimize``.
+    The exact accountant certifies the member. The default method is BFGS, written as an optax transformation but
+    not one of optax's own: ``python -m benchmarks.tuning`` compares it with ``optax.lbfgs`` and
+    ``scipy.optimize.minimize``.
 
     Args:
         family: one of this package's, for one budget, or a ``Family`` of your own.
@@ -59,10 +113,10 @@ def best(
         method: "gradient"; or "enumeration", the source's own search of that family, for comparison.
         at_least: refuse a best value below this.
         at_most: refuse a best value above this.
-        starts: how many ways the gradient method goes at once, each from the best of some points; by default 2, each
+        starts: the number of starts, each at the best of some points; by default 2, each
             of 3 points, with one free number, 8 of 6 with two, 32 of 12 with three, 64 with more; of ``composed``
             pure ones without a rate up to 12 points, and once more around what is found.
-        turns: how many evaluations each start has at most.
+        turns: the most evaluations of each start of a compiled search.
         optimizer: an optax transformation, such as ``optax.adam(0.05)``. Its steps are taken as they are, but for steps
             to where no member is feasible, which are shortened; the best point of all is returned. It is compiled once
             for each object: define it once. A line search of its own evaluates the objective more often than
@@ -88,15 +142,15 @@ def best(
     family = _one(family)
     if method == "gradient":
         search_with = partial(search, turns=_counted("turns", turns), optimizer=_optimizer(optimizer))
-        result = _by_gradient(aimed(family, chosen), chosen, starts, search_with)
+        result = _by_gradient(family.for_error(chosen.theta), chosen, starts, search_with)
     else:
-        result = _by_enumeration(_with_theta(family, chosen), chosen)
+        result = _by_enumeration(family, chosen)
     _check_reached(result, at_least, at_most)
     return result
 
 
 def compare(families: Sequence[Family], objective: Aim, **options: Any) -> list[Result]:
-    """The best of each family, best first; options as for ``best``.
+    """Return the best of each family, best first; options as for ``best``.
 
     Raises:
         ValueError: no family, and as for ``best``.
@@ -116,7 +170,7 @@ def many(
     turns: int = TURNS,
     optimizer: Optimizer | None = None,
 ) -> Many:
-    """The best members at many budgets in one compiled call.
+    """Return the best members at many budgets, in one compiled call.
 
     Args:
         family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
@@ -133,7 +187,7 @@ def many(
             budget.
     """
     chosen = as_objective(objective)
-    family = aimed(checked(family), chosen)
+    family = checked(family).for_error(chosen.theta)
     numbers, tree = jax.tree.flatten(as_float64(family))
     shape = np.broadcast_shapes(*(np.shape(number) for number in numbers))
     columns = [np.broadcast_to(number, shape).ravel() for number in numbers]
@@ -144,42 +198,15 @@ def many(
         return Many({}, np.reshape([result.value for result in results], shape), len(results))
     flat = jax.tree.unflatten(tree, columns)
     with jax.enable_x64(True):
-        found, symbols = jax.tree.map(
+        found, every = jax.tree.map(
             np.asarray,
             search_many(flat, as_float64(chosen), points, _counted("turns", turns), _optimizer(optimizer)),
         )
     if not np.isfinite(found.value).all():
         at = int(np.argmin(np.isfinite(found.value)))
         raise ValueError(f"family: at budget number {at} no member of {family.name} is feasible")
-    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in symbols.items()}
+    parameters = {name: value.reshape((*shape, *value.shape[1:])) for name, value in every.items()}
     return Many(parameters, found.value.reshape(shape), int(found.evaluations.sum()))
-
-
-@singledispatch
-def aimed(family: Family, objective: Objective) -> Family:
-    """The family with what it takes from the objective."""
-    return family
-
-
-@aimed.register
-def _(family: Recycled, objective: Objective) -> Recycled | RecycledShape:
-    """Budget recycling takes the tolerated error of an acceptance; where there is none theta is free."""
-    aimed_at = _with_theta(family, objective)
-    if aimed_at.theta is not None:
-        return aimed_at
-    return RecycledShape(family.kernel, family.epsilon, family.delta, family.sensitivity)
-
-
-@aimed.register
-def _(family: Composed, objective: Objective) -> Composed:
-    return dataclasses.replace(family, inner=_with_theta(family.inner, objective))
-
-
-def _with_theta(family: Family, objective: Objective) -> Any:
-    """Budget recycling without a tolerated error of its own takes the objective's, if that has one."""
-    if not isinstance(family, Recycled) or family.theta is not None:
-        return family
-    return dataclasses.replace(family, theta=objective.theta)
 
 
 def _one(family: Family) -> Family:
@@ -204,16 +231,8 @@ def starting_points(family: Family, count: int | None) -> np.ndarray:
     free = domains.size(family.domains)
     further = max(free - 1, 0)
     chosen = min(_STARTS * 4**further, _MOST_STARTS) if count is None else _counted("starts", count)
-    points = min(_POINTS * 2 ** (further + _has_dips(family)), _MOST_POINTS)
+    points = min(_POINTS * 2 ** (further + family.has_dips), _MOST_POINTS)
     return domains.starts(family.domains, points * chosen).reshape(chosen, points, free).swapaxes(0, 1)
-
-
-def _has_dips(family: Family) -> bool:
-    """Whether a narrow dip may be beside the one found, and deeper: where eps is a multiple of a report's largest loss.
-
-    Reports on samples have many losses.
-    """
-    return isinstance(family, Composed) and family.reports.rate is None and isinstance(family.inner, Budgeted)
 
 
 def _by_gradient(family: Family, objective: Objective, starts: int | None, search_with: Callable[..., Any]) -> Result:
@@ -222,7 +241,7 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, searc
         if not points.size:
             return _determined(family, objective)
         found = _found(family, objective, points, search_with)
-        if _has_dips(family) and np.isfinite(found.value):
+        if family.has_dips and np.isfinite(found.value):
             again = _found(family, objective, found.z + _NEAR * (points - points.mean((0, 1))), search_with)
             both = found.evaluations + again.evaluations
             found = min(found, again, key=lambda one: objective.sign * one.value)._replace(evaluations=both)
@@ -231,9 +250,8 @@ def _by_gradient(family: Family, objective: Objective, starts: int | None, searc
             f"family: no member of {family.name} is feasible at epsilon, delta = {family.budget}, or the objective is "
             "no number of any"
         )
-    parameters = domains.values(family.domains, found.z)
-    mechanism = released(family, _plain(parameters), float(found.spent))
-    return _result(family, objective, parameters, mechanism, found)
+    free = domains.values(family.domains, found.z)
+    return _result(family, objective, free, family.release_from(_plain(free), float(found.spent)), found)
 
 
 def _found(family: Family, objective: Objective, points: np.ndarray, search_with: Callable[..., Any]) -> Found:
@@ -241,7 +259,7 @@ def _found(family: Family, objective: Objective, points: np.ndarray, search_with
 
 
 def _determined(family: Family, objective: Objective) -> Result:
-    """The result of a family with nothing free."""
+    """Return the result of a family with nothing free."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
     found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)
@@ -249,8 +267,11 @@ def _determined(family: Family, objective: Objective) -> Result:
 
 
 def _result(family: Family, objective: Objective, parameters: Any, mechanism: Any, found: Found) -> Result:
-    epsilon, delta = realised(family, mechanism)
-    value = _value(family, objective, mechanism, found)
+    epsilon, delta = family.verify(mechanism)
+    value = float(found.value)
+    if family.is_estimated:
+        with jax.enable_x64(True):
+            value = float(evaluate(as_float64(objective), as_float64(mechanism)))
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
     points, values = found.path[: found.turns], found.path_values[: found.turns]
@@ -260,7 +281,7 @@ def _result(family: Family, objective: Objective, parameters: Any, mechanism: An
         objective=objective.name,
         mechanism=mechanism,
         value=value,
-        parameters=_plain(family.symbols(parameters, mechanism)),
+        parameters=_plain(family.parameters(parameters, mechanism)),
         path={**domains.values(family.domains, points[moved]), "objective": values[moved]},
         steps=int(moved.sum()) - 1,
         evaluations=int(found.evaluations),
@@ -269,31 +290,16 @@ def _result(family: Family, objective: Objective, parameters: Any, mechanism: An
     )
 
 
-@singledispatch
-def _value(family: Family, objective: Objective, mechanism: Member, found: Found) -> float:
-    """The objective of what is released: the search's, which has the same mechanism but for rounding."""
-    return float(found.value)
-
-
-@_value.register(Composed)
-@_value.register(Recycled)
-@_value.register(RecycledShape)
-@_value.register(Shuffled)
-def _(family: Family, objective: Objective, mechanism: Member, found: Found) -> float:
-    """The mechanism's own: the search only estimated its budget, or it may be next to where no q is feasible."""
-    with jax.enable_x64(True):
-        return float(evaluate(as_float64(objective), as_float64(mechanism)))
-
-
 def _by_enumeration(family: Family, objective: Objective) -> Result:
-    chosen = enumerated(family, objective)
-    epsilon, delta = realised(family, chosen.mechanism)
+    family = family if objective.theta is None else family.for_error(objective.theta)
+    chosen = family.published_search(objective)
+    epsilon, delta = family.verify(chosen.mechanism)
     return Result(
         family=f"{family.name}, {chosen.source}",
         objective=objective.name,
         mechanism=chosen.mechanism,
         value=chosen.value,
-        parameters=_plain(family.symbols(chosen.parameters, chosen.mechanism)),
+        parameters=_plain(family.parameters(chosen.parameters, chosen.mechanism)),
         path={"objective": np.asarray(chosen.rounds)},
         steps=len(chosen.rounds) - 1,
         evaluations=chosen.evaluations,

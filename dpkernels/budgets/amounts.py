@@ -40,7 +40,7 @@ Amounts = TypeVar("Amounts", EpsilonDelta, Rho)
 
 
 def amount(name: str, value: Any) -> Fraction:
-    """A number of at least 0 as a fraction: floats as the decimals they print as, integers and fractions as they are.
+    """Return a number of at least 0 as a fraction: a float as the decimal it prints as, other numbers as they are.
 
     Raises:
         TypeError: not a number.
@@ -57,7 +57,7 @@ def amount(name: str, value: Any) -> Fraction:
 
 
 def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """What a charge costs.
+    """Return what a charge costs.
 
     Args:
         epsilon: a number; or a certificate or a mechanism, whose claimed epsilon and delta count (delta 0 for those
@@ -76,7 +76,7 @@ def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
 
 
 def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
-    """A budget.
+    """Return a budget.
 
     Raises:
         TypeError: not numbers.
@@ -91,17 +91,17 @@ def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
 
 
 def plus(one: Amounts, other: Amounts) -> Amounts:
-    """The sum: basic composition."""
+    """Return the sum: basic composition."""
     return type(one)(*map(add, one, other))
 
 
 def minus(one: Amounts, other: Amounts) -> Amounts:
-    """The difference."""
+    """Return the difference."""
     return type(one)(*map(sub, one, other))
 
 
 def printed(amount: Fraction) -> str:
-    """An amount in decimals: exactly, shortly where a float prints as it, and "about" where that would be endless."""
+    """Return an amount in decimals, exactly, or with "about" where its decimals do not end."""
     near = float(min(amount, _LARGEST))
     if rational(near) == amount:
         return repr(near).removesuffix(".0")

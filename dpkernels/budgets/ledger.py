@@ -85,7 +85,7 @@ class Ledger:
         return ledger
 
     def statement(self) -> Statement:
-        """All that it holds, verified.
+        """Return all that it holds, verified.
 
         Raises:
             FileNotFoundError: it is gone.
@@ -186,7 +186,7 @@ def _written(epsilon: Any, delta: Any) -> EpsilonDelta:
 
 
 def _later(seen: Statement | None, found: Statement) -> Statement:
-    """The statement found, refused if it lacks anything that was seen before."""
+    """Return the statement found, refused if it lacks anything that was seen before."""
     if seen is not None and found.ledger != seen.ledger:
         raise UnsoundError("is now another ledger than the one that was opened")
     if seen is not None and found.entries[: len(seen.entries)] != seen.entries:

@@ -19,17 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from dpkernels.budgets.amounts import EpsilonDelta
-from dpkernels.budgets.statements import VERSION, Entry, Statement, UnsoundError, text, verified
+from dpkernels.budgets.statements import Entry, Statement, UnsoundError, text, verified
 from dpkernels.staging import claimed, staged, sweep, to_disk
 
 _APPLICATION = 0x64706B6C  # "dpkl", where SQLite keeps whose file it is
-_BUDGET = "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)"
-_CHARGES = "id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, hash TEXT"
-_VOIDS = "voids TEXT DEFAULT ''"  # the number of the charge that an entry voids; empty for a charge
-# The tables of each version. Version 2 is version 1 with one more column.
+_VERSION = 2
+# ``voids`` is the number of the charge that an entry voids, and empty for a charge.
 _TABLES = {
-    1: {"budget": _BUDGET, "charges": f"CREATE TABLE charges ({_CHARGES})"},
-    2: {"budget": _BUDGET, "charges": f"CREATE TABLE charges ({_CHARGES}, {_VOIDS})"},
+    "budget": "CREATE TABLE budget (ledger TEXT, created TEXT, epsilon TEXT, delta TEXT, head TEXT)",
+    "charges": "CREATE TABLE charges (id INTEGER PRIMARY KEY, time TEXT, label TEXT, epsilon TEXT, delta TEXT, "
+    "hash TEXT, voids TEXT DEFAULT '')",
 }
 _SETTINGS = ("synchronous = EXTRA", "fullfsync = ON", "trusted_schema = OFF", "cell_size_check = ON")
 
@@ -109,8 +108,8 @@ def _refuse_leftovers(path: Path) -> None:
 
 def _fill(connection: sqlite3.Connection, new: Statement) -> None:
     connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-    connection.execute(f"PRAGMA user_version = {VERSION}")
-    for table in _TABLES[VERSION].values():
+    connection.execute(f"PRAGMA user_version = {_VERSION}")
+    for table in _TABLES.values():
         connection.execute(table)
     row = (new.ledger, new.created, *map(text, new.budget), new.head)
     connection.execute("INSERT INTO budget VALUES (?, ?, ?, ?, ?)", row)
@@ -177,27 +176,22 @@ def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Itera
 
 
 def read(connection: sqlite3.Connection) -> Statement:
-    """All of a file, verified.
+    """Return all of a file, verified.
 
     Raises:
         UnsoundError: says what is wrong.
         sqlite3.Error: SQLite cannot read it.
     """
-    voids = "voids" if _version(connection) > 1 else "''"
+    _check_tables(connection)
     budgets = connection.execute("SELECT ledger, created, epsilon, delta, head FROM budget")
-    charges = connection.execute(f"SELECT id, time, label, epsilon, delta, {voids}, hash FROM charges ORDER BY id")
+    charges = connection.execute("SELECT id, time, label, epsilon, delta, voids, hash FROM charges ORDER BY id")
     return verified(budgets.fetchall(), charges.fetchall())
 
 
 def write(connection: sqlite3.Connection, entry: Entry) -> None:
-    """Append an entry. A ledger of version 1 becomes one of version 2 with the first entry that voids a charge."""
-    row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash)
-    connection.execute("INSERT INTO charges (id, time, label, epsilon, delta, hash) VALUES (?, ?, ?, ?, ?, ?)", row)
-    if entry.voids:
-        if _pragma(connection, "user_version") == 1:
-            connection.execute(f"ALTER TABLE charges ADD COLUMN {_VOIDS}")
-            connection.execute(f"PRAGMA user_version = {VERSION}")
-        connection.execute("UPDATE charges SET voids = ? WHERE id = ?", (str(entry.voids), entry.id))
+    """Append an entry."""
+    row = (entry.id, entry.time, entry.label, *map(text, entry.amounts), entry.hash, str(entry.voids or ""))
+    connection.execute("INSERT INTO charges VALUES (?, ?, ?, ?, ?, ?, ?)", row)
     connection.execute("UPDATE budget SET head = ?", (entry.hash,))
 
 
@@ -205,20 +199,19 @@ def _pragma(connection: sqlite3.Connection, name: str) -> Any:
     return connection.execute(f"PRAGMA {name}").fetchone()[0]
 
 
-def _version(connection: sqlite3.Connection) -> int:
-    """Return the version of the tables, after checking that the file is a ledger and that SQLite finds it whole."""
+def _check_tables(connection: sqlite3.Connection) -> None:
+    """Refuse a file that is not a ledger, or that SQLite does not find whole."""
     if (found := _pragma(connection, "application_id")) != _APPLICATION:
         raise UnsoundError(f"is not a ledger of dpkernels (application {found:#x})")
-    if (version := _pragma(connection, "user_version")) not in _TABLES:
-        raise UnsoundError(f"is a ledger of version {version}; this program reads 1 to {VERSION}")
+    if (version := _pragma(connection, "user_version")) != _VERSION:
+        raise UnsoundError(f"is a ledger of version {version}; this program reads version {_VERSION}")
     tables = connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
-    if tables != list(_TABLES[version].items()):  # no triggers or views either
+    if tables != list(_TABLES.items()):  # no triggers or views either
         raise UnsoundError("is damaged: its tables are not those of a ledger")
     if (problem := _pragma(connection, "integrity_check(1)")) != "ok":
         raise UnsoundError(f"is damaged: {problem}")
-    return int(version)
 
 
 def now() -> str:
-    """The time, UTC."""
+    """Return the time, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")

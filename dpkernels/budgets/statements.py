@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 
 from dpkernels.budgets.amounts import EpsilonDelta, minus, plus, printed
 
-VERSION = 2  # of the tables: version 1 had no entries that void a charge
-_HASHED = 1  # version of what is hashed, which is the same for charges in both versions of the tables
+_HASHED = 1  # version of what is hashed
 _NUMBER = re.compile(r"[1-9][0-9]{0,17}")
 _DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")
 
@@ -149,7 +148,7 @@ def verified(budgets: Sequence[Sequence[Any]], charges: Iterable[Sequence[Any]])
 
 
 def _entries(rows: Iterable[Sequence[Any]], start: Statement) -> Iterator[Entry]:
-    """The entries, each checked against those before it: its hash, and that the sum stays within the budget."""
+    """Yield the entries, each checked against those before it: its hash, and that the sum stays within the budget."""
     head, spent, entries, voided = start.head, EpsilonDelta(), list[Entry](), set[int]()
     for number, (found, *row) in enumerate(rows, 1):
         if found != number:
@@ -193,14 +192,14 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
 
 
 def _parsed(text: str) -> Fraction:
-    """An amount as the file has it: a decimal of at least 0, in the one form that ``printed`` gives it."""
+    """Return an amount as the file has it: a decimal of at least 0, in the one form that ``printed`` gives it."""
     if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
     return amount
 
 
 def text(amount: Fraction) -> str:
-    """The same, to be written."""
+    """Return the same, to be written."""
     try:
         return printed(_parsed(printed(amount)))
     except UnsoundError:

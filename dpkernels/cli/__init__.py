@@ -13,7 +13,7 @@ from contextlib import suppress
 from dpkernels.cache_folder import keep_programs
 from dpkernels.cli.interrupts import interruptible, is_finished, was_asked
 
-_EXTRAS = {"click": "cli", "pyarrow": "cli", "rich": "cli", "matplotlib": "plot", "ray": "ray"}
+_EXTRAS = {"click": "cli", "matplotlib": "cli", "pyarrow": "cli", "ray": "ray", "rich": "cli"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -110,7 +110,7 @@ def _say(message: str) -> None:
 
 
 def _also(error: BaseException) -> str:
-    """What the failure left behind, where something did. Not a note of the error: libraries add notes too."""
+    """Return what the failure left behind, where something did. Not a note of the error: libraries add notes too."""
     return f" {left}" if (left := getattr(error, "left_behind", "")) else ""
 
 

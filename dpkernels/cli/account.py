@@ -1,27 +1,33 @@
-"""``dpkernels account``: the privacy profile that a mechanism realises, in numbers."""
+"""``dpkernels account``: what one report of a mechanism reveals, and several or shuffled reports together."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
 
 import accountants
+from accountants.composition.self_composed import ConvergenceError
+from accountants.published import shuffle as published
+from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
-from dpkernels.cli.mechanisms.choose import ADDITIVE, mechanism
-from dpkernels.cli.release.guarantees import guarantee
-from dpkernels.cli.release.sidecar import law_of, parameters
+from dpkernels.cli.mechanisms import mechanism
+from dpkernels.cli.release.sidecar import guarantee, law_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.certify import certify
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
+from dpkernels.staging import write_png
 
 COVERS = (
     "one report of the law, in exact arithmetic. Does not cover sampling in floating point (a release samples the "
@@ -70,7 +76,7 @@ class Account:
         return cls(name, made, options, tuple(epsilons) or tuple(usual), tuple(deltas) or _DELTAS)
 
     def delta(self, epsilons: Iterable[float]) -> np.ndarray:
-        """The profile at any epsilons."""
+        """Return the profile at any epsilons."""
         # One by one: a number is compiled for once, an array for each of its lengths.
         return np.array([accountants.delta(self.mechanism, float(epsilon)) for epsilon in epsilons])
 
@@ -86,7 +92,7 @@ class Account:
     @property
     def is_additive(self) -> bool:
         """Whether it is noise, not a mechanism on an interval."""
-        return self.name in ADDITIVE
+        return isinstance(self.mechanism, Additive)
 
     @property
     def claim(self) -> tuple[float, ...]:
@@ -129,13 +135,13 @@ class Account:
         if not self.claim:
             return None
         try:
-            own = guarantee(certify(self.mechanism).certificate)
+            own = guarantee(exact_sampler(self.mechanism).certificate)
         except CertificateError as error:
             return f"no release: {error}"
         return f"a release realises epsilon {shortest(own.realised_epsilon)}, delta {shortest(own.realised_delta)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; null where a number is infinite."""
+        """Return a JSON form; null where a number is infinite."""
         return {
             "mechanism": self.name,
             "parameters": parameters(self.mechanism),
@@ -176,4 +182,290 @@ def _pairs(given: str, at: Sequence[float], found: str, values: np.ndarray) -> l
 
 
 def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return float(value) if math.isfinite(value) else None
+
+
+COMPOSED_COVERS = (
+    "these reports together, of the law, in exact arithmetic; their mechanism fixed in advance. Does not cover "
+    "sampling in floating point (a release samples certified integers instead), other reports, or side channels."
+)
+
+SHUFFLED_COVERS = (
+    "one report of each of n people, of certified integers, shuffled. Does not cover other reports of these people, "
+    "what comes with a report (its time, its address), a shuffler that tells, or side channels."
+)
+_MOST_POINTS, _DECADES = 25, 2
+
+
+@dataclass(frozen=True)
+class Composed:
+    """Reports of one mechanism, and where to read what they reveal together.
+
+    Attributes:
+        one: the mechanism.
+        guarantee: that of all reports.
+        reports: how many there are.
+        rate: of the Poisson sample that each report is on; None for reports on all records.
+        epsilons: where to print delta.
+        deltas: where to print epsilon.
+    """
+
+    one: Account
+    guarantee: accountants.Guarantee
+    reports: int
+    rate: float | None
+    epsilons: Sequence[float]
+    deltas: Sequence[float]
+
+    @classmethod
+    def of(
+        cls,
+        one: Account,
+        epsilons: Sequence[float],
+        deltas: Sequence[float],
+        *,
+        reports: int = 1,
+        subsample: float | None = None,
+    ) -> Composed:
+        """Compose.
+
+        Args:
+            one: the mechanism.
+            epsilons: where to print delta.
+            deltas: where to print epsilon; by default the account's, if there are no epsilons either.
+            reports: how many reports.
+            subsample: the rate of their samples.
+
+        Raises:
+            click.UsageError: a count or a rate out of range, or a mechanism whose reports cannot be composed so.
+        """
+        try:
+            made = accountants.guarantee(one.mechanism)
+            if subsample is not None:
+                checks.within("--subsample", subsample, np.nextafter(0.0, 1.0), 1.0)
+                made = made.subsample(subsample)
+            composed = made.repeat(checks.whole("--reports", reports, 1, 1 << 40))
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(str(error)) from error
+        at = tuple(deltas if deltas or epsilons else one.deltas)
+        return cls(one, composed, reports, subsample, tuple(epsilons), at)
+
+    @property
+    def tables(self) -> dict[str, list[dict[str, float | None]]]:
+        """Each number that was asked for, and an interval that certainly holds it; null where there is none."""
+        made = self.guarantee
+        return {
+            "epsilon_at_delta": [
+                {"delta": at, **_bracketed("epsilon", made.epsilon, at, made.bracket(delta=at))} for at in self.deltas
+            ],
+            "delta_at_epsilon": [
+                {"epsilon": at, **_bracketed("delta", made.delta, at, made.bracket(epsilon=at))} for at in self.epsilons
+            ],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {
+            "mechanism": self.one.name,
+            "parameters": parameters(self.one.mechanism),
+            "reports": self.reports,
+            "subsample": self.rate,
+            "neighbouring": self.guarantee.neighbouring,
+            "covers": COMPOSED_COVERS,
+            **self.tables,
+        }
+
+    def __str__(self) -> str:
+        sample = "" if self.rate is None else f", each on a Poisson sample of rate {self.rate:g} of its own"
+        facts = {
+            "mechanism": self.one.description,
+            "reports": f"{self.reports}{sample}",
+            "neighbouring": self.guarantee.neighbouring,
+            "covers": COMPOSED_COVERS,
+        }
+        return _as_page(facts, self.tables)
+
+
+def _bracketed(
+    name: str, value: Callable[[float], float], at: float, bracket: tuple[float, float]
+) -> dict[str, float | None]:
+    low, high = bracket
+    try:
+        found = value(at)
+    except ConvergenceError:  # the bracket is all that is known
+        found = math.inf
+    return {name: _finite(found), "at_least": _finite(low), "at_most": _finite(high)}
+
+
+def _number(value: float | None) -> str:
+    return "none" if value is None else f"{value:.9g}"
+
+
+@dataclass(frozen=True)
+class ShuffledAccount:
+    """Shuffled reports of one mechanism, and where to read what they reveal.
+
+    Attributes:
+        one: the mechanism.
+        form: its exact form.
+        made: what the reports reveal.
+        epsilons: where to print delta.
+        deltas: where to print epsilon.
+    """
+
+    one: Account
+    form: Any
+    made: accountants.Shuffled
+    epsilons: Sequence[float]
+    deltas: Sequence[float]
+
+    @classmethod
+    def of(cls, one: Account, epsilons: Sequence[float], deltas: Sequence[float], n: int) -> ShuffledAccount:
+        """Certify the mechanism and shuffle n reports of it.
+
+        Raises:
+            click.UsageError: n below 2, or a mechanism that nothing hides.
+            CertificateError: its integers do not have the guarantee.
+        """
+        try:
+            accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
+            form = exact_sampler(one.mechanism)
+            made = accountants.shuffled(form, n)
+        except CertificateError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise click.UsageError(f"--shuffle: {error}") from error
+        return cls(one, form, made, tuple(epsilons), tuple(deltas if deltas or epsilons else one.deltas))
+
+    @property
+    def tables(self) -> dict[str, list[dict[str, float]]]:
+        """Of each number asked for an estimate, its value where all others hold one input, and the rigorous bracket."""
+        made = self.made
+        return {
+            "epsilon_at_delta": [
+                {"delta": at, "epsilon": made.epsilon(at), **_ends(made.lower(delta=at), made.bracket(delta=at))}
+                for at in self.deltas
+            ],
+            "delta_at_epsilon": [
+                {"epsilon": at, "delta": made.delta(at), **_ends(made.lower(epsilon=at), made.bracket(epsilon=at))}
+                for at in self.epsilons
+            ],
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {
+            "mechanism": self.one.name,
+            "parameters": parameters(self.one.mechanism),
+            "shuffled": self.made.n,
+            "neighbouring": self.made.neighbouring,
+            "covers": SHUFFLED_COVERS,
+            **self.tables,
+        }
+
+    def __str__(self) -> str:
+        facts = {
+            "mechanism": self.one.description,
+            "shuffled": f"{self.made.n} honest reports",
+            "neighbouring": self.made.neighbouring,
+            "covers": SHUFFLED_COVERS,
+        }
+        return _as_page(facts, self.tables)
+
+
+def _as_page(facts: Mapping[str, str], tables: Mapping[str, Sequence[Mapping[str, float | None]]]) -> str:
+    lines = [f"{name:<19} {text}" for name, text in facts.items()]
+    for rows in tables.values():
+        if rows:
+            cells = [[_number(value) for value in row.values()] for row in rows]
+            lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
+    return "\n".join(lines)
+
+
+def _ends(revealed: float, bracket: tuple[float, float]) -> dict[str, float]:
+    return {"some_inputs": float(revealed), "at_least": float(bracket[0]), "at_most": float(bracket[1])}
+
+
+def plot_shuffled(target: Path, account: ShuffledAccount) -> None:
+    """Draw central eps against n, around the n asked for, into a PNG; with what is known of eps0 alone."""
+    from matplotlib.figure import Figure
+
+    n, delta = account.made.n, (account.deltas or account.one.deltas)[0]
+    ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
+    counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
+    made = [accountants.shuffled(account.form, int(count)) for count in counts]
+    level = float(account.made.inputs.level)
+    clones = [
+        published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
+    ]
+    figure = Figure(figsize=(8, 5.5), dpi=150)
+    axes = figure.subplots()
+    axes.axhline(level, color="0.5", linestyle=":", label=f"one report without the shuffler: {level:.4g}")
+    axes.plot(
+        counts, clones, "--", color="C1", label="known of eps0 alone (Feldman, McMillan & Talwar 2021, numerical)"
+    )
+    axes.plot(counts, [one.epsilon(delta) for one in made], color="C0", linewidth=2, label="this mechanism, any inputs")
+    revealed = [one.lower(delta=delta) for one in made]
+    axes.plot(counts, revealed, color="C2", linestyle="-.", label="revealed where all others hold one input")
+    axes.plot([n], [account.made.epsilon(delta)], "o", color="C3", label=f"n = {n}: {account.made.epsilon(delta):.4g}")
+    axes.set(xscale="log", yscale="log", xlabel="n, honest reports", ylabel=f"central epsilon at delta {delta:g}")
+    axes.set(title=f"Shuffled reports: {account.one.name}")
+    axes.grid(alpha=0.3, which="both")
+    axes.legend(frameon=False, loc="lower left", fontsize=8)
+    note = f"{account.one.description}. Neighbouring: {account.made.neighbouring}. Covers {SHUFFLED_COVERS}"
+    _write_with_note(figure, note, target)
+
+
+_FLOOR = 1e-12  # of delta
+_POINTS = 240  # of the curve, evenly spaced, besides the steep parts
+_NEAR = np.geomspace(1e-9, 0.1, 60)  # before an epsilon at which delta falls steeply, relative to it
+
+
+def plot_profile(target: Path, account: Account) -> None:
+    """Draw the profile, with the claim if there is one, and write a PNG."""
+    end = _end(account)
+    steep = [one * (1 - _NEAR) for one in (account.pure, *account.claim[:1]) if one < end]
+    note = f"{account.description}. Neighbouring: {account.neighbours}. Covers {COVERS}"
+    _write_with_note(_figure(account, np.union1d(np.linspace(0.0, end, _POINTS), steep)), note, target)
+
+
+def _end(account: Account) -> float:
+    """Return where the curve has reached the floor, or the delta that no epsilon goes below; never before the claim."""
+    plateau = float(account.delta([600.0])[0])
+    reached = float(account.epsilon([max(_FLOOR, min(1.001 * plateau, 0.999))])[0])
+    pure = account.pure if math.isfinite(account.pure) else 0.0
+    return 1.15 * max([reached if math.isfinite(reached) else 0.0, pure, *account.claim[:1], 0.1])
+
+
+def _figure(account: Account, epsilons: np.ndarray) -> Any:
+    from matplotlib.figure import Figure
+
+    deltas = account.delta(epsilons)
+    figure = Figure(figsize=(8, 5.5), dpi=150)
+    axes = figure.subplots()
+    # Below the floor the curve leaves the picture: a delta of 0 has no place on a log scale.
+    axes.plot(epsilons, np.maximum(deltas, _FLOOR / 10), linewidth=2, label="realised delta, the least that is enough")
+    _mark(axes, account)
+    axes.set(yscale="log", xlabel="epsilon", ylabel="delta, log scale", xlim=(0, epsilons[-1]), ylim=(_FLOOR, 1.0))
+    axes.set(title=f"Privacy profile of one report: {account.name}")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, loc="lower left")
+    return figure
+
+
+def _mark(axes: Any, account: Account) -> None:
+    """The claim and the pure level."""
+    if account.claim:
+        epsilon, delta = account.claim
+        below = f" (below the axis, drawn at {shortest(_FLOOR)})" if delta < _FLOOR else ""
+        label = f"claim: epsilon {shortest(epsilon)}, delta {shortest(delta)}{below}"
+        axes.plot([epsilon], [max(delta, _FLOOR)], "o", color="C3", label=label, clip_on=False)
+    if math.isfinite(account.pure):
+        axes.axvline(account.pure, color="grey", linestyle="--", label=f"pure level, epsilon {account.pure:.6g}")
+
+
+def _write_with_note(figure: Any, note: str, target: Path) -> None:
+    """Write a PNG with a text below the picture."""
+    figure.text(0.02, 0.015, textwrap.fill(note, 148), fontsize=7.5, va="bottom")
+    figure.subplots_adjust(left=0.1, right=0.97, top=0.93, bottom=0.22)
+    write_png(figure, target)

@@ -1,22 +1,26 @@
-"""The subcommands and their options, but for ``analysis``; the work is imported when one runs."""
+"""The subcommands and their options; the work of a subcommand is imported when it runs."""
 
 from __future__ import annotations
 
+import webbrowser
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 import dpkernels as package
-from dpkernels.cli.analysis import account, drawable, estimate, tune
-from dpkernels.cli.dataset.options import ENGINE, Input, Target, engine, engine_options
-from dpkernels.cli.files.layout import DASH, layout
+from dpkernels.cli.files.layout import DASH
 from dpkernels.cli.interrupts import importing
-from dpkernels.cli.mechanisms.options import (
+from dpkernels.cli.options import (
+    ENGINE,
     INPUT,
     OUTPUT,
+    Input,
     Numbers,
     Options,
+    Target,
+    engine_options,
     file_options,
     json_option,
     mechanism_options,
@@ -25,6 +29,220 @@ from dpkernels.cli.mechanisms.options import (
     single,
 )
 from dpkernels.cli.text import as_text
+
+_MORE_ACCOUNT = """\b
+Examples:
+  dpkernels account laplace --sensitivity 1 --epsilon 1
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
+  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
+  dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
+  dpkernels account piecewise --lower 0 --upper 120 --epsilon 4 --shuffle 100000 --plot shuffled.png
+"""
+
+_MORE_TUNE = """\b
+Objectives, of the worst input where it matters:
+  variance        of a report
+  variance-at     the variance at the input --at
+  absolute-error  E|error|
+  acceptance      P(|error| <= --theta), made large
+  quantile        the error exceeded with probability --beta
+  distribution    the expected error of the cdf of --reports N values (bounded mechanisms)
+
+\b
+Examples:
+  dpkernels tune --epsilon 1 --lower 0 --upper 120
+  dpkernels tune --epsilon 0.1 --delta 1e-6 --shuffle 100000 --lower 0 --upper 120
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2 --plot search.png
+"""
+
+
+_MORE_ESTIMATE = """\b
+Examples:
+  dpkernels estimate private.csv --column age
+  dpkernels estimate private.csv --column age --by plan --quantiles .25,.5,.75
+  dpkernels estimate private.parquet --column income --histogram 20 --plot income.png
+"""
+
+
+# What several reports of a mechanism reveal together.
+_TOGETHER: Options = {
+    "reports": (int, "N", "Account N reports together."),
+    "subsample": (
+        float,
+        "RATE",
+        "Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+    ),
+    "shuffle": (
+        int,
+        "N",
+        "N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
+    ),
+}
+
+_TUNED: Options = {
+    "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
+    "lower": (float, "X", "Smallest valid value: bounded mechanisms."),
+    "upper": (float, "X", "Largest valid value: bounded mechanisms."),
+    "sensitivity": (float, "D", "Of additive noise: how far apart neighbours are at most."),
+    "delta": (float, "D", "Also tune noise that spends a delta, in (0, 1)."),
+    "theta": (float, "T", "Tolerated error of the objective acceptance."),
+    "beta": (float, "B", "How often the error may exceed the objective quantile."),
+    "at": (float, "X", "Input of the objective variance-at."),
+    "reports": (int, "N", "How many there are, of the objective distribution."),
+    "shuffle": (
+        int,
+        "N",
+        "epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
+    ),
+}
+
+
+@click.command(epilog=_MORE_ACCOUNT)
+@click.argument("mechanism")
+@mechanism_options
+@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
+@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@options_of(_TOGETHER)
+@plot_option("Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.")
+@json_option()
+def account(
+    mechanism: str,
+    at_epsilon: tuple[float, ...],
+    at_delta: tuple[float, ...],
+    reports: tuple[int, ...],
+    subsample: tuple[float, ...],
+    shuffle: tuple[int, ...],
+    plot: Path | None,
+    as_json: bool,
+    **options: tuple[Any, ...],
+) -> None:
+    """Print the privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, pure level and variance.
+
+    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
+    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample, print what several
+    reports reveal together: epsilon at deltas or delta at epsilons, each with a rigorous interval. With --shuffle,
+    print what a bounded mechanism's certified reports reveal once nobody knows who sent which.
+    """
+    with importing():
+        from dpkernels.cli import account as accounting
+
+    several = single({"reports": reports, "subsample": subsample})
+    together = single({"shuffle": shuffle})
+    if together and several:
+        raise click.UsageError("--shuffle: has no use with --reports or --subsample; compose rounds in Python")
+    found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    if several:
+        found = accounting.Composed.of(found, at_epsilon, at_delta, **several)
+    if together:
+        found = accounting.ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
+    if plot is not None and together:
+        accounting.plot_shuffled(plot, found)
+    elif plot is not None:
+        found.guarantee.plot(plot) if several else accounting.plot_profile(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_TUNE)
+@click.option(
+    "--objective", metavar="NAME", default="variance", help="What is optimised, see below. Default: variance."
+)
+@options_of(_TUNED)
+@plot_option("Also draw_profile the searches into this .png.")
+@json_option()
+def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
+    """Find the best parameters of every mechanism for one budget, by gradient, and list the best mechanism first.
+
+    Give --lower and --upper for bounded mechanisms (any two values are neighbours), --sensitivity for additive noise.
+    Every result has been accounted exactly. The last line is the Python that builds the best mechanism.
+    """
+    with importing():
+        from dpkernels.cli import tune as tuning
+
+    found = tuning.tuned(objective, single(options))
+    if plot is not None:
+        tuning.plot(plot, found)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+@click.command(epilog=_MORE_ESTIMATE)
+@click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
+@click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
+@click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
+@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
+@click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
+@click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
+@click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
+@click.option("--upper", type=float, metavar="X", help="Largest value there can be (additive noise).")
+@click.option(
+    "--confidence",
+    type=float,
+    default=0.95,
+    help="Probability that each single interval contains its true value. Default: 0.95.",
+)
+@plot_option("Also draw_profile histogram and cdf into this .png.")
+@engine_options
+@json_option()
+def estimate(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    quantiles: tuple[float, ...] | None,
+    histogram: int | None,
+    by: str | None,
+    lower: float | None,
+    upper: float | None,
+    confidence: float,
+    plot: Path | None,
+    as_json: bool,
+    **runs: Any,
+) -> None:
+    """Estimate from the reports in a released file the values behind them, with intervals.
+
+    REPORTS is what `dpkernels perturb` wrote, .csv, .tsv (also .gz), .parquet or .npy, or the folder or URI of a
+    released dataset; it is read once, in constant memory. Estimating costs no privacy. With --sidecar a file may hold
+    some of the release's rows, or be of another format.
+    """
+    with importing():
+        from dpkernels.cli import estimate
+
+    if (lower is None) != (upper is None):
+        raise click.UsageError("--lower and --upper: give both or neither")
+    if plot is not None and by is not None:
+        raise click.UsageError("--plot: draws all rows; it has no use with --by")
+    asked = estimate.EstimateOptions.of(quantiles, histogram, confidence)
+    bounds = None if lower is None or upper is None else (lower, upper)
+    found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
+    if plot is not None and found.whole is not None:
+        from dpkernels.estimation.plot import save_plot
+
+        save_plot(found.whole, plot, confidence)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
+
+
+def _counted(
+    reports: Path | str,
+    sidecar: Path | None,
+    column: str | None,
+    by: str | None,
+    bounds: tuple[float, float] | None,
+    runs: Mapping[str, Any],
+) -> Any:
+    """Return the reports of a file, or of a dataset's parts."""
+    if isinstance(reports, Path):
+        if any(runs.values()):
+            raise click.UsageError("--engine: runs the parts of a dataset; REPORTS is one file")
+        with importing():
+            from dpkernels.cli import estimate
+
+        return estimate.read(reports, sidecar, column, by, bounds)
+    if sidecar is not None:
+        raise click.UsageError("--sidecar: is for one file; a dataset has its own")
+    with importing():
+        from dpkernels.cli.dataset import estimate as dataset
+        from dpkernels.cli.dataset.engines import engine
+
+    return dataset.read(reports, column, by, bounds, engine(runs))
+
 
 _STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
 _TARGET = Target(path_type=Path)
@@ -63,9 +281,9 @@ Examples:
 
 \b
 Exit codes:
-  0  done; of perturb: OUT and OUT.json are complete, even if a summary could not be printed
-  1  failed or interrupted, with one line that says why; nothing was written. A charge to a ledger is voided
-     if nothing of the release can be known; else it stays, and the line says so
+  0  success; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
+  1  failure or interruption; one line says why, and nothing was written. A charge to a ledger is voided
+     if nothing of the release can have been read; otherwise it is kept, and the line says so
   2  a wrong option or argument; nothing was charged or written
 """
 
@@ -91,10 +309,8 @@ def dpkernels(context: click.Context) -> None:
     "--mechanism",
     metavar="NAME",
     multiple=True,
-    default=["closed-form"],
-    help="What draws the noise: by default closed-form, that of piecewise, hybrid and duchi of least worst-case "
-    "variance for the budget (which, is printed); auto tries the linear program's optimum too. "
-    "`dpkernels mechanisms` lists them with their options.",
+    help="Default: whichever of piecewise, hybrid and duchi has the lowest worst-case variance for the budget. The "
+    "choice is printed. `dpkernels mechanisms` lists all mechanisms with their options.",
 )
 @mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
@@ -103,21 +319,21 @@ def dpkernels(context: click.Context) -> None:
     type=OUTPUT,
     metavar="FILE",
     multiple=True,
-    help="Charge a row's total to this ledger first, and refuse what would exceed its budget.",
+    help="First charge a row's total to this ledger, and refuse a release that exceeds its budget.",
 )
 @click.option(
     "--budget",
     type=Numbers(),
     metavar="EPS[,DELTA]",
     multiple=True,
-    help="Budget of FILE: makes FILE, or must be that of the FILE there is. Additive noise needs a DELTA.",
+    help="Budget of the ledger, which is made if it does not exist. Additive noise needs a DELTA.",
 )
 @file_options
 @engine_options
 @click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
 @click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
-@click.option("--progress/--no-progress", default=None, help="Show a bar; by default for long work.")
+@click.option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
 @click.option("--quiet", is_flag=True, help="Print no summary.")
 @json_option("Print the summary as JSON.")
 def perturb(
@@ -138,92 +354,95 @@ def perturb(
 ) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
-    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or an URI such as s3://bucket/in. Then OUT is a new
-    folder or an URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster.
+    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or a URI such as s3://bucket/in. Then OUT is a new
+    folder or a URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster. In a folder,
+    files whose names begin with . or _ are not read, and the command names them.
 
-    --column repeats; --mechanism is given once for every column, or once a column in the same order. Any other option
-    of a mechanism is given once for all columns whose mechanism has it, or once for each of these, in the same order.
-    All other columns, and the order of the rows, are copied as they are and are NOT protected. A csv
-    or tsv may be .gz, or - for standard input and output.
+    Repeat --column for several columns. Give --mechanism once for all columns, or once for each column in the same
+    order. Give any other option of a mechanism once for all columns whose mechanism has it, or once for each of these.
+    All other columns, and the order of the rows, are copied as they are and are NOT protected. A .csv or .tsv may be
+    .gz, or - for standard input and output.
 
-    Bounds and sensitivities must be known without looking at the data. A certificate for every column is written to
-    OUT.json.
+    Choose bounds and sensitivities without looking at the data. OUT.json has a certificate for every column.
 
-    What is released about the same people adds up. A --ledger is for one group of people, one row each: it adds a
-    row's total over the perturbed columns of every release, whatever the file, and refuses before it reads the data.
-    Someone with k rows spends k times as much.
+    Privacy loss adds up over releases about the same people. A --ledger is for one group of people, with one row each.
+    It adds a row's total over the perturbed columns of every release, and refuses a release that exceeds the budget
+    before the data are read. A person with k rows spends k times as much.
 
-    A run that fails over its input, or is interrupted, before its output is in place voids its charge; the ledger
-    keeps both entries. The charge stays if the run is killed, if its output could not be written, or if part of it
-    may have been read: on standard output, or in a store of objects. --check-first finds values that cannot be
-    perturbed before the charge, and --check does nothing but find them.
+    If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger
+    keeps both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it
+    may already have been read: on standard output, or in a store of objects. --check-first finds values that cannot
+    be perturbed before the charge; --check does only that.
 
-    With --force the old OUT and OUT.json stay until the new ones are complete; a run that is killed leaves the old
-    release or the new one, and the next run to OUT removes what else it left.
-
-    In a folder, files whose names begin with . or _ are not read, and the command names them. Anything else that is
-    not a readable file is refused.
+    With --force the old OUT and OUT.json stay until the new ones are complete. If a run is killed, the output is either
+    the old release or the new one, never a mixture. The next run to OUT removes temporary files.
     """
     with importing():
-        from dpkernels.cli.files.handling import Handling
-        from dpkernels.cli.release import summary
+        from dpkernels.cli.files.row_options import RowOptions
+        from dpkernels.cli.release import one_file, sidecar
 
-    charged = single({"ledger": ledger, "budget": budget})
     runs = {name: options.pop(name) for name in ENGINE}
-    form = tuple(options.pop(name) for name in ("kind", "delimiter", "multiline"))
-    handling = Handling(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows")))
-    common = {"clip": clip, "force": force, "charged": charged, "handling": handling, "sidecar": options.pop("sidecar")}
-    wanted = columns, mechanism, _given(options)
+    kind, delimiter, multiline = (options.pop(name) for name in ("kind", "delimiter", "multiline"))
+    request = one_file.Request(
+        source=source,
+        target=target,
+        columns=columns,
+        mechanisms=mechanism,
+        clip=clip,
+        force=force,
+        ledger=single({"ledger": ledger, "budget": budget}),
+        rows=RowOptions(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
+        sidecar=options.pop("sidecar"),
+        kind=kind,
+        delimiter=delimiter,
+        multiline=multiline,
+        options={name: values for name, values in options.items() if values},
+    )
     work: Any
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
-        with importing():
-            from dpkernels.cli import perturb as one_file
-
-        release: Any = one_file.plan(source, target, *wanted, form=layout(source, target, *form), **common)
+        release: Any = one_file.plan(request)
         work = one_file.check_file, one_file.perturb_file
     else:
         with importing():
             from dpkernels.cli.dataset import release as datasets
+            from dpkernels.cli.dataset.engines import engine
 
-        release = datasets.plan(str(source), str(target), *wanted, form=form, engine=engine(runs), **common)
+        release = datasets.plan(request, engine(runs))
         work = datasets.check, datasets.release
     done, left = work[0](release, progress) if check else (work[1](release, progress, check_first), [])
     if not quiet:
         told = done, release.copied, None if check else (target, release.sidecar)
-        text = as_text(summary.to_dict(*told)) if as_json else "\n".join(summary.lines(*told, left))
+        text = as_text(sidecar.summary_dict(*told)) if as_json else "\n".join(sidecar.summary_lines(*told, left))
         click.echo(text, err=target == DASH)
 
 
 @dpkernels.command()
 @options_of(_COMPARED, required=True)
-@options_of({"sensitivity": (float, None, "Also compare mechanisms for neighbours at most so far apart.")})
+@options_of({"sensitivity": (float, None, "Largest distance of neighbours; adds the mechanisms for it.")})
 @plot_option("Also draw worst-case variances against epsilon into this .png.")
 @json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
-    """Every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
+    """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
     with importing():
-        from dpkernels.cli.compare import as_table, comparison
+        from dpkernels.cli import compare as comparing
 
-    drawable(plot)
     given = single(options)
-    rows = comparison(**given)
+    rows = comparing.comparison(**given)
     if plot is not None:
-        from dpkernels.cli.plot import draw
-
-        draw(plot, **given)
-    click.echo(as_text(rows) if as_json else as_table(rows, given["epsilon"], given["lower"], given["upper"]))
+        comparing.plot(plot, **given)
+    click.echo(as_text(rows) if as_json else comparing.as_table(rows, given["epsilon"], given["lower"], given["upper"]))
 
 
 @dpkernels.command()
 @click.option("--mechanism", metavar="NAME", multiple=True, help="A mechanism; `dpkernels mechanisms` lists them.")
 @mechanism_options
 @json_option("Print JSON, the integer table included.")
-@click.option("--verify", type=INPUT, help="Verify every certificate of this OUT.json again instead.")
+@click.option("--verify", type=INPUT, help="Instead, verify every certificate of this OUT.json.")
 def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **options: tuple[Any, ...]) -> None:
-    """The certificate of a mechanism's integer table, or (--verify) of every column of a finished release.
+    """Print the certificate of a mechanism's integer table, or verify every column of a finished release (--verify).
 
-    --verify checks the output as well. Of a dataset it checks every part, and refuses a folder in which a part is
-    missing or altered, or that has a file which the release does not.
+    --verify checks the output as well. For a dataset it checks every part, and refuses a folder in which a part is
+    missing or altered, or that has a file which the release does not have.
     """
     wanted = single({"mechanism": mechanism, **options})
     if verify is not None:
@@ -237,7 +456,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
     with importing():
-        from dpkernels.cli.certify import Report
+        from dpkernels.cli.release.verify import Report
 
     report = Report.of(wanted.pop("mechanism"), wanted)
     click.echo(as_text(report.to_dict()) if as_json else str(report))
@@ -247,7 +466,7 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
 @click.argument("file", type=INPUT)
 @json_option()
 def ledger(file: Path, as_json: bool) -> None:
-    """The budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
+    """Print the budget of FILE, a ledger of `dpkernels perturb --ledger`, what is spent and left, and every charge."""
     from dpkernels.cli import ledger as ledgers
 
     click.echo(as_text(ledgers.to_dict(file)) if as_json else "\n".join(ledgers.listing(file)))
@@ -255,8 +474,8 @@ def ledger(file: Path, as_json: bool) -> None:
 
 @dpkernels.command()
 def mechanisms() -> None:
-    """Every mechanism and its options."""
-    from dpkernels.cli.mechanisms.mechanism_table import listing
+    """List every mechanism and its options."""
+    from dpkernels.cli.mechanisms import listing
 
     click.echo("\n".join(listing()))
 
@@ -266,7 +485,7 @@ def mechanisms() -> None:
 @click.option("--force", is_flag=True, help="Replace FILE if it exists.")
 @click.option("--print", "only_print", is_flag=True, help="Print where the page is, and open nothing.")
 def explore(output: Path | None, force: bool, only_print: bool) -> None:
-    """A page to choose a mechanism with, opened in the browser. It is part of the package and works offline.
+    """Open a page in the browser that helps to choose a mechanism. It is one file and works offline.
 
     It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and what they reveal, and
     writes the lines of Python and the command that make them. On a machine without a browser, --output writes the page
@@ -275,14 +494,22 @@ def explore(output: Path | None, force: bool, only_print: bool) -> None:
     from dpkernels.cli.explorer import page
 
     if output is not None:
-        page.write(output, force)
-    elif not only_print and not page.opened():
-        raise click.ClickException(f"no browser opened {page.PAGE.as_uri()}; --output FILE writes the page to a file")
-    click.echo(page.PAGE.as_uri() if output is None else output)
+        page.check_target(output, force)
+        page.write(output)
+        click.echo(output)
+        return
+    place = page.kept().as_uri()
+    if not only_print and not _opened(place):
+        raise click.ClickException(f"no browser opened {place}; --output FILE writes the page to a file")
+    click.echo(place)
 
 
-def _given(options: dict[str, tuple[Any, ...]]) -> dict[str, tuple[Any, ...]]:
-    return {name: values for name, values in options.items() if values}
+def _opened(address: str) -> bool:
+    """Return whether a browser took the page."""
+    try:
+        return webbrowser.open(address)
+    except webbrowser.Error:
+        return False
 
 
 for _one in (account, estimate, tune):

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
-from dpkernels.cli.mechanisms.choose import CENTRAL, mechanism
+from dpkernels.checks import EPSILON_RANGE
+from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
-from dpkernels.mechanisms.named_additive import staircase
 from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.mechanisms.optimal.search import is_solved
+from dpkernels.staging import write_png
 
-LAPLACE, STAIRCASE = "laplace (unbounded)", "staircase (unbounded)"
+CENTRAL = [name for name, one in CONSTRUCTORS.items() if one.is_central]
+# Noise that has no parameter without a default besides its budget and sensitivity, on any grid or none.
+NOISE = [
+    name
+    for name, one in CONSTRUCTORS.items()
+    if one.required(release=True) == ["epsilon", "sensitivity"] and "step" not in one.options
+]
 
 
 def laplace_variance(epsilon: float, width: float) -> float:
@@ -24,7 +33,7 @@ def laplace_variance(epsilon: float, width: float) -> float:
 
 
 def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> list[dict[str, Any]]:
-    """A row for every mechanism and for Laplace and staircase noise, the least worst-case variance first.
+    """Return a row for every bounded mechanism and for pure noise, the least worst-case variance first.
 
     The optimum is that of the linear program, solved once (a note says so) and then kept. Above epsilon 12, and where
     the sensitivity is so small a part of the interval that the Central Piecewise Mechanism is as good, there is none.
@@ -45,14 +54,15 @@ def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | 
     optimum = None if best is None else float(best.worst_variance)
     rows = [_row(name, one, laplace, optimum) for name, one in made.items()]
     D = upper - lower if sensitivity is None else sensitivity
-    least = float(staircase(epsilon=epsilon, sensitivity=1.0).noise.variance) * D**2
-    for name, variance in ((LAPLACE, laplace), (STAIRCASE, least)):
-        rows.append(_figures(name, variance, variance, laplace, optimum, None))
+    for name in NOISE:
+        unit: Any = mechanism(name, {"epsilon": epsilon, "sensitivity": 1.0})
+        variance = float(unit.noise.variance) * D**2
+        rows.append(_figures(f"{name} (unbounded)", variance, variance, laplace, optimum, None))
     return sorted(rows, key=lambda row: row["worst_variance"])
 
 
 def _optima(options: dict[str, float], sensitivity: float | None) -> dict[str, Mechanism]:
-    """The optimal mechanisms, with a note where a program has to be solved first."""
+    """Return the optimal mechanisms, with a note where a program has to be solved first."""
     epsilon, breadth = options["epsilon"], options["upper"] - options["lower"]
     wanted: dict[str, dict[str, float]] = {"optimal": options} if covers(epsilon) else {}
     if sensitivity is not None and covers(epsilon, breadth / sensitivity):
@@ -82,7 +92,7 @@ def _figures(
 
 
 def as_table(rows: list[dict[str, Any]], epsilon: float, lower: float, upper: float) -> str:
-    """The rows for a terminal."""
+    """Return the rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
     interval = f"[{shortest(lower)}, {shortest(upper)}]"
     title = f"epsilon {shortest(epsilon)}, inputs in {interval}; variances in squared data units"
@@ -96,3 +106,73 @@ def _cells(row: dict[str, Any]) -> list[str]:
     above = row["percent_above_optimum"]
     reports = "unbounded" if row["reports"] is None else "[{:.5g}, {:.5g}]".format(*row["reports"])
     return [row["mechanism"], *numbers, "none" if above is None else f"{above:.4g} %", reports]
+
+
+# Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
+_LEAST, _MOST = 0.1, 8.0
+_POINTS, _FEWER = 25, 13
+_SLOW = ("quartic", "optimal")
+
+
+def plot(target: Path, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> None:
+    """Draw every mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
+    click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
+    D = upper - lower if sensitivity is None else sensitivity
+    names = [*MECHANISMS, *(() if sensitivity is None else CENTRAL)]
+    names = [name for name in names if _covers(name, 2 * _LEAST, (upper - lower) / D)]
+    curves = {name: _curve(name, epsilon, lower, upper, D) for name in names}
+    write_png(_figure(curves, epsilon, None if sensitivity is None else (upper - lower) / D), target)
+
+
+def _curve(name: str, epsilon: float, lower: float, upper: float, sensitivity: float) -> tuple[np.ndarray, np.ndarray]:
+    """Budgets up to the largest that the mechanism is for, the asked one among them, and variances over Laplace's."""
+    count = _FEWER if any(part in name for part in _SLOW) else _POINTS
+    budgets = np.geomspace(min(_LEAST, epsilon), max(_MOST, epsilon), count)
+    ratio = (upper - lower) / sensitivity
+    budgets = np.unique([eps for eps in (*budgets, epsilon) if _covers(name, float(eps), ratio)])
+    near = {"sensitivity": sensitivity} if name in CENTRAL else {}
+    made = (mechanism(name, {"epsilon": float(eps), "lower": lower, "upper": upper, **near}) for eps in budgets)
+    return budgets, np.array([float(m.worst_variance) / laplace_variance(float(m.epsilon), sensitivity) for m in made])
+
+
+def _covers(name: str, epsilon: float, ratio: float) -> bool:
+    """Return whether the mechanism is for a budget, given the width of the interval over the sensitivity."""
+    if "optimal" in name:
+        return covers(epsilon, ratio if name in CENTRAL else 1.0)
+    return epsilon <= EPSILON_RANGE[1]
+
+
+def _smooth(budgets: np.ndarray, ratios: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Between the points that were computed a monotone cubic in logarithms."""
+    from scipy.interpolate import PchipInterpolator
+
+    between = np.geomspace(budgets[0], budgets[-1], 200)
+    return between, np.exp(PchipInterpolator(np.log(budgets), np.log(ratios))(np.log(between)))
+
+
+def _figure(curves: dict[str, Any], epsilon: float, breadth: float | None) -> Any:
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    figure = Figure(figsize=(10, 6), dpi=150, layout="constrained")
+    axes = figure.subplots()
+    for number, (name, curve) in enumerate(sorted(curves.items(), key=lambda item: -item[1][1][-1])):
+        look: Any = {"color": f"C{number}", "linestyle": ("-", "--", ":")[number % 3], "linewidth": 2}
+        if len(curve[0]) > _FEWER + 1:
+            axes.plot(*curve, label=name, **look)
+        else:
+            axes.plot(*_smooth(*curve), label=name, **look)
+            axes.plot(*curve, ".", color=f"C{number}")
+    axes.axhline(1.0, color="black", linewidth=1, label="Laplace (unbounded)")
+    axes.axvline(epsilon, color="grey", linewidth=1, linestyle="-.", label=f"epsilon = {shortest(epsilon)}")
+    axes.set(xscale="log", yscale="log", xlabel="epsilon (pure DP), log scale; a curve with dots is computed at these")
+    unit = "R = upper - lower" if breadth is None else f"D = sensitivity, upper - lower = {breadth:.4g} D"
+    axes.set(ylabel=f"worst-case variance / (2 ({unit[0]} / epsilon)²)")
+    axes.set(title=f"Worst-case variance over that of Laplace noise, lower is better\n{unit}")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda tick, _: f"{tick:g}"))
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper", frameon=False)
+    return figure

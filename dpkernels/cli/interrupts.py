@@ -1,4 +1,11 @@
-"""Signals: a request to stop raises KeyboardInterrupt, except in the few steps that must not be cut short."""
+"""Requests to stop, and failures of a release that say nothing about its reports.
+
+A request to stop raises KeyboardInterrupt, except in the few steps that must not be cut short.
+
+Whoever started a run sees whether it fails. If that depends on the reports, each failed run reveals something about
+them: whether a compressed output fits on the disk, for example. The charge for such a run is kept. A failure is
+independent of the reports only where the code says so; every other failure counts as dependent.
+"""
 
 from __future__ import annotations
 
@@ -42,12 +49,12 @@ def _raise(number: int, frame: FrameType | None) -> None:
 
 
 def was_asked() -> bool:
-    """Whether there was a request to stop; libraries turn its exception into others."""
+    """Return whether there was a request to stop; libraries turn its exception into others."""
     return _state.asked != 0
 
 
 def is_finished() -> bool:
-    """Whether what was asked for is done, whatever fails after it."""
+    """Return whether what was asked for is done, whatever fails after it."""
     return _state.finished
 
 
@@ -129,3 +136,33 @@ def _handled(handlers: dict[Any, Any], last: bool = False) -> Iterator[None]:
     finally:
         for request, handler in before.items():
             signal.signal(request, signal.SIG_IGN if last else signal.SIG_DFL if handler is None else handler)
+
+
+@contextmanager
+def independent_of_reports() -> Iterator[None]:
+    """Mark errors of steps that would fail in the same way whatever the reports are: reading and checking the input."""
+    try:
+        yield
+    except Exception as error:
+        mark_independent(error)
+        raise
+
+
+def mark_independent(error: BaseException) -> None:
+    """Note that an error does not depend on the reports."""
+    error.is_independent_of_reports = True  # type: ignore[attr-defined]
+
+
+def is_independent(error: BaseException) -> bool:
+    """Return whether a run ended for a reason that does not depend on its reports.
+
+    Once there is a request to stop, the run ends as interrupted whatever the reports are, and whatever else fails.
+    """
+    if was_asked() or isinstance(error, KeyboardInterrupt):
+        return True
+    causes: BaseException | None = error
+    while causes is not None:
+        if getattr(causes, "is_independent_of_reports", False):
+            return True
+        causes = causes.__cause__
+    return False

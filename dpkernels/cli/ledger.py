@@ -15,15 +15,14 @@ from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
 from dpkernels.budgets.filters import check
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement
 from dpkernels.budgets.ledger_file import check_makeable
-from dpkernels.cli.failures import is_independent
-from dpkernels.cli.interrupts import stop_if_asked, uninterrupted
+from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.text import aligned, shown
 
 _VOID_LABEL = "the run failed before its output was in place"
 
 
 @dataclass(frozen=True)
-class Purse:
+class LedgerAccount:
     """The ledger that a release is charged to.
 
     Attributes:
@@ -37,8 +36,8 @@ class Purse:
     like: Path | None = None
 
     @classmethod
-    def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> Purse | None:
-        """The purse of the options, if they name one.
+    def of(cls, given: Mapping[str, Any], files: Sequence[Path], folders: Sequence[Path] = ()) -> LedgerAccount | None:
+        """Return the account of the options, if they name a ledger.
 
         Args:
             given: ``ledger`` and ``budget`` as far as they were given.
@@ -59,7 +58,7 @@ class Purse:
             raise click.UsageError(f"--ledger: {path} does not exist; --budget EPS[,DELTA] makes it")
         return cls(path, budget, files[0] if files else None)
 
-    def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> Receipt:
+    def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> LedgerCharge:
         """Charge; what comes after is paid for.
 
         Raises:
@@ -68,10 +67,10 @@ class Purse:
         """
         self._check_new(epsilon, delta)  # no ledger is made for what it could not pay for
         ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
-        return Receipt(self.path, ledger.charge(epsilon, delta, label), ledger)
+        return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
-        """Whether the charge would fit now; nothing is charged, and no ledger made.
+        """Return whether the charge would fit now; nothing is charged, and no ledger made.
 
         Returns:
             What would be left.
@@ -122,7 +121,7 @@ class Withdrawable(Protocol):
 
 
 @dataclass(frozen=True)
-class Receipt:
+class LedgerCharge:
     """A charge that was made.
 
     Attributes:
@@ -141,7 +140,7 @@ class Receipt:
         return self.after.entries[-1]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; its amounts are decimals, exactly. The hash shows later that the ledger still has the charge."""
+        """Return a JSON form with exact decimals. The hash shows later that the ledger still has the charge."""
         return {
             "ledger": self.after.ledger,
             "charge": self.entry.id,
@@ -173,7 +172,7 @@ class Receipt:
 
 
 def listing(path: Path) -> list[str]:
-    """A ledger for a terminal."""
+    """Return a ledger for a terminal."""
     statement = Ledger(path).statement()
     facts = {
         "ledger": f"{path}, {statement.ledger}, made {statement.created}",
@@ -189,48 +188,48 @@ def listing(path: Path) -> list[str]:
 
 
 @contextmanager
-def paid(
-    purse: Purse | None, totals: tuple[Fraction, Fraction], label: str, output: Withdrawable
-) -> Iterator[Receipt | None]:
+def charged(
+    ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Withdrawable
+) -> Iterator[LedgerCharge | None]:
     """Charge before a value is read, and void the charge if the release fails before anything of it can be known.
 
     What became of the charge is said with the failure. A failure is no wrong usage any more: that code promises that
     nothing was charged.
 
     Args:
-        purse: what pays; None for nothing.
+        ledger_account: what pays; None for nothing.
         totals: the (epsilon, delta) of a row.
         label: of the ledger's entry.
         output: what is released.
     """
-    if purse is None:
+    if ledger_account is None:
         yield None
         return
-    with uninterrupted():  # so that no charge is made without a receipt
-        receipt = purse.charge(*totals, label)
+    with uninterrupted():  # so that no charge is made without a ledger_charge
+        ledger_charge = ledger_account.charge(*totals, label)
     try:
         stop_if_asked()
-        yield receipt
+        yield ledger_charge
     except BaseException as error:
         with uninterrupted():
-            left_behind = receipt.settle(error, output)
+            left_behind = ledger_charge.settle(error, output)
         failed = click.ClickException(error.message) if isinstance(error, click.UsageError) else error
         failed.left_behind = left_behind  # type: ignore[attr-defined]
         raise failed from error.__cause__
 
 
-def would_leave(purse: Purse | None, totals: tuple[Fraction, Fraction]) -> list[str]:
-    """What a payment would leave, in words; nothing is charged.
+def remaining_after(ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction]) -> list[str]:
+    """Return what a payment would leave, in words; nothing is charged.
 
     Raises:
         BudgetExceeded: it does not fit.
         LedgerError: the file is not a sound ledger, or has another budget.
     """
-    return [] if purse is None else [purse.check(*totals)]
+    return [] if ledger_account is None else [ledger_account.check(*totals)]
 
 
 def to_dict(path: Path) -> dict[str, Any]:
-    """A JSON form of a ledger; amounts are decimals, exactly."""
+    """Return a JSON form of a ledger; amounts are decimals, exactly."""
     statement = Ledger(path).statement()
     return {
         "ledger": statement.ledger,
@@ -261,7 +260,7 @@ def _row(entry: Entry, statement: Statement) -> list[str]:
 
 
 def _sign(entry: Entry) -> str:
-    """The sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
+    """Return the sign with which an entry's amounts count; all entries with their signs add up to what is spent."""
     return "-" if entry.voids else ""
 
 

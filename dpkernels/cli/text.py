@@ -13,12 +13,12 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def shown(name: str) -> str:
-    """A column's name, quoted if it would disturb a terminal."""
+    """Return a column's name, quoted if it would disturb a terminal."""
     return name if name.isprintable() and name else repr(name)
 
 
 def listed(names: Sequence[str], most: int = 12) -> str:
-    """The first few names, and how many more there are."""
+    """Return the first few names, and how many more there are."""
     rest = len(names) - most
     return ", ".join(map(shown, names[:most])) + (f" and {rest} more" if rest > 0 else "")
 

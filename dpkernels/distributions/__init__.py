@@ -1,1 +1,1 @@
-"""Laws of additive noise on the real line, in closed form."""
+"""Distributions of additive noise on the real line."""

@@ -1,21 +1,116 @@
-"""The interface of a law, and what is derived from it once."""
+"""Distributions of additive noise on the line: what each of them states, and what follows from it."""
 
 from __future__ import annotations
 
 import abc
-from typing import Any, ClassVar
+import dataclasses
+import importlib
+import pkgutil
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
 
-from dpkernels.distributions.noise import Noise
-from dpkernels.numerics import Real, RealArray, as_of, floating, namespace, vanishing
+from dpkernels.numerics import Real, RealArray, as_of, floating, gauss_legendre, like, namespace, vanishing
+
+_NODES, _WEIGHTS = gauss_legendre(16)
+# Probabilities beyond the ends of the intervals on which a general density is integrated.
+_TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
+
+
+class Noise(abc.ABC):
+    """A distribution on the real line, unimodal about 0: a frozen dataclass and a pytree of its parameters.
+
+    Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
+
+    Attributes:
+        lengths: the names of the parameters that are lengths, which ``rescale`` multiplies.
+        is_even: whether the probabilities of z and -z are equal. Under tracing, whether this is known.
+    """
+
+    lengths: ClassVar[tuple[str, ...]] = ("scale",)
+    is_even: bool = False
+    _classes: ClassVar[dict[str, type[Noise]]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        known = Noise._classes.get(cls.__name__)
+        if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
+            raise TypeError(
+                f"{cls.__name__}: {known.__module__} has a distribution of this name, and files name distributions by "
+                "their classes; choose another name"
+            )
+        Noise._classes[cls.__name__] = cls
+
+    @staticmethod
+    def classes() -> dict[str, type[Noise]]:
+        """Return every class of distributions by the name that files have for it: the class's own."""
+        for module in pkgutil.iter_modules([str(Path(__file__).parent)]):
+            importlib.import_module(f"dpkernels.distributions.{module.name}")
+        return {name: one for name, one in Noise._classes.items() if dataclasses.is_dataclass(one)}
+
+    def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
+        """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.
+
+        Raises:
+            TypeError: the class has other parameters than ``lengths`` says.
+        """
+        try:
+            lengths = {name: getattr(self, name) * factor / unit for name in self.lengths}
+        except AttributeError:
+            raise TypeError(
+                f"noise: {type(self).__name__} has no parameters {', '.join(self.lengths)}; list those that are "
+                "lengths in its attribute lengths, or write its method rescale(factor, unit)"
+            ) from None
+        return dataclasses.replace(self, **lengths)  # type: ignore[type-var]
+
+    def nearest_possible(self, z: Any, tolerance: Any) -> Any:
+        """Return z, or the value of positive probability within ``tolerance`` of it: z may have been rounded."""
+        return z
+
+    @abc.abstractmethod
+    def prob(self, z: Any) -> Any:
+        """Density at z."""
+
+    @abc.abstractmethod
+    def log_prob(self, z: Any) -> Any:
+        """Log density at z, on a grid log probability; -inf where neither."""
+
+    @abc.abstractmethod
+    def cdf(self, z: Any) -> Any:
+        """P(Z <= z)."""
+
+    @abc.abstractmethod
+    def icdf(self, u: Any) -> Any:
+        """The smallest z with cdf(z) >= u."""
+
+    @property
+    @abc.abstractmethod
+    def mean(self) -> Any:
+        """E Z."""
+
+    @property
+    @abc.abstractmethod
+    def variance(self) -> Any:
+        """Var Z."""
+
+    @property
+    @abc.abstractmethod
+    def absolute_moment(self) -> Any:
+        """E|Z|."""
+
+    @property
+    def atoms(self) -> tuple[RealArray, RealArray]:
+        """Values of positive probability, and these probabilities; empty for a density."""
+        return np.zeros(0), np.zeros(0)
 
 
 class Distribution(Noise):
-    """A law on the real line with a piecewise smooth density, unimodal about 0.
+    """A distribution with a density that is smooth between knots, log-concave or with a known turning of its loss.
 
-    Methods take NumPy arrays (evaluated in float64) or JAX arrays (in their type) of any shape, and broadcast.
+    A subclass states ``log_prob``, ``cdf``, ``sf`` and ``inverse``. Subclasses of ``Symmetric`` state less. Members
+    with a default are better where a formula is known. A rigorous bracket needs ``steepness``.
     """
 
     @abc.abstractmethod
@@ -34,45 +129,93 @@ class Distribution(Noise):
     def inverse(self, u: Real, lower: Real) -> RealArray:
         """Where the lower tail (where ``lower`` is true), else the upper one, has mass u; accurate for u near 0."""
 
-    @abc.abstractmethod
+    def steepness(self, left: Real, right: Real) -> Any:
+        """Return s with |f'| <= s f and |f^(8)| <= s^8 f on [left, right], which holds no knot; f is the density.
+
+        Brackets are proven from this bound (docs/proofs/brackets.md). ``accountants.check_steepness`` samples it.
+        """
+        name = type(self).__name__
+        raise TypeError(
+            f"noise: {name} has no bound on how fast its density changes, so it has no bracket; write the method "
+            f"{name}.steepness(left, right)"
+        )
+
+    def loss(self, z: Real, shift: Real) -> Any:
+        """Return log f(z) - log f(z - shift), without the weights of ``weight``."""
+        return self.log_prob(z) - self.log_prob(z - shift)
+
+    def loss_limits(self, shift: Real) -> tuple[Any, Any]:
+        """Return the limits of ``loss`` at -inf and at +inf; by default infinite ones, a bound of any others."""
+        limit = namespace(shift).sign(shift) * np.inf
+        return limit, -limit
+
+    def turning_points(self, shift: Real) -> tuple[Any, ...]:
+        """Return all z where ``loss`` turns; by default none, as a log-concave density has a monotone loss."""
+        return ()
+
     def mass(self, a: Real, b: Real) -> RealArray:
         """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
+        a, b = floating(a), floating(b)
+        xp = namespace(a, b)
+        between = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
+        return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
 
-    @abc.abstractmethod
     def narrow_mass(self, a: Real, b: Real) -> RealArray:
-        """``mass`` with all its digits also where a and b are close; dearer."""
+        """``mass`` with all its digits also where a and b are close; slower."""
+        return self._moment(0, a, b)
 
-    @abc.abstractmethod
     def first_moment(self, a: Real, b: Real) -> Real:
         """Integral of z times the density over [a, b]."""
+        return self._moment(1, a, b)
 
-    @abc.abstractmethod
     def second_moment(self, a: Real, b: Real) -> Real:
         """Integral of z^2 times the density over [a, b]."""
+        return self._moment(2, a, b)
+
+    def _moment(self, power: int, a: Real, b: Real) -> Any:
+        """Integral of z^power f(z) over [a, b] by quadrature between the points of ``quantiles`` and the knots."""
+        points = self.quantiles
+        xp = namespace(points, a, b)
+        points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
+        ends = xp.clip(points, *(xp.asarray(end)[..., None] for end in (a, b)))
+        width = xp.diff(ends)[..., None]
+        z = ends[..., :-1, None] + width * like(_NODES, ends)
+        return (width * like(_WEIGHTS, ends) * z**power * self.prob(z)).sum((-2, -1))
 
     @property
-    @abc.abstractmethod
+    def quantiles(self) -> Any:
+        """Points, increasing, between which the density and the loss are smooth enough for quadrature."""
+        leaves = jax.tree.leaves(self)
+        xp = namespace(*leaves)
+        dtype = xp.result_type(*(floating(leaf) for leaf in leaves))
+        tails = like(_TAILS[4 * float(xp.finfo(dtype).tiny) < _TAILS], xp.zeros((), dtype))
+        every = np.ones(len(tails), bool)
+        low, high = self.inverse(tails, every), self.inverse(tails, ~every)
+        return xp.concatenate([low[::-1], high[1:]])
+
+    @property
     def support(self) -> tuple[Real, Real]:
         """The ends of the support."""
+        return -float("inf"), float("inf")
 
     @property
-    @abc.abstractmethod
     def knots(self) -> RealArray:
         """Where the density's formula changes, increasing; a 1-D array."""
+        return np.zeros(0)
 
     @property
-    @abc.abstractmethod
     def edges(self) -> tuple[Real, ...]:
-        """Where ``weight`` steps; with the knots of ``law`` these are the knots."""
+        """Where ``weight`` steps; with the knots of ``unweighted`` these are the knots."""
+        return ()
 
     @property
-    @abc.abstractmethod
-    def law(self) -> Symmetric:
-        """The symmetric law underneath: the density is ``weight(z)`` times its density."""
+    def unweighted(self) -> Any:
+        """The distribution underneath: the density is ``weight(z)`` times its density."""
+        return self
 
-    @abc.abstractmethod
     def weight(self, z: Real) -> Real:
-        """Density at z relative to that of ``law``; constant between knots."""
+        """Density at z relative to that of ``unweighted``; constant between knots."""
+        return 1.0 + 0.0 * floating(z)
 
     def icdf(self, u: Real) -> Real:
         """The inverse of ``cdf``, from the nearer tail."""
@@ -89,12 +232,13 @@ class Distribution(Noise):
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
 
-    def placed(self, z: Real, room: Any) -> Any:
-        return z
+    @property
+    def mean(self) -> Real:
+        return self.first_moment(*self.support)
 
     @property
-    def atoms(self) -> tuple[RealArray, RealArray]:
-        return np.zeros(0), np.zeros(0)
+    def variance(self) -> Real:
+        return self.second_moment(*self.support) - self.mean**2
 
     @property
     def absolute_moment(self) -> Real:
@@ -104,32 +248,27 @@ class Distribution(Noise):
 
 
 class Symmetric(Distribution):
-    """A law with an even density on the whole line, given by its tails.
+    """A distribution with an even density on the whole line, given by its tails.
 
-    Attributes:
-        degree: of the log density as a polynomial between knots: 0 for steps, 1 for exponentials, 2 for one Gaussian.
+    A subclass states ``log_prob``, ``tail`` and ``lower_inverse``.
     """
 
-    degree: ClassVar[int]
-
-    @abc.abstractmethod
-    def score(self, z: Real) -> RealArray:
-        """Derivative of the log density at z, between knots."""
+    is_even = True
 
     @abc.abstractmethod
     def tail(self, z: Real) -> Real:
         """P(Z > z), for finite z >= 0."""
 
     @abc.abstractmethod
+    def lower_inverse(self, u: Real) -> Real:
+        """The inverse of ``cdf`` for u in (0, 1), accurate near 0."""
+
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         """Integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
 
         far may be infinite. Where near and far are close it is no difference of two larger numbers.
         """
-
-    @abc.abstractmethod
-    def lower_inverse(self, u: Real) -> Real:
-        """The inverse of ``cdf`` for u in (0, 1), accurate near 0."""
+        return self._moment(power, near, far)
 
     def cdf(self, z: Real) -> Real:
         z = floating(z)
@@ -181,25 +320,14 @@ class Symmetric(Distribution):
     def second_moment(self, a: Real, b: Real) -> Real:
         return self._even_moment(2, a, b)
 
-    @property
-    def mean(self) -> Real:
-        return self.first_moment(*self.support)
 
-    @property
-    def variance(self) -> Real:
-        return self.second_moment(*self.support) - self.mean**2
+class PiecewiseExponential(Symmetric):
+    """A symmetric distribution whose log density is linear between knots, so that its profile has a closed form."""
 
-    @property
-    def support(self) -> tuple[Real, Real]:
-        return -float("inf"), float("inf")
+    @abc.abstractmethod
+    def score(self, z: Real) -> RealArray:
+        """Derivative of the log density at z, between knots."""
 
-    @property
-    def edges(self) -> tuple[Real, ...]:
-        return ()
-
-    @property
-    def law(self) -> Symmetric:
-        return self
-
-    def weight(self, z: Real) -> Real:
-        return 1.0 + 0.0 * floating(z)
+    def steepness(self, left: Real, right: Real) -> Any:
+        middle = (left + right) / 2
+        return namespace(middle).abs(self.score(middle))

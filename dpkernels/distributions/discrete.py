@@ -1,4 +1,4 @@
-"""Laws on a lattice: discrete Laplace and discrete Gaussian, cut to finitely many points."""
+"""Distributions on a grid: discrete Laplace and discrete Gaussian, cut to finitely many points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import abc
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
+
+import jax
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
@@ -21,6 +23,9 @@ MOST_POINTS = 1 << 20
 
 class Lattice(Noise):
     """P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach; even."""
+
+    lengths: ClassVar[tuple[str, ...]] = ("scale", "step")
+    is_even = True
 
     step: Real
     reach: int
@@ -54,10 +59,10 @@ class Lattice(Noise):
         possible = (z == self.step * k) & (xp.abs(k) <= self.reach)
         return xp.where(possible, self.log_weight(z) - xp.log(xp.exp(logs).sum()), -xp.inf)
 
-    def placed(self, z: Real, room: Any) -> Any:
+    def nearest_possible(self, z: Real, tolerance: Any) -> Any:
         xp = namespace(z, self.step)
         point = self.step * xp.round(xp.clip(z / self.step, -self.reach - 1, self.reach + 1))
-        return xp.where(xp.abs(z - point) <= xp.minimum(room, self.step / 4), point, z)
+        return xp.where(xp.abs(z - point) <= xp.minimum(tolerance, self.step / 4), point, z)
 
     def cdf(self, z: Real) -> Real:
         xp = namespace(z, self.probabilities)
@@ -126,6 +131,8 @@ class DiscreteGaussian(Lattice):
         ValueError: sigma not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
     """
 
+    lengths: ClassVar[tuple[str, ...]] = ("sigma", "step")
+
     sigma: Any
     step: Real = 1.0
     reach: int = 0
@@ -142,6 +149,7 @@ def _set_reach(law: Lattice, default: Any) -> None:
     checks.positive("step", law.step)
     checks.whole("reach", law.reach, 0, MOST_POINTS)
     if not law.reach:
+        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(law))
         object.__setattr__(law, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
     if not 1 <= law.reach < MOST_POINTS // 2:
         raise too_fine(law.step)

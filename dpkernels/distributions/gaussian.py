@@ -1,12 +1,10 @@
-"""The Gaussian law."""
+"""The Gaussian distribution."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
@@ -28,7 +26,7 @@ class Gaussian(Symmetric):
         ValueError: sigma is not positive and finite.
     """
 
-    degree: ClassVar[int] = 2
+    lengths: ClassVar[tuple[str, ...]] = ("sigma",)
 
     sigma: Any
 
@@ -40,14 +38,20 @@ class Gaussian(Symmetric):
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
     def score(self, z: Real) -> RealArray:
+        """Derivative of the log density at z."""
         return -z / self.sigma**2
+
+    def steepness(self, left: Real, right: Real) -> Any:
+        """|g'| + 1.8 sqrt(-g''), g the log density: 1.8 is the eighth root of 105, rounded up."""
+        middle, s = (left + right) / 2, self.sigma
+        return namespace(middle, s).abs(middle) / s**2 + (right - left) / (2 * s**2) + 1.8 / s
 
     def tail(self, z: Real) -> Real:
         """erfc(z / (s sqrt 2)) / 2: for z >= 0 six times as fast as the normal cdf in JAX."""
         return _beyond(0, z / self.sigma)
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """s^power times the standard law's, of near/s and far/s."""
+        """s^power times the standard distribution's, of near/s and far/s."""
         s, xp = self.sigma, namespace(near, far, self.sigma)
         endless = xp.isinf(far)
         within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)
@@ -55,10 +59,6 @@ class Gaussian(Symmetric):
 
     def lower_inverse(self, u: Real) -> Real:
         return self.sigma * ndtri(u)
-
-    @property
-    def knots(self) -> RealArray:
-        return np.zeros(0)
 
 
 def _density(z: Real) -> Any:

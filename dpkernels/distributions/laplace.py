@@ -1,21 +1,20 @@
-"""The Laplace law."""
+"""The Laplace distribution."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Symmetric
+from dpkernels.distributions.base import PiecewiseExponential
 from dpkernels.numerics import Real, RealArray, exponential_moment, namespace
 from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class Laplace(Symmetric):
+class Laplace(PiecewiseExponential):
     """f(z) = exp(-|z| / b) / (2 b).
 
     Attributes:
@@ -24,8 +23,6 @@ class Laplace(Symmetric):
     Raises:
         ValueError: scale is not positive and finite.
     """
-
-    degree: ClassVar[int] = 1
 
     scale: Real
 

@@ -1,23 +1,24 @@
-"""The merged (piecewise) Laplace law of Mugunthan 2020."""
+"""The merged (piecewise) Laplace distribution of Mugunthan 2020."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, Self
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Symmetric
+from dpkernels.distributions.base import PiecewiseExponential
 from dpkernels.numerics import Real, RealArray, as_of, exponential_moment, floating, log1p_over, namespace
 from dpkernels.pytrees import pytree
 
 
 @pytree
 @dataclass(frozen=True)
-class MergedLaplace(Symmetric):
+class MergedLaplace(PiecewiseExponential):
     """Log-density continuous and piecewise linear in |z|: slope -r_i on [c_(i-1), c_i), c_0 = 0, c_n = infinity.
 
     F_1 = 1, F_(i+1) = F_i exp(-r_i w_i);  f(z) = F_i/Z exp(-r_i (|z| - c_(i-1)));  w_i = c_i - c_(i-1),
@@ -31,8 +32,6 @@ class MergedLaplace(Symmetric):
         ValueError: one rate too many or too few; a rate not in [0, 1e300], or the last one 0; breaks not positive and
             increasing.
     """
-
-    degree: ClassVar[int] = 1
 
     rates: tuple[Any, ...]
     breaks: tuple[Any, ...]
@@ -48,6 +47,10 @@ class MergedLaplace(Symmetric):
             checks.positive("breaks", high)
             if checks.concrete(low) is not None and checks.concrete(high) is not None and not np.all(low < high):
                 raise ValueError(f"breaks: {self.breaks}; they must increase")
+
+    def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
+        rates = tuple(rate / factor * unit for rate in self.rates)
+        return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
         """(start, end, rate, F) of every segment, all of the parameters' type."""

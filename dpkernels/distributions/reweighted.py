@@ -1,4 +1,4 @@
-"""A step reweighting of another law: truncation and budget recycling are this one thing.
+"""A step reweighting of another distribution: truncation and budget recycling are this one thing.
 
     f(z) = K(z) w(z) / Z,   w = inside on [low, high], outside elsewhere,   Z = the weighted mass
 
@@ -8,13 +8,14 @@ probability q: weights (1, 1 - q).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Distribution, Symmetric
+from dpkernels.distributions.base import Distribution
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace
 from dpkernels.pytrees import pytree
 
@@ -22,10 +23,10 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """The law above.
+    """The distribution above.
 
     Attributes:
-        kernel: the law K.
+        kernel: the distribution K.
         low: lower end of the inside, below 0.
         high: upper end of the inside, above 0.
         outside: weight w of the outside, in [0, 1]; 0 truncates, and has no derivative. The inside has weight 1.
@@ -43,6 +44,18 @@ class Reweighted(Distribution):
         checks.within("low", self.low, -np.inf, 0.0, open_ends=True)
         checks.within("high", self.high, 0.0, np.inf, open_ends=True)
         checks.within("outside", self.outside, 0.0, 1.0)
+
+    @property
+    def is_even(self) -> bool:  # type: ignore[override]
+        low, high = checks.concrete(self.low), checks.concrete(self.high)
+        return low is not None and high is not None and bool(np.all(self.low == -self.high)) and self.kernel.is_even
+
+    def rescale(self, factor: Real, unit: Real = 1.0) -> Self:
+        kernel, low, high = self.kernel.rescale(factor, unit), self.low * factor / unit, self.high * factor / unit
+        return dataclasses.replace(self, kernel=kernel, low=low, high=high)
+
+    def steepness(self, left: Real, right: Real) -> Any:
+        return self.kernel.steepness(left, right)
 
     @property
     def inside_mass(self) -> Real:
@@ -67,8 +80,8 @@ class Reweighted(Distribution):
         return namespace(z, self.low, self.outside).where((z >= self.low) & (z <= self.high), 1.0, self.outside)
 
     @property
-    def law(self) -> Symmetric:
-        return self.kernel.law
+    def unweighted(self) -> Any:
+        return self.kernel.unweighted
 
     def weight(self, z: Real) -> Real:
         return self.kernel.weight(z) * self._step(floating(z)) / self.total

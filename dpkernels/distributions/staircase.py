@@ -1,4 +1,4 @@
-"""The staircase law (Geng and Viswanath 2014)."""
+"""The staircase distribution (Geng and Viswanath 2014)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Staircase(Symmetric):
         ValueError: epsilon not in [0.01, 20]; period not in [1e-140, 1e140]; gamma not in [0, 1].
     """
 
-    degree: ClassVar[int] = 0
+    lengths: ClassVar[tuple[str, ...]] = ("period",)
 
     epsilon: Any
     period: Any
@@ -66,8 +66,8 @@ class Staircase(Symmetric):
         inside = xp.log(self._peak) - self.epsilon * (k + xp.where(part < self.gamma, 0.0, 1.0))
         return xp.where(finite, inside, -xp.inf)
 
-    def score(self, z: Real) -> RealArray:
-        return 0.0 * floating(z)
+    def steepness(self, left: Real, right: Real) -> Any:
+        return 0.0 * floating(left)
 
     def tail(self, z: Real) -> Real:
         return self._from(0, *self._position(z))

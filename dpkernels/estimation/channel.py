@@ -41,6 +41,7 @@ class Channel(abc.ABC):
         values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
             mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
         missed: how far that mean may be from the input: 0, but for reports that rounding has made equal.
+        epsilon: the budget of a report, where it is known.
     """
 
     lower: float
@@ -48,6 +49,7 @@ class Channel(abc.ABC):
     written: np.ndarray
     values: np.ndarray
     missed: float
+    epsilon: float | None = None
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -85,6 +87,16 @@ class Channel(abc.ABC):
         # Between these inputs both are linear, and the variance is at most that of the ends and their distance's.
         variance = (second - first**2).max() + (np.diff(first) ** 2).max() / 4
         return float(variance), float(max(weights.max() - first.min(), first.max() - weights.min()))
+
+    @cached_property
+    def mean_variance(self) -> float:
+        """The largest variance of a report's value, given any one input."""
+        return self.worst(self.values)[0]
+
+    @cached_property
+    def square_variance(self) -> float:
+        """The largest variance of a report's weight in ``squares``, given any one input."""
+        return self.worst(self.squares[0])[0]
 
     def _made_right(self, weights: np.ndarray, power: int) -> Squares:
         """Weights with the means (x - middle)^power, to which rounding has added about a constant: less that."""

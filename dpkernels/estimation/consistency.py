@@ -13,9 +13,8 @@ from scipy import linalg, stats
 from scipy.optimize import nnls
 
 from dpkernels import checks
-from dpkernels.decimals import shortest
-from dpkernels.exact.certify import certify
-from dpkernels.exact.noise.form import ExactNoise
+from dpkernels.estimation.intervals import shown
+from dpkernels.estimation.released import bounds_of, check_possible, table_of, together_of
 from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.release import containers
@@ -29,7 +28,7 @@ _CHUNK = 1 << 22
 _SWEEPS = 4
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ConsistentCounts:
     """Counts that agree with each other; see ``consistent_counts``.
 
@@ -44,6 +43,9 @@ class ConsistentCounts:
     total: float | None
     _sums: np.ndarray = field(repr=False)
     _noise: NoiseTable = field(repr=False)
+
+    def __repr__(self) -> str:
+        return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Bounds that hold for all true counts and sums at once with this probability.
@@ -64,7 +66,7 @@ class ConsistentCounts:
             ValueError: confidence not in (0, 1).
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        low, high = self._by_report(confidence)
+        low, high = bounds_of(self.reports, self._noise, together_of(confidence, len(self.reports)))
         rank = int(stats.binom.isf(_RISK, _ERRORS, confidence)) + 1
         if len(self._sums) and rank <= _ERRORS:
             G = self._sums
@@ -74,16 +76,6 @@ class ConsistentCounts:
             low, high = estimate - reach, estimate + reach
         low, high = self._narrowed(low, high)
         return np.minimum(low, self.values), np.maximum(high, self.values)
-
-    def _by_report(self, confidence: float) -> tuple[np.ndarray, np.ndarray]:
-        """Every report less the noise that all of them stay within."""
-        tail = -math.expm1(math.log(confidence) / len(self.reports)) / 2
-        cumulated = np.cumsum(self._noise.weights / 2.0**self._noise.bits)
-        first, cell = self._noise.first, float(self._noise.cell)
-        least = first + int(np.searchsorted(cumulated, tail))
-        most = first + int(np.searchsorted(cumulated, 1 - tail))
-        room = _rounding(self._noise)
-        return self.reports - most * cell - room, self.reports - least * cell + room
 
     def _narrowed(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Bounds cut to counts that are not negative and add up: each sum bounds its bins, and its bins it."""
@@ -138,24 +130,15 @@ def consistent_counts(
     Source: Hay, Rastogi, Miklau, Suciu, "Boosting the accuracy of differentially private histograms through
     consistency" (VLDB 2010), here with counts that are not negative too, by non-negative least squares.
     """
-    noise = _noise_of(mechanism)
+    noise, _ = table_of(mechanism, None)
     values, _ = containers.unwrap(reports)
     r = np.array(values, np.float64)  # A copy: intervals are computed from it later.
     G = _checked_groups(groups, r, mechanism)
-    _check_possible(r, noise)
+    check_possible("reports", r, noise)
     if total is not None:
         checks.within("total", total, 0.0, np.finfo(float).max)
     bins = _nearest(G, r - float(noise.mean), total)
     return ConsistentCounts(np.concatenate([bins, G @ bins]), r, total, G, noise)
-
-
-def _noise_of(mechanism: Any) -> NoiseTable:
-    form = certify(mechanism)
-    if not isinstance(form, ExactNoise):
-        raise TypeError(
-            f"mechanism: {type(mechanism).__name__} is not additive noise; estimate local reports otherwise"
-        )
-    return form.certificate.table
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechanism: Any) -> np.ndarray:
@@ -177,18 +160,6 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
             raise ValueError(f"groups: {number} is {list(group)}; different bins of 0 to {d - 1} are needed")
         G[number, members] = 1.0
     return G
-
-
-def _check_possible(reports: np.ndarray, noise: NoiseTable) -> None:
-    cell = float(noise.cell)
-    with np.errstate(invalid="ignore"):
-        bad = ~(np.isfinite(reports) & (np.fmod(reports, cell) == 0))
-    if bad.any():
-        at = int(bad.argmax())
-        raise ValueError(
-            f"reports: number {at} is {shortest(reports[at])}, no multiple of {shortest(cell)}; this mechanism cannot "
-            "have made it (reports that were rounded, or simulated, are not its own)"
-        )
 
 
 def _rounding(noise: NoiseTable) -> float:

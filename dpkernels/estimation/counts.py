@@ -10,6 +10,7 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.sources import channel_of
 from dpkernels.release import containers
+from dpkernels.release.missing import without_missing
 
 # Reports are computed in float64 by a few roundings, each of half a unit in the last place.
 _ROUNDINGS = 4
@@ -65,10 +66,13 @@ class Counts:
         """How many reports there are."""
         return int(self.numbers.sum())
 
+    def __repr__(self) -> str:
+        return f"Counts({self.total:,} reports, {len(self.numbers):,} different ones are possible)"
+
     def add(self, reports: Any) -> Counts:
         """Count more reports, of any shape and of any kind that ``perturb`` returns.
 
-        Numbers may be float64 or float32, and have gone through decimal text.
+        Numbers may be float64 or float32, and have gone through decimal text. Missing ones are left out.
 
         Returns:
             The same counts.
@@ -77,7 +81,7 @@ class Counts:
             ValueError: a number that is no report of the mechanism; names the first, and nothing has been counted.
             TypeError: not numbers.
         """
-        found = codes(self.channel, numbers_of("reports", reports))
+        found = codes(self.channel, numbers_of("reports", without_missing(reports)))
         self.numbers += np.bincount(found, minlength=len(self.numbers))
         return self
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,10 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.distribution import SMOOTHINGS, Distribution, Shares
-from dpkernels.estimation.intervals import Histogram, Resampled
+from dpkernels.estimation.intervals import Histogram, Resampled, TooFewReportsError, shown
 from dpkernels.estimation.likelihood import Fit
 from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
-from dpkernels.estimation.plot import draw
+from dpkernels.estimation.plot import plot_estimate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
 
@@ -51,7 +50,7 @@ def estimate(
         e.cdf(x).band(0.95)                        # intervals that hold together
         e.histogram(20).counts.value, e.count_between(18, 65).interval(0.95)
         e.gap                                      # certificate of the likelihood's optimality
-        e.plot("ages.png")
+        e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
     Moments suppose nothing of the values. Distributions, and intervals of cdf, quantiles and histograms, are of
     densities that are smooth over about a 60th of the inputs' interval: near a value that a large share of inputs have
@@ -127,10 +126,13 @@ class Estimate:
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs: unbiased, but for rounding (``Moment.missed``); the mean of the reports.
+        """The mean of the inputs, which is in [lower, upper] and in its own intervals.
+
+        It is the mean of the reports, cut to that interval. That is unbiased, but for the cut and for rounding
+        (``Moment.missed``).
 
         Raises:
-            ValueError: fewer than two reports.
+            TooFewReportsError: the 95 % interval would be as wide as that of the inputs.
         """
         return mean_of(self.reports)
 
@@ -139,7 +141,8 @@ class Estimate:
         """The variance of the inputs: unbiased, that of the reports less the noise's; not below 0.
 
         Raises:
-            ValueError: fewer than two reports, or reports that tell the mean only (two-point mechanisms).
+            TooFewReportsError: the 95 % interval would be as wide as what is possible.
+            ValueError: the reports have no information beyond the mean (two-point mechanisms).
         """
         return variance_of(self.reports)
 
@@ -167,8 +170,8 @@ class Estimate:
             p: numbers in (0, 1), of any shape.
 
         Raises:
-            ValueError: a p that is not in (0, 1); too few reports to tell the quantile from an end of the interval (at
-                95 %), or reports that tell the mean only.
+            TooFewReportsError: the reports cannot distinguish the quantile from an end of the interval, at 95 %.
+            ValueError: a p that is not in (0, 1), or reports that have no information beyond the mean.
         """
         p = self._within("p", p, 0.0, 1.0, open_ends=True)
         found = self._resampled(lambda shares: shares.quantile(p), self.lower, self.upper)
@@ -212,19 +215,42 @@ class Estimate:
         """How much greater the log-likelihood a report of any distribution over the bins can be; 1e-6 or less."""
         return self.likelihood.gap
 
-    def plot(self, path: Any, confidence: float = 0.95) -> None:
-        """Draw histogram and cdf, with the band that holds everywhere, into a PNG; needs matplotlib (extra ``plot``).
+    def plot(
+        self,
+        ax: Any = None,
+        *,
+        kind: str = "histogram",
+        bins: Any = 25,
+        confidence: float = 0.95,
+        label: str = "value",
+        title: str | None = None,
+    ) -> Any:
+        """Draw the estimated distribution with its intervals; needs matplotlib (extra ``plot``).
+
+        Args:
+            ax: Matplotlib axes to draw into; by default those of a new figure.
+            kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
+            bins: of the histogram, as of ``histogram``.
+            confidence: in (0, 1).
+            label: what the values are, with their unit: "age in years".
+            title: of the axes; by default the number of reports, their epsilon and the confidence.
+
+        Returns:
+            The axes.
 
         Raises:
-            ValueError: not a ``.png`` in an existing folder, confidence not in (0, 1), or as of ``cdf``.
+            ValueError: an unknown kind, confidence not in (0, 1), or as of ``histogram`` and ``cdf``.
         """
-        draw(self, Path(path), confidence)
+        return plot_estimate(self, ax, kind, bins, confidence, label, title)
 
     def __repr__(self) -> str:
-        if self.count < 2:
-            return f"Estimate({self.count} report)"
-        low, high = self.mean.interval()
-        return f"Estimate({self.count} reports, mean {self.mean.value:.6g} in [{low:.6g}, {high:.6g}] at 95 %)"
+        try:
+            mean = self.mean
+        except TooFewReportsError as error:
+            return f"Estimate({error.reason.removeprefix('reports: ')})"
+        low, high = mean.interval()
+        interval = f"95 % interval from {shown(low)} to {shown(high)}"
+        return f"Estimate({self.count:,} reports, mean {shown(mean.value)}, {interval})"
 
     @cached_property
     def _told(self) -> Distribution:
@@ -263,7 +289,4 @@ class Estimate:
         if short.any():
             at = np.unravel_index(short.argmax(), short.shape)
             needed = self.count * float(error[at] / room[at]) ** 2
-            raise ValueError(
-                f"p: {self.count} reports are too few for the quantile {shortest(p[at])}, which they cannot tell from "
-                f"an end of the interval; about {needed:.2g} would do"
-            )
+            raise TooFewReportsError(f"p: {self.count} reports are too few for the quantile {shortest(p[at])}", needed)

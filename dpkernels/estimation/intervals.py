@@ -14,14 +14,46 @@ from dpkernels import checks
 from dpkernels.numerics import Real
 
 Interval = tuple[Any, Any]
+_DIGITS = 5
 
 
-@dataclass(frozen=True)
+class TooFewReportsError(ValueError):
+    """There are too few reports to estimate a number: its interval would be as wide as what is possible.
+
+    Attributes:
+        reason: the first half of the message.
+        needed: about how many reports would be enough.
+    """
+
+    def __init__(self, reason: str, needed: float) -> None:
+        self.reason, self.needed = reason, needed
+        super().__init__(f"{reason}; about {shown(needed, 2)} are needed")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.needed)
+
+
+def shown(value: Any, digits: int = _DIGITS) -> str:
+    """Return a number with so many digits and separators of thousands, or an array as its shape and its ends."""
+    array = np.asarray(value)
+    if array.ndim:
+        ends = f", {shown(array.min())} to {shown(array.max())}" if array.size else ""
+        return f"array of shape {array.shape}{ends}"
+    number = float(array)
+    if not math.isfinite(number) or number == 0 or not 1e-4 <= abs(number) < 1e15:
+        return f"{number:.{digits}g}"
+    number = float(f"{number:.{digits - 1}e}")
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    text = f"{number:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+@dataclass(frozen=True, repr=False)
 class Moment:
     """An estimated number with a standard error, or an array of them.
 
     Attributes:
-        value: the estimate, a float or an array.
+        value: the estimate, a float or an array, cut to what is possible. Intervals are about the estimate as it was.
         error: its standard error.
         missed: how far from the truth it may be for other reasons than chance; intervals are wider by this. It is 0 but
             for tables whose reports do not quite tell squares, some of ``optimal``, and for reports that rounding to
@@ -36,12 +68,17 @@ class Moment:
     smallest: float = -math.inf
     largest: float = math.inf
     _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
+    _centre: Any = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_centre", self.value)
+        object.__setattr__(self, "value", _plain(np.clip(self.value, self.smallest, self.largest)))
 
     def interval(self, confidence: float = 0.95) -> Interval:
         """(low, high): the normal interval, of each number by itself; right for large n."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.missed  # (1 + confidence)/2 may be 1
-        return self._cut(self.value - half, self.value + half)
+        return self._cut(self._centre - half, self._centre + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
         """(low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
@@ -55,11 +92,15 @@ class Moment:
         low, high = self._bernstein(confidence)
         return self._cut(low - self.missed, high + self.missed)
 
+    def __repr__(self) -> str:
+        low, high = self.interval()
+        return f"Moment({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
+
     def _cut(self, low: Real, high: Real) -> Interval:
         return tuple(_plain(np.clip(end, self.smallest, self.largest)) for end in (low, high))  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Resampled:
     """An estimated number, or an array of them, with the same from resampled reports.
 
@@ -101,12 +142,16 @@ class Resampled:
         half = np.quantile(away.reshape(len(away), -1).max(axis=1), confidence) * scale
         return self._with_value(self.centre - half, self.centre + half)
 
+    def __repr__(self) -> str:
+        low, high = self.interval()
+        return f"Resampled({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
+
     def _with_value(self, low: np.ndarray, high: np.ndarray) -> Interval:
         low, high = np.minimum(low, self.value), np.maximum(high, self.value)
         return _plain(np.maximum(low, self.smallest)), _plain(np.minimum(high, self.largest))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Histogram:
     """Shares, or numbers, of inputs in bins.
 
@@ -119,6 +164,10 @@ class Histogram:
     edges: np.ndarray
     shares: Resampled
     counts: Resampled
+
+    def __repr__(self) -> str:
+        ends = f"{shown(self.edges[0])} to {shown(self.edges[-1])}"
+        return f"Histogram({len(self.edges) - 1} bins from {ends}, shares {shown(self.shares.value)})"
 
 
 def _plain(array: Real) -> Real:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from dpkernels.exact.form import ON_CPU
+from dpkernels.exact.sampler import ON_CPU
 
 # Gaps, in log-likelihood a report: at which the method stops, and what is the most that is handed out.
 _AIM, LARGEST_GAP = 1e-9, 1e-6
@@ -31,7 +31,7 @@ _RIDGE = 1e-13
 _TO_BOUND = 0.99
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Fit:
     """A distribution over bins.
 
@@ -46,6 +46,9 @@ class Fit:
     log_likelihood: float
     gap: float
     steps: int
+
+    def __repr__(self) -> str:
+        return f"Fit({len(self.shares)} bins, log-likelihood {self.log_likelihood:.6g} a report, gap {self.gap:.2g})"
 
 
 def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:

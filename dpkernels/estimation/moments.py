@@ -8,18 +8,31 @@ from collections.abc import Callable
 import numpy as np
 
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.intervals import Interval, Moment
+from dpkernels.estimation.intervals import Interval, Moment, TooFewReportsError
+
+# The width of a normal interval of 95 %, in standard errors to either side.
+_REACH = 1.96
 
 
 def mean_of(counts: Counts) -> Moment:
-    """The mean of the inputs: the mean of the reports, unbiased but for rounding that has made some of these equal.
+    """Return the mean of the inputs: that of the reports, cut to the inputs' interval.
+
+    The mean of the reports is unbiased, but for rounding that has made some of these equal. Intervals are about it.
 
     Raises:
-        ValueError: fewer than two reports.
+        TooFewReportsError: so few that the interval would be as wide as the inputs'.
     """
     channel = counts.channel
     average = _Average(counts, channel.values)
+    _check_enough(counts.total, "the mean", channel.mean_variance, (channel.upper - channel.lower) / 2)
     return Moment(average.value, average.error, channel.missed, channel.lower, channel.upper, average.bernstein)
+
+
+def _check_enough(n: int, name: str, variance: float, half: float) -> None:
+    """Refuse where the normal interval of the worst case reaches further than ``half`` to either side."""
+    share = (_REACH / half) ** 2 * variance / n
+    if share > 1:
+        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(n * share))
 
 
 def variance_of(counts: Counts) -> Moment:
@@ -29,7 +42,8 @@ def variance_of(counts: Counts) -> Moment:
     the mean of  g - 2 (mean(y) - middle) y.
 
     Raises:
-        ValueError: fewer than two reports, or reports that tell the mean only.
+        TooFewReportsError: so few that the interval would be as wide as what is possible.
+        ValueError: the mechanism's reports have no information beyond the mean.
     """
     channel = counts.channel
     (g, missed), away = channel.squares, channel.values - channel.middle
@@ -38,6 +52,7 @@ def variance_of(counts: Counts) -> Moment:
     value = second.value - first.value**2 + first.error**2
     missed += channel.missed * (2 * abs(first.value) + channel.missed)
     largest = ((channel.upper - channel.lower) / 2) ** 2
+    _check_enough(counts.total, "the variance", channel.square_variance, largest / 2)
 
     def bernstein(confidence: float) -> Interval:
         (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
@@ -45,7 +60,7 @@ def variance_of(counts: Counts) -> Moment:
         nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
         return low - max(a * a, b * b), high - nearest
 
-    return Moment(float(np.clip(value, 0.0, largest)), both.error, missed, 0.0, largest, bernstein)
+    return Moment(value, both.error, missed, 0.0, largest, bernstein)
 
 
 def deviation_of(counts: Counts) -> Moment:
@@ -70,7 +85,7 @@ class _Average:
     def __init__(self, counts: Counts, weights: np.ndarray) -> None:
         self.n = counts.total
         if self.n < 2:
-            raise ValueError(f"reports: there are {self.n}; two or more are needed")
+            raise TooFewReportsError(f"reports: there are {self.n}", 2)
         p = counts.numbers / self.n
         self.value = float(p @ weights)
         self.spread = float(p @ (weights - self.value) ** 2) * self.n / (self.n - 1)

@@ -91,7 +91,7 @@ def correlation(a: Real, b: Real) -> Moment:
     missed = abs(value) / 2 * (first.variance_missed / var_a + second.variance_missed / var_b)
     missed += _product_missed(first, second) / math.sqrt(var_a * var_b)
     error = float(slope.std(ddof=1) / math.sqrt(len(x)))
-    return Moment(float(np.clip(value, -1.0, 1.0)), error, missed, -1.0, 1.0)
+    return Moment(float(value), error, missed, -1.0, 1.0)
 
 
 @dataclass(frozen=True)

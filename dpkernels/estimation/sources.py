@@ -11,13 +11,11 @@ from typing import Any
 from dpkernels import checks
 from dpkernels.estimation.channel import Channel, NoiseChannel, TableChannel
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.certify import certify
-from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate, read_certificate
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMultivariate
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.exact.combined import ExactMultivariate, MixtureCertificate, MultivariateCertificate, read_certificate
+from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.registry import exact_sampler
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.untrusted import parse_json, read_text
 
@@ -79,13 +77,15 @@ class _Same:
 
 @lru_cache(maxsize=16)
 def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
-    return _channel(of.certificate, bounds, decimals)
+    channel = _channel(of.certificate, bounds, decimals)
+    channel.epsilon = float(of.certificate.epsilon)
+    return channel
 
 
 def _certificate(source: Any) -> Certificate:
-    if isinstance(source, ExactForm | ExactMultivariate):
+    if isinstance(source, ExactSampler | ExactMultivariate):
         return source.certificate
-    return certify(source).certificate
+    return exact_sampler(source).certificate
 
 
 def _read(path: Path) -> Any:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpkernels.exact.rounding import report_kernel
+from dpkernels.exact.kernels import report_kernel
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 

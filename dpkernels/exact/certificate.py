@@ -5,14 +5,17 @@ from __future__ import annotations
 import abc
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fractions import Fraction
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
-from dpkernels.decimals import rational, shortest
-from dpkernels.exact.table import WORDS, Table
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.decimals import float_at_least, rational, shortest
+from dpkernels.exact.table import WORDS, BoundedTable, Table
 from dpkernels.solve import first_feasible, floats_from
 from dpkernels.untrusted import brief
 
@@ -30,14 +33,14 @@ class CertificateError(ValueError):
 
 
 class Certificate(abc.ABC):
-    """Verified facts about integers, and their JSON form.
+    """Verified facts about integers, and their JSON payload.
 
-    A form states the facts beside the integers, for those who only read it. Whoever reads it with ``from_dict`` gets a
-    certificate made anew from the integers and the claim, and an error if the form says anything else.
+    A payload states the facts beside the integers, for those who only read it. ``from_dict`` makes a certificate anew
+    from the integers and the claim, and raises an error if the payload says anything else.
 
     Attributes:
         kind: the name of the class in JSON.
-        facts: what a form states, as names of attributes; Fractions become text.
+        facts: what a payload states, as names of attributes; Fractions become text.
         parts: its tables and certificates, names in JSON to names of attributes.
     """
 
@@ -60,15 +63,15 @@ class Certificate(abc.ABC):
 
     @classmethod
     @abc.abstractmethod
-    def certified(cls, form: dict[str, Any]) -> Self:
-        """The certificate of the integers and of the claim in a form, whatever else the form states.
+    def certified(cls, payload: dict[str, Any]) -> Self:
+        """The certificate of the integers and of the claim in a payload, whatever else the payload states.
 
         Raises:
             CertificateError: the integers do not have the claim.
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form, with exact fractions as text and the tables themselves."""
+        """A JSON payload, with exact fractions as text and the tables themselves."""
         facts = {_key(path): attrgetter(path)(self) for path in self.facts}
         plain = {key: str(value) if isinstance(value, Fraction) else value for key, value in facts.items()}
         parts = {key: part.to_dict() for key, part in self._parts().items()}
@@ -79,21 +82,21 @@ class Certificate(abc.ABC):
         return json.dumps(self.to_dict())
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> Self:
-        """Verify the integers in a JSON form again; what the form says of itself must agree.
+    def from_dict(cls, payload: dict[str, Any]) -> Self:
+        """Verify the integers in a JSON payload again; what the payload says of itself must agree.
 
         Every kind can be read once ``combined`` has been imported, which ``dpkernels.Certificate`` does.
 
         Raises:
-            CertificateError: the integers do not have the claim, the form states something else or something more, or
-                it is of another kind than the class that reads it.
+            CertificateError: the integers do not have the claim, the payload states something else or more, or it is of
+                another kind than the class that reads it.
         """
         with reading():
-            kind = _kind_of(form)
+            kind = _kind_of(payload)
             if not issubclass(kind, cls):
-                raise CertificateError(f"form: is of a {kind.__name__}, not of a {cls.__name__}")
-            certificate = kind.certified(form)
-            certificate._check(form)
+                raise CertificateError(f"payload: is of a {kind.__name__}, not of a {cls.__name__}")
+            certificate = kind.certified(payload)
+            certificate._check(payload)
         return certificate
 
     def __str__(self) -> str:
@@ -103,56 +106,33 @@ class Certificate(abc.ABC):
     def _parts(self) -> dict[str, Any]:
         return {key: getattr(self, name) for key, name in self.parts.items()}
 
-    def _check(self, form: dict[str, Any]) -> None:
-        """A form states what the integers give, all of it, and nothing else."""
+    def _check(self, payload: dict[str, Any]) -> None:
+        """A payload states what the integers give, all of it, and nothing else."""
         # Parts that are certificates have been checked by themselves.
-        read = {key: form[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
+        read = {key: payload[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
         again = self.to_dict() | read
-        form = form if "kind" in form else _with_kind(form, again)
-        if odd := form.keys() ^ again.keys():
-            raise CertificateError(f"form: {brief(min(odd))} is missing, or is nothing that can be verified")
+        if odd := payload.keys() ^ again.keys():
+            raise CertificateError(f"payload: {brief(min(odd))} is missing, or is nothing that can be verified")
         for name, value in again.items():
-            if type(form[name]) is not type(value) or form[name] != value:
-                raise CertificateError(f"{name}: the form says {brief(form[name])}, the integers give {brief(value)}")
+            if type(payload[name]) is not type(value) or payload[name] != value:
+                raise CertificateError(
+                    f"{name}: the payload says {brief(payload[name])}, the integers give {brief(value)}"
+                )
 
 
 def _key(path: str) -> str:
     return path.rpartition(".")[2]
 
 
-def _kind_of(form: dict[str, Any]) -> type[Certificate]:
-    """The class of a form; before forms had a kind, it follows from the names of what they state."""
-    if "kind" in form:
-        if form["kind"] not in _KINDS:
-            raise CertificateError(f"kind: {brief(form['kind'])} is not one of {', '.join(sorted(_KINDS))}")
-        return _KINDS[form["kind"]]
-    for kind in _KINDS.values():
-        if form.keys() == {*map(_key, kind.facts), "covers", *kind.parts}:
-            return kind
-    raise CertificateError("form: is not a certificate; it has no kind, and states what is of none")
-
-
-def _with_kind(form: dict[str, Any], again: dict[str, Any]) -> dict[str, Any]:
-    """A form from before there were kinds, in today's words where it says the same in the words of its time.
-
-    These were the logarithm of the machine for the realised epsilon, the float nearest to a sum of budgets, and 12
-    digits of a sensitivity in ``covers``.
-    """
-    form = {"kind": again["kind"], **form}
-    rounded = {} if "delta" in form else {"realised_epsilon": 1e-12}
-    rounded |= {"epsilon": 2.0**-52} if "sampled" in form else {}
-    for name, share in rounded.items():
-        if math.isclose(form[name], again[name], rel_tol=share):
-            form[name] = again[name]
-    if isinstance(D := again.get("sensitivity"), float):
-        near = f"at most {shortest(D)} apart", f"at most {D:.12g} apart"
-        form["covers"] = again["covers"] if form["covers"] == again["covers"].replace(*near) else form["covers"]
-    return form
+def _kind_of(payload: dict[str, Any]) -> type[Certificate]:
+    if payload["kind"] not in _KINDS:
+        raise CertificateError(f"kind: {brief(payload['kind'])} is not one of {', '.join(sorted(_KINDS))}")
+    return _KINDS[payload["kind"]]
 
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong while a form is read becomes a ``CertificateError``: the form is not a certificate.
+    """Whatever goes wrong while a payload is read becomes a ``CertificateError``: the payload is not a certificate.
 
     Raises:
         CertificateError: for any of these errors.
@@ -162,7 +142,7 @@ def reading() -> Iterator[None]:
     except CertificateError:
         raise
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        raise CertificateError(f"form: is not a certificate ({type(error).__name__}: {error})") from error
+        raise CertificateError(f"payload: is not a certificate ({type(error).__name__}: {error})") from error
 
 
 def line(label: str, text: str) -> str:
@@ -203,3 +183,133 @@ def log_upper_bound(ratio: Fraction) -> float:
     start = max(0.0, float(near))
     below = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
     return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
+
+
+class BoundedCertificate(Certificate):
+    """Verified facts about a table with a row for every one of some inputs.
+
+    Attributes:
+        epsilon: the budget, as printed.
+        cells: how many rows apart neighbouring inputs are rounded to at most, under the same rounding word.
+        ratio: the largest ratio of any report's probability between two neighbouring inputs.
+        table: the integers, so that anyone can verify again.
+    """
+
+    epsilon: float
+    ratio: Fraction
+    cells: int
+    table: BoundedTable
+
+    @property
+    def realised_epsilon(self) -> float:
+        """ln(ratio), rounded up; at most epsilon."""
+        return log_upper_bound(self.ratio)
+
+    @property
+    def total(self) -> int:
+        """The sum of every row's weights, 2^bits."""
+        return 1 << self.table.bits
+
+    @property
+    def codes(self) -> int:
+        """How many reports are possible, the same for every input."""
+        return self.table.codes
+
+    @property
+    def rows(self) -> int:
+        """How many input rows there are."""
+        return self.table.shifts + 1
+
+    @property
+    def lowest(self) -> Fraction:
+        """Smallest possible report."""
+        return self.table.value(0)
+
+    @property
+    def highest(self) -> Fraction:
+        """Largest possible report."""
+        return self.table.value(self.codes - 1)
+
+    @property
+    def worst_variance(self) -> Fraction:
+        """Bound on the variance at any input, input rounding included."""
+        return self.table.worst_variance
+
+    @property
+    @abc.abstractmethod
+    def means(self) -> str:
+        """What is said of the rows' means."""
+
+    def lines(self) -> list[str]:
+        near = "any two rows" if self.cells == self.table.shifts else f"rows up to {self.cells} apart"
+        ends = " to ".join(shortest(float(self.table.row_input(i))) for i in (0, self.rows - 1))
+        realised = shortest(self.realised_epsilon)
+        return [
+            line("epsilon", f"{shortest(self.epsilon)}, realised {realised} (exact ratio below e^epsilon)"),
+            line("reports", f"{self.codes} codes from {float(self.lowest):.9g} to {float(self.highest):.9g}"),
+            line("inputs", f"{self.rows} rows from {ends}; ratios of {near}"),
+            line("total weight", f"2^{self.table.bits}, for every row"),
+            line("row means", self.means),
+            line("variance", f"at most {shortest(float_at_least(self.worst_variance))} at any input"),
+        ]
+
+
+class UnbiasedCertificate(BoundedCertificate):
+    """Of a table whose means are its inputs; one with another mean is refused."""
+
+    @property
+    def mean_error(self) -> Fraction:
+        """Largest difference of a row's mean from its input."""
+        return Fraction(0)
+
+    @property
+    def means(self) -> str:
+        return f"equal to the input, as fractions (error {self.mean_error})"
+
+
+def check_rows(table: BoundedTable) -> None:
+    """Refuse a table that has no signal, no distributions for rows, or no interval.
+
+    Raises:
+        CertificateError: says what is wrong.
+    """
+    if table.shifts < 1 or table.codes < 2 or not table.has_signal:
+        raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
+    check_totals(table)
+    checks.interval(table.lower, table.upper)
+
+
+def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fraction:
+    """The largest of every report's largest weight over its smallest.
+
+    Raises:
+        CertificateError: a report is impossible for some input, or the ratio is above e^epsilon.
+    """
+    if not low.all():
+        code = int((low == 0).argmax()) % low.shape[-1]
+        raise CertificateError(f"support: report {code} is impossible for some inputs and not for others")
+    ratio = _largest_ratio(high, low)
+    if ratio > exp_lower_bound(epsilon):
+        above = log_upper_bound(ratio) - float(rational(epsilon))
+        raise CertificateError(
+            f"epsilon: a ratio is {shortest(float(ratio))}, {above:.3g} above epsilon {shortest(epsilon)}"
+        )
+    return ratio
+
+
+def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
+    """Exactly: floats, whose quotients are off by less than 2^-50 of themselves, only say which pairs to look at."""
+    quotients = high.astype(float) / low.astype(float)
+    at = quotients >= quotients.max() * (1 - 2.0**-48)
+    return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
+
+
+def check_means(table: BoundedTable, rows: Iterable[int], nominal: Callable[[int], Fraction]) -> None:
+    """Refuse a table of which one of the rows has another mean than it has to have: its input, if unbiased.
+
+    Raises:
+        CertificateError: says by how much.
+    """
+    error = max(abs(table.row_mean(i) - nominal(i)) for i in rows)
+    if error:
+        raise CertificateError(f"mean: a row is off its input by {float(error):.3g} data units")

@@ -24,7 +24,7 @@ from dpkernels import checks
 from dpkernels.decimals import rational
 from dpkernels.random import host
 
-# The stream of a release's key for choices; 16 to 19 are those of ``form``.
+# The stream of a release's key for choices; 16 to 19 are those of ``sampler``.
 CHOICE_UNIFORM_STREAM = 20
 
 # Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps. Above the largest there is no privacy.

@@ -1,19 +1,26 @@
-"""Certificates of what is made of several tables: mixtures, and vectors of coordinates."""
+"""Certificates and exact samplers that consist of others: mixtures, and vectors coordinate by coordinate."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar
+
+import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.vectors import VectorNoiseCertificate
+from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
 from dpkernels.exact.windows.certificate import COVERS, PlacedCertificate, WindowCertificate
+from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.mechanisms.multivariate import Multivariate
+from dpkernels.mechanisms.two_point import Mixture
+from dpkernels.numerics import RealArray, namespace
 from dpkernels.untrusted import integer
 
 VECTOR_COVERS = (
@@ -91,9 +98,9 @@ class MixtureCertificate(Certificate, kind="mixture"):
         return COVERS
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> MixtureCertificate:
-        first, second = (WindowCertificate.from_dict(form[part]) for part in ("first", "second"))
-        return cls(first, second, integer("threshold", form["threshold"]))
+    def certified(cls, payload: dict[str, Any]) -> MixtureCertificate:
+        first, second = (WindowCertificate.from_dict(payload[part]) for part in ("first", "second"))
+        return cls(first, second, integer("threshold", payload["threshold"]))
 
     def lines(self) -> list[str]:
         return [
@@ -143,9 +150,9 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         return VECTOR_COVERS
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> MultivariateCertificate:
-        coordinate: Any = Certificate.from_dict(form["coordinate"])
-        return cls(coordinate, integer("dimensions", form["dimensions"]), integer("sampled", form["sampled"]))
+    def certified(cls, payload: dict[str, Any]) -> MultivariateCertificate:
+        coordinate: Any = Certificate.from_dict(payload["coordinate"])
+        return cls(coordinate, integer("dimensions", payload["dimensions"]), integer("sampled", payload["sampled"]))
 
     def lines(self) -> list[str]:
         each = f"{self.sampled} of {self.dimensions} coordinates, {shortest(self.coordinate.epsilon)} each"
@@ -156,13 +163,13 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
         ]
 
 
-def read_certificate(form: dict[str, Any]) -> Certificate:
-    """The certificate in a JSON form, of whichever kind, verified again from its integers.
+def read_certificate(payload: dict[str, Any]) -> Certificate:
+    """The certificate in a JSON payload, of whichever kind, verified again from its integers.
 
     Raises:
         CertificateError: it fails, or is none.
     """
-    return Certificate.from_dict(form)
+    return Certificate.from_dict(payload)
 
 
 # What ``Certificate.from_dict`` reads; all kinds are known once this module is.
@@ -175,3 +182,60 @@ CERTIFICATES = (
     MixtureCertificate,
     MultivariateCertificate,
 )
+
+
+@dataclass(frozen=True, eq=False)
+class ExactMixture(ExactSampler):
+    """One of two exact samplers, chosen by a word of its own below a threshold out of 2^32.
+
+    Only one of the two is reported, so both may read the same noise and rounding words.
+    """
+
+    mechanism: Mixture
+    first: ExactWindow
+    second: ExactWindow
+    certificate: MixtureCertificate
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        pairs = zip(self.first.words, self.second.words, strict=True)
+        shared = tuple(Words(a.stream, max(a.bits, b.bits)) for a, b in pairs)
+        return (*shared, Words(CHOICE_STREAM, 32))
+
+    @property
+    def negligible(self) -> float:
+        return min(self.first.negligible, self.second.negligible)
+
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        *shared, choice = words
+        reports = [
+            sampler.reports(
+                x, *(word.astype(f"uint{need.bits}") for word, need in zip(shared, sampler.words, strict=True))
+            )
+            for sampler in (self.first, self.second)
+        ]
+        return namespace(choice).where(choice < np.uint32(self.certificate.threshold), reports[0], reports[1])
+
+
+def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSampler) -> ExactMixture:
+    """The sampler of a mixture by those of its parts.
+
+    Raises:
+        TypeError: a part is a mixture itself.
+    """
+    if not (isinstance(first, ExactWindow) and isinstance(second, ExactWindow)):
+        raise TypeError("mechanism: a mixture of mixtures has no exact sampler")
+    threshold = round(mechanism.weight * (1 << 32))
+    one: Any = first.certificate  # The mixture's own certificate refuses what is not unbiased.
+    other: Any = second.certificate
+    certificate = MixtureCertificate(one, other, threshold)
+    return ExactMixture(mechanism, first, second, certificate)
+
+
+@dataclass(frozen=True, eq=False)
+class ExactMultivariate:
+    """s of d coordinates, each released by the exact sampler of the coordinate mechanism."""
+
+    mechanism: Multivariate
+    coordinate: ExactSampler
+    certificate: MultivariateCertificate

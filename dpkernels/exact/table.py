@@ -33,11 +33,11 @@ class Table(abc.ABC):
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """A JSON payload."""
 
     @classmethod
     @abc.abstractmethod
-    def from_dict(cls, form: dict[str, Any]) -> Self:
+    def from_dict(cls, payload: dict[str, Any]) -> Self:
         """The table of ``to_dict``; nothing is verified but types and sizes.
 
         Raises:

@@ -227,7 +227,7 @@ def _key_words(key: Array) -> Array:
 
 @lru_cache(maxsize=1)
 def _key_check() -> Any:
-    return dpk.certify(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
+    return dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -253,7 +253,7 @@ def _exact_noise(multiplier: float, size: int) -> tuple[Any, float]:
     delta = _gaussian_delta(1 / multiplier, epsilon)
     claimed = delta + min(1e-3, (1 - delta) / 2)
     noise = dpk.gaussian(sigma=sigma, sensitivity=sensitivity, epsilon=epsilon, delta=claimed)
-    return dpk.certify(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
+    return dpk.exact_sampler(dpk.on_vectors(noise, dimensions=size, norm="l2", delta=claimed, lattice=1.0)), sensitivity
 
 
 def _rows(leaves: list[Any], noise: PrivateNoise) -> int:

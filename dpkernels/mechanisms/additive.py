@@ -1,4 +1,4 @@
-"""Additive mechanisms: a law of noise, shifted by the input."""
+"""Additive mechanisms: noise, shifted by the input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.noise import Noise
+from dpkernels.distributions.base import Noise
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
@@ -23,15 +23,15 @@ _LARGEST_FLOAT = 1e30
 @pytree
 @dataclass(frozen=True)
 class Additive(Mechanism):
-    """report = x + Z with Z of a law that does not depend on x.
+    """report = x + Z with Z of a distribution that does not depend on x.
 
     Attributes:
-        noise: the law of Z.
+        noise: the distribution of Z.
         sensitivity: D, the largest change of x between neighbours that the claim is for; None if nothing is claimed.
         epsilon: the claimed budget, with delta; ``accountants.delta`` computes the realised one.
         delta: the claimed delta; a release needs it positive, since its tables are finite.
 
-    Noise on a lattice is simulated as it is: x is rounded to the lattice in a release only.
+    Noise on a grid is simulated as it is: x is rounded to the grid in a release only.
 
     Raises:
         ValueError: epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
@@ -51,7 +51,7 @@ class Additive(Mechanism):
             checks.within("delta", self.delta, 0.0, 1.0)
 
     def claim(self, *, sensitivity: Real, epsilon: Real, delta: Real) -> Additive:
-        """The same noise with this claim, which ``certify`` and ``perturb`` verify on the integers they sample."""
+        """Return the same noise with this claim, which ``exact_sampler`` and ``perturb`` verify on their integers."""
         return dataclasses.replace(self, sensitivity=sensitivity, epsilon=epsilon, delta=delta)
 
     @property
@@ -68,14 +68,14 @@ class Additive(Mechanism):
         return self.noise.prob(floating(y) - x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log density of the noise at y - x, on a lattice log probability; -inf outside its support."""
+        """Log density of the noise at y - x, on a grid log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
     def _noise_of(self, y: Real, x: Any) -> Any:
         """y - x, but for what rounding of a report and of the difference did to a lattice point."""
         y = floating(y)
         z = y - x
-        return self.noise.placed(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
+        return self.noise.nearest_possible(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
 
     def mass(self, y: Real, x: Any) -> Any:
         if not len(self.noise.atoms[0]):

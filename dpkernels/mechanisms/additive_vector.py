@@ -14,7 +14,7 @@ from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real
+from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 
 NORMS = ("l1", "l2", "linf")
@@ -59,6 +59,11 @@ class AdditiveVector:
     def epsilon(self) -> Any:
         """The budget of a whole vector."""
         return self.coordinate.epsilon
+
+    @property
+    def delta(self) -> Any:
+        """The claimed delta of a whole vector."""
+        return self.coordinate.delta
 
     @property
     def worst_variance(self) -> Any:
@@ -143,7 +148,7 @@ def on_vectors(
         raise ValueError("mechanism: claims nothing; it needs a sensitivity, epsilon and delta")
     if lattice is not None:
         checks.positive("lattice", lattice)
-    total = max(mechanism.delta, 1e-10) if delta is None else delta
+    total = namespace(mechanism.delta).maximum(mechanism.delta, 1e-10)[()] if delta is None else delta
     claim = mechanism.claim(sensitivity=mechanism.sensitivity, epsilon=mechanism.epsilon, delta=total)
     vector = AdditiveVector(claim, 1.0, dimensions, norm, lattice)
     most = mechanism.sensitivity / growth(norm, vector.own_norm, dimensions)
@@ -151,7 +156,7 @@ def on_vectors(
     checks.sensitivity(D)
     if lattice is not None:
         checks.within("lattice", lattice, 0.0, D)
-    if most * (1 + 1e-12) < D:
+    if (far := checks.concrete(D / most)) is not None and far > 1 + 1e-12:
         raise ValueError(
             f"sensitivity: {shortest(D)} in {norm} of {dimensions} values is {D / most * mechanism.sensitivity:.9g} in "
             f"{vector.own_norm}; the noise is made for {shortest(mechanism.sensitivity)}"

@@ -14,7 +14,7 @@ from jax import Array
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
-from dpkernels.solve import invert_increasing
+from dpkernels.solve import found_roots, invert_increasing
 
 # Units of rounding between an atom and the report written of it; how far the lattice of an exact form may put it, as a
 # share of the output interval.
@@ -146,7 +146,7 @@ class Local(Mechanism):
         """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
-        return _reparameterised("icdf", self, u, x)
+        return found_roots(_beyond, (self, u, x), _inverted, _density)
 
 
 class Bounded(Local):
@@ -181,7 +181,7 @@ class Parabolic(Bounded):
         report, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         at, p = self.atoms(x)
         near = abs(report - at) <= self._room(at.astype(report.dtype))
-        return unless_nan(namespace(report, p).where(near, p, 0.0).sum(0), report, x)
+        return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
 
     def _room(self, at: Any) -> Any:
         """How far a report may be from its atom (of its type): by rounding, and on the lattice of an exact form."""
@@ -200,7 +200,7 @@ class Parabolic(Bounded):
 def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
-    y = _reparameterised("draw", mechanism, u, x)
+    y = found_roots(_beyond, (mechanism, u, x), _drawn, _density)
     low, high = mechanism.input_interval
     return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
 
@@ -216,23 +216,26 @@ def _invert(mechanism: Mechanism, u: Real, x: Any) -> Any:
     return invert_increasing(lambda y: mechanism.cdf(y, x), u, low, high)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _reparameterised(how: str, mechanism: Mechanism, u: Real, x: Real) -> Real:
-    return mechanism.draw(u, x) if how == "draw" else _invert(mechanism, u, x)
+def _drawn(parameters: tuple[Any, Any, Any]) -> Any:
+    mechanism, u, x = parameters
+    return mechanism.draw(u, x)
 
 
-@_reparameterised.defjvp
-def _implicit_derivative(how: str, primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, Any]:
-    mechanism, u, x = primals
-    d_mechanism, d_u, d_x = tangents
-    y = _reparameterised(how, mechanism, u, x)
-    _, d_cdf = jax.jvp(lambda mech, at: mech.cdf(y, at), (mechanism, x), (d_mechanism, d_x))
+def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
+    return _invert(*parameters)
+
+
+def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+    """Return the cdf at a report, less the probability that it is the quantile of."""
+    mechanism, u, x = parameters
+    return mechanism.cdf(y, x) - u
+
+
+def _density(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
+    """Return the density at a report, or 0 at an atom, where a report does not move smoothly."""
+    mechanism, _, x = parameters
     density = mechanism.pdf(y, x)
-    smooth = (density > 0) & ~_on_atom(mechanism, y, x)
-    slope = (d_u - d_cdf) / jnp.where(smooth, density, 1.0)
-    # At an atom every derivative is NaN, in reverse mode too: hence a NaN times all that moves, not a choice of NaN.
-    hole = jnp.where(smooth, 0.0, jnp.nan)
-    return y, slope + hole * sum(jax.tree.leaves(d_mechanism), d_u + d_x)
+    return jnp.where(_on_atom(mechanism, y, x), 0.0, density)
 
 
 def _on_atom(mechanism: Mechanism, y: Any, x: Any) -> Any:

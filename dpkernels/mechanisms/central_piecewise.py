@@ -8,19 +8,21 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.base import Parabolic
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bounded_minimum
+from dpkernels.solve import bounded_minimum, smooth_minimum
 
 # Every step is a term of all formulas, and needs cells of its own in an exact table.
 _MOST_STEPS = 64
 # Steps are added while they lower the variance by this share.
 _STEP_GAIN = 1e-3
+_LOG_CORES = math.log(1e-6), math.log(100.0)
 
 
 @partial(pytree, static=("steps",))
@@ -154,12 +156,12 @@ class CentralPiecewise(Parabolic):
 
 def central_piecewise(
     *,
-    epsilon: float,
-    lower: float,
-    upper: float,
-    sensitivity: float,
+    epsilon: Real,
+    lower: Real,
+    upper: Real,
+    sensitivity: Real,
     steps: int | None = None,
-    core: float | str = "best",
+    core: Real | str = "best",
 ) -> CentralPiecewise:
     """The Central Piecewise Mechanism (Yamamoto 2026): bounded, unbiased, for a sensitivity below the interval's width.
 
@@ -174,7 +176,7 @@ def central_piecewise(
         sensitivity: D; inputs at most D apart are neighbours.
         steps: s, 1 to 64. By default, of the best core, the fewest after which some more gain less than 0.1 % of the
             variance; of another core the source's ceil(R/D). More steps than the source's reach further beyond the
-            interval.
+            interval. This choice is discrete: where JAX traces an argument, give s.
         core: r above 0; "best" for the least worst-case variance, "published" for the source's
             r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
 
@@ -194,50 +196,61 @@ def central_piecewise(
         checks.number(*pair)
         for pair in (("epsilon", epsilon), ("lower", lower), ("upper", upper), ("sensitivity", sensitivity))
     )
-    published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
-    if steps is None and published > _MOST_STEPS:
-        raise ValueError(f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise")
-    make: Any = partial(CentralPiecewise, lower=lower, upper=upper, epsilon=epsilon, sensitivity=D)
-    if core == "best":
-        return _best_steps(make) if steps is None else _best_core(make, steps)
-    steps = published if steps is None else checks.whole("steps", steps, 1, _MOST_STEPS)
-    make = partial(make, steps=steps)
-    if core == "published":
-        core = _published_core(epsilon, 2 * D / (upper - lower), steps)
-    if isinstance(core, str):
+    if isinstance(core, str) and core not in ("best", "published"):
         raise ValueError(f"core: {core!r} is not a number, 'best' or 'published'")
-    return make(core=core)
+    given = lower, upper, epsilon, D
+    if steps is None:
+        checks.not_traced("steps", "Their number is a discrete choice; give it.", *given, core)
+        published = math.ceil((Fraction(repr(upper)) - Fraction(repr(lower))) / Fraction(repr(D)))
+        if published > _MOST_STEPS:
+            raise ValueError(
+                f"sensitivity: {shortest(D)} is below 1/{_MOST_STEPS} of the interval; take additive noise"
+            )
+        if isinstance(core, str) and core == "best":
+            return _best_steps(*given)
+        steps = published
+    checks.whole("steps", steps, 1, _MOST_STEPS)
+    if isinstance(core, str):
+        return _best_core(steps, *given) if core == "best" else _with_published_core(steps, *given)
+    return CentralPiecewise(checks.number("core", core), steps, *given)
 
 
-def _best_steps(make: Any) -> CentralPiecewise:
+def _best_steps(*given: float) -> CentralPiecewise:
     """The variance falls with the steps, ever more slowly, and then rises: tried an eighth more at a time."""
-    best, steps = _best_core(make, 1), 1
+    best, steps = _best_core(1, *given), 1
     while steps < _MOST_STEPS:
         steps += max(1, steps // 8)
-        more = _best_core(make, min(steps, _MOST_STEPS))
+        more = _best_core(min(steps, _MOST_STEPS), *given)
         if more.worst_variance > (1 - _STEP_GAIN) * best.worst_variance:
             break
         best = more
     return best
 
 
-def _best_core(make: Any, steps: int) -> CentralPiecewise:
+def _best_core(steps: int, *given: Any) -> CentralPiecewise:
     """The least worst-case variance over log r: it falls, then rises."""
-    checks.whole("steps", steps, 1, _MOST_STEPS)
+    variance = partial(_variance_of_core, steps)
+    if namespace(*given) is np:
+        log_r = bounded_minimum(lambda log_r: float(variance(log_r, given)), *_LOG_CORES, xatol=1e-9)[0]
+        return CentralPiecewise(math.exp(log_r), steps, *given)
+    starts = np.linspace(*_LOG_CORES, 20)[:, None]
+    log_r = smooth_minimum(lambda x, given: variance(x[0], given), given, starts, starts[0], starts[-1])[0]
+    return CentralPiecewise(jnp.exp(log_r), steps, *given)
 
-    def variance(log_r: float) -> float:
-        return float(make(core=math.exp(log_r), steps=steps).worst_variance)
 
-    return make(core=math.exp(bounded_minimum(variance, math.log(1e-6), math.log(100.0), xatol=1e-9)[0]), steps=steps)
+def _variance_of_core(steps: int, log_r: Any, given: tuple[Any, ...]) -> Any:
+    return CentralPiecewise(elementary(log_r).exp(log_r), steps, *given).worst_variance
 
 
-def _published_core(epsilon: float, d: float, steps: int) -> float:
+def _with_published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> CentralPiecewise:
     """The source's: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, all with m = s - 1.
 
     A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps); here of z e^(-m eps), which is no larger.
     """
-    m = steps - 1
-    A = d * math.expm1(-m * epsilon) / math.expm1(-epsilon)
-    B = (1 + m * d) * math.exp((1 - m) * epsilon)
-    eps_over_b = (m + 4) / (m + 3) * (m * epsilon + math.log((A + math.sqrt(A**2 + 4 * B)) / 2))
-    return math.exp(eps_over_b - steps * epsilon) + d * math.expm1(-m * epsilon) / math.expm1(epsilon)
+    m, d = steps - 1, 2 * sensitivity / (upper - lower)
+    f = elementary(epsilon, d)
+    A = d * f.expm1(-m * epsilon) / f.expm1(-epsilon)
+    B = (1 + m * d) * f.exp((1 - m) * epsilon)
+    eps_over_b = (m + 4) / (m + 3) * (m * epsilon + f.log((A + f.sqrt(A**2 + 4 * B)) / 2))
+    core = f.exp(eps_over_b - steps * epsilon) + d * f.expm1(-m * epsilon) / f.expm1(epsilon)
+    return CentralPiecewise(core, steps, lower, upper, epsilon, sensitivity)

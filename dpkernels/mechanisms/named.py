@@ -8,6 +8,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
@@ -20,11 +21,11 @@ from dpkernels.mechanisms.windowed import heights
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import NARROWEST, Windowed
 from dpkernels.mechanisms.windowed.tabulated import base_from, window_from
-from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform, Window
-from dpkernels.numerics import Real
+from dpkernels.mechanisms.windowed.windows import Window
+from dpkernels.numerics import Real, elementary, plain
 from dpkernels.solve import first_feasible, floats_from
 
-WINDOWS: dict[str, Window] = {"uniform": Uniform(), "sine": Sine(), "triangle": Triangle()}
+WINDOWS: dict[str, Window] = {kind.name: kind() for kind in Window.kinds() if kind.name}
 BASES = ("constant", "quartic")
 
 # Wang 2019, equation (7): below this budget Duchi alone is better in the worst case.
@@ -37,10 +38,10 @@ def composite(
     window: Any = "uniform",
     base: Any = "constant",
     *,
-    epsilon: float,
-    lower: float,
-    upper: float,
-    width: float | None = None,
+    epsilon: Real,
+    lower: Real,
+    upper: Real,
+    width: Real | None = None,
     condition: str = "pointwise",
     objective: str = "worst",
 ) -> Windowed:
@@ -70,10 +71,10 @@ def composite(
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     checks.one_of("condition", condition, heights.CONDITIONS)
     checks.one_of("objective", objective, heights.OBJECTIVES)
-    h = window_of(window)
-    g = _base(base, h, epsilon, condition, objective)
-    if width is None:
-        width = heights.best_width(h, g, epsilon, condition, objective)[0]
+    h, g = window_of(window), _base(base)
+    if g is None or width is None:
+        g, best = heights.best_shape(h, g, epsilon, condition, objective)
+        width = best if width is None else width
     checks.within("width", width, 0.0, 2.0, open_ends=True)
     checks.within("width", width, NARROWEST, 2.0)
     m = checks.number("width", width)
@@ -82,7 +83,7 @@ def composite(
 
 
 def piecewise(
-    *, epsilon: float, lower: float, upper: float, eta: float | None = None, objective: str = "worst"
+    *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
     """Type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
 
@@ -104,7 +105,7 @@ def piecewise(
 
 
 def piecewise_triangle(
-    *, epsilon: float, lower: float, upper: float, eta: float | None = None, objective: str = "worst"
+    *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
     """Type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
@@ -123,17 +124,17 @@ def piecewise_triangle(
     )
 
 
-def piecewise_wang2019(*, epsilon: float, lower: float, upper: float) -> Windowed:
+def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
     """The Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
-    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + math.exp(epsilon / 2))
+    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=1 + elementary(epsilon).exp(epsilon / 2))
 
 
-def duchi(*, epsilon: float, lower: float, upper: float) -> TwoPoint:
+def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
     """Duchi's two-point mechanism; see ``TwoPoint``.
 
     Raises:
@@ -143,28 +144,29 @@ def duchi(*, epsilon: float, lower: float, upper: float) -> TwoPoint:
     return TwoPoint(lower, upper, epsilon)
 
 
-def hybrid(*, epsilon: float, lower: float, upper: float) -> Mixture | TwoPoint:
+def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
     """The hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
 
-    Below eps = 0.61 it is Duchi alone.
+    Up to eps = 0.61 it is Duchi alone: a ``TwoPoint``, or for an epsilon that JAX traces a ``Mixture`` of weight 0.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
-    points = duchi(epsilon=epsilon, lower=lower, upper=upper)
-    if epsilon <= HYBRID_EPSILON:
-        return points
-    spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
-    return Mixture(spread, points, -math.expm1(-epsilon / 2))
+    epsilon, lower, upper = _budget(epsilon, lower, upper)
+    points, spread = (make(epsilon=epsilon, lower=lower, upper=upper) for make in (duchi, piecewise_wang2019))
+    weight = -elementary(epsilon).expm1(-epsilon / 2)
+    if checks.concrete(epsilon) is not None:
+        return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
+    return Mixture(spread, points, jnp.where(epsilon <= HYBRID_EPSILON, 0.0, weight))
 
 
-def _budget(epsilon: float, lower: float, upper: float) -> tuple[float, float, float]:
+def _budget(epsilon: Real, lower: Real, upper: Real) -> tuple[Any, Any, Any]:
     checks.epsilon(epsilon)
     checks.interval(lower, upper)
     return checks.number("epsilon", epsilon), checks.number("lower", lower), checks.number("upper", upper)
 
 
-def _width(eta: float | None) -> float | None:
+def _width(eta: Real | None) -> Real | None:
     if eta is None:
         return None
     checks.within("eta", eta, 1.0, math.inf, open_ends=True)
@@ -182,19 +184,20 @@ def window_of(window: Any) -> Window:
     return window_from(window)
 
 
-def _base(base: Any, window: Window, epsilon: float, condition: str, objective: str) -> Base:
+def _base(base: Any) -> Base | None:
+    """A base from its name, a function on [-1, 1], a table, or itself; None for a quartic one whose edge is free."""
     if isinstance(base, Base):
         return base
     if isinstance(base, str):
         checks.one_of("base", base, BASES)
-        return Constant() if base == "constant" else heights.best_quartic(window, epsilon, condition, objective)
+        return Constant() if base == "constant" else None
     return base_from(base)
 
 
 def multivariate(
     *,
     dimensions: int,
-    epsilon: float,
+    epsilon: Real,
     lower: Real,
     upper: Any,
     sampled: int | None = None,
@@ -207,7 +210,8 @@ def multivariate(
         epsilon: pure-DP budget of a whole vector; any two vectors are neighbours.
         lower: smallest valid input, a number or one a coordinate.
         upper: largest valid input.
-        sampled: s; by default Wang 2019's max(1, min(d, floor(eps / 2.5))).
+        sampled: s; by default Wang 2019's max(1, min(d, floor(eps / 2.5))). This choice is discrete: an epsilon that
+            JAX traces needs s.
         coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
 
     Raises:
@@ -217,16 +221,25 @@ def multivariate(
     checks.epsilon(epsilon)
     checks.one_of("coordinate", coordinate, MECHANISMS)
     checks.interval(lower, upper)
-    d = checks.whole("dimensions", dimensions, 1, 1 << 31)
-    s = max(1, min(d, int(epsilon / 2.5))) if sampled is None else checks.whole("sampled", sampled, 1, d)
-    total = Fraction(repr(float(epsilon)))
-    share = first_feasible(floats_from(epsilon / s, 0.0), lambda share: s * Fraction(repr(share)) <= total)
-    inner = MECHANISMS[coordinate](epsilon=share, lower=-1.0, upper=1.0)
-    bounds = [np.asarray(end, np.float64) if np.ndim(end) else float(end) for end in (lower, upper)]
-    return Multivariate(inner, bounds[0], bounds[1], d, s)
+    d, epsilon = checks.whole("dimensions", dimensions, 1, 1 << 31), checks.number("epsilon", epsilon)
+    if sampled is None:
+        checks.not_traced("epsilon", "How many coordinates are reported depends on it; give sampled.", epsilon)
+        sampled = max(1, min(d, int(epsilon / 2.5)))
+    s = checks.whole("sampled", sampled, 1, d)
+    inner = MECHANISMS[coordinate](epsilon=_share(epsilon, s), lower=-1.0, upper=1.0)
+    bounds = [end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper)]
+    return Multivariate(inner, *(plain(end) for end in bounds), d, s)
 
 
-def optimal_local(*, epsilon: float, lower: float, upper: float) -> Optimal:
+def _share(epsilon: Any, parts: int) -> Any:
+    """Return the budget of one of several parts; read as decimals, plain numbers do not exceed the whole."""
+    if checks.concrete(epsilon) is None:
+        return epsilon / parts
+    total = Fraction(repr(epsilon))
+    return first_feasible(floats_from(epsilon / parts, 0.0), lambda share: parts * Fraction(repr(share)) <= total)
+
+
+def optimal_local(*, epsilon: Real, lower: Real, upper: Real) -> Optimal:
     """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
 
     Raises:

@@ -6,17 +6,22 @@ import math
 from fractions import Fraction
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import MOST_POINTS, DiscreteGaussian, DiscreteLaplace, too_fine
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
+from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
+from dpkernels.distributions.student import Student
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.numerics import Real, namespace, ndtri
+from dpkernels.numerics import Real, elementary, namespace, ndtri
 from dpkernels.solve import root
 
 # What a release of pure noise may spend on the ends of its finite table.
@@ -33,6 +38,41 @@ def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
     """
     _check(epsilon, sensitivity)
     return Additive(Laplace(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+
+
+def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
+    """Logistic noise of scale b = D / eps.
+
+    The float density is pure eps-DP, smooth everywhere; the claim has delta = 1e-15 for the ends of a release's table.
+    ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100].
+    """
+    _check(epsilon, sensitivity)
+    return Additive(Logistic(sensitivity / epsilon), sensitivity, epsilon, TABLE_DELTA)
+
+
+def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
+    """Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
+
+    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. The claim has delta = 1e-15 for the ends
+    of a release's table. Of fewer than 5 degrees, or for a small eps, the noise is too wide for a table; a release then
+    needs ``Reweighted(Student(...), -T, T, 0.0)``, noise truncated to [-T, T], with a claim of a larger delta.
+
+    Args:
+        epsilon: eps.
+        sensitivity: D.
+        degrees: nu, the degrees of freedom.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; degrees not in [3, 1000].
+    """
+    _check(epsilon, sensitivity)
+    checks.within("degrees", degrees, 3.0, 1000.0)
+    xp = namespace(epsilon, sensitivity)
+    scale = sensitivity / (2 * math.sqrt(degrees) * xp.sinh(epsilon / (degrees + 1)))
+    return Additive(Student(scale, degrees), sensitivity, epsilon, TABLE_DELTA)
 
 
 def gaussian(
@@ -181,7 +221,7 @@ def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None =
         ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; gamma not in [0, 1].
     """
     _check(epsilon, sensitivity)
-    gamma = 1 / (1 + math.exp(epsilon / 2)) if gamma is None else gamma
+    gamma = 1 / (1 + elementary(epsilon).exp(epsilon / 2)) if gamma is None else gamma
     return Additive(Staircase(epsilon, sensitivity, gamma), sensitivity, epsilon, TABLE_DELTA)
 
 
@@ -220,25 +260,32 @@ def budget_recycled(
     return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
 
 
-def discrete_laplace(*, epsilon: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
+def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
     """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
     The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
+
+    Args:
+        epsilon: the budget.
+        sensitivity: D; rounded up to a multiple of the step.
+        step: distance of lattice points.
+        reach: the largest k. The default is a discrete choice: where JAX traces an argument, give k.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; step not positive, or so fine that
             the noise has more than 2^20 points.
     """
     _check(epsilon, sensitivity)
-    return Additive(
-        DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step), sensitivity, epsilon, TABLE_DELTA
-    )
+    noise = DiscreteLaplace(_cells(sensitivity, step) * step / epsilon, step, reach or 0)
+    return Additive(noise, sensitivity, epsilon, TABLE_DELTA)
 
 
 def truncated_discrete_laplace(
-    *, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0
+    *, epsilon: Real, delta: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None
 ) -> Additive:
-    """Discrete Laplace noise on k = -R..R, with the smallest R that is (eps, delta)-DP.
+    """Discrete Laplace noise on k = -R..R, with the smallest R that is (eps, delta)-DP, unless the reach R is given.
+
+    The smallest R is a discrete choice: where JAX traces an argument, give R.
 
     With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
     q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
@@ -250,6 +297,9 @@ def truncated_discrete_laplace(
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     n = _cells(sensitivity, step)
+    if reach is not None:
+        return Additive(DiscreteLaplace(n * step / epsilon, step, reach), sensitivity, epsilon, delta)
+    checks.not_traced("reach", "It is a discrete choice; give it.", epsilon, delta, sensitivity, step)
     q = math.exp(-epsilon / n)
     most = delta * (1 + q) / (q ** (1 - n) * -math.expm1(-epsilon) + 2 * q * delta)
     reach = max(1, math.ceil(-math.log(most) * n / epsilon))
@@ -263,25 +313,29 @@ def discrete_gaussian(
     epsilon: float | None = None,
     delta: float | None = None,
     step: float = 1.0,
+    reach: int | None = None,
 ) -> Additive:
-    """Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020).
+    """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees.
+    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
+    reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
             points; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
     """
-    return Additive(DiscreteGaussian(sigma, step), sensitivity, epsilon, delta)
+    return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
-def _cells(sensitivity: float, step: float) -> int:
+def _cells(sensitivity: Real, step: Real) -> Any:
     """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
 
     Raises:
         ValueError: step not positive, or so fine that the noise, which reaches farther than n, has too many points.
     """
     checks.positive("step", step)
+    if checks.concrete(sensitivity) is None or checks.concrete(step) is None:
+        return jnp.ceil(jax.lax.stop_gradient(sensitivity / step))
     cells = math.ceil(Fraction(sensitivity) / Fraction(step))
     if cells > MOST_POINTS:
         raise too_fine(step)

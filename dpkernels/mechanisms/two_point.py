@@ -99,7 +99,7 @@ class Mixture(Parabolic):
     Attributes:
         first: a mechanism.
         second: a mechanism on the same interval.
-        weight: probability of ``first``, in (0, 1).
+        weight: probability of ``first``, in (0, 1). A traced one may be 0: then all is that of ``second``.
 
     Raises:
         ValueError: the intervals differ, weight is not in (0, 1), or a part is not for any two inputs.
@@ -133,8 +133,9 @@ class Mixture(Parabolic):
     @property
     def output_interval(self) -> tuple[Real, Real]:
         (low, high), (low2, high2) = self.first.output_interval, self.second.output_interval
-        xp = namespace(low, low2, high, high2)
-        return xp.minimum(low, low2), xp.maximum(high, high2)
+        xp = namespace(low, low2, high, high2, self.weight)
+        both = self.weight > 0
+        return xp.where(both, xp.minimum(low, low2), low2)[()], xp.where(both, xp.maximum(high, high2), high2)[()]
 
     def _mix(self, first: Real, second: Real) -> Real:
         return self.weight * first + (1 - self.weight) * second
@@ -148,7 +149,7 @@ class Mixture(Parabolic):
     def draw(self, u: Real, x: Real) -> Real:
         w = self.weight
         xp = namespace(u, w)
-        first = self.first.draw(xp.minimum(u / w, 1.0), x)
+        first = self.first.draw(xp.minimum(u / xp.where(w > 0, w, 1.0), 1.0), x)
         second = self.second.draw(xp.maximum(u - w, 0.0) / (1 - w), x)
         return xp.where(u < w, first, second)
 

@@ -37,17 +37,14 @@ class Source:
             stream: the stream's number, below 2^32.
             first_block: the 64-bit number of the first 64-byte block.
         """
-        self._fill(out.data.cast("B"), stream, first_block)
-
-    def _fill(self, view: memoryview, stream: int, first_block: int) -> None:
-        # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
-        run = min(len(view), 64 * ((1 << 32) - first_block % (1 << 32)))
-        self._encryptor.reset_nonce(_COUNTER.pack(first_block, stream, 0))
-        for at in range(0, run, len(_ZEROS)):
-            piece = view[at : min(at + len(_ZEROS), run)]
-            self._encryptor.update_into(_ZEROS[: len(piece)], piece)
-        if run < len(view):
-            self._fill(view[run:], stream, first_block + run // 64)
+        view, size, at = out.data.cast("B"), out.nbytes, 0
+        while at < size:
+            block = first_block + at // 64
+            # OpenSSL counts blocks in 32 bits; the rest of our counter is fixed for a run of 2^32 blocks.
+            length = min(size - at, _ZEROS.nbytes, 64 * ((1 << 32) - block % (1 << 32)))
+            self._encryptor.reset_nonce(_COUNTER.pack(block, stream, 0))
+            self._encryptor.update_into(_ZEROS[:length], view[at : at + length])
+            at += length
 
 
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 
 Rewrap = Callable[[Any], Any]
 
+_NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
+
 
 def kind(x: Any) -> str:
     """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
@@ -78,9 +80,14 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
     Raises:
         TypeError: not an array or a column, or not of numbers.
     """
+    if type(x) is np.ndarray:
+        _check_dtype(x.dtype)
+        return x, _as_it_is
     match kind(x):
         case "jax" if isinstance(x, jax.core.Tracer):
-            raise TypeError("x: is traced; a release is of concrete values, inside jit simulate with mechanism.sample")
+            raise TypeError(
+                "x: is traced by JAX; inside jit release with perturb_traced, or simulate with mechanism.sample"
+            )
         case "jax":
             _check_dtype(x.dtype)
             devices = x.devices()
@@ -88,11 +95,11 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 return np.asarray(x), lambda reports: jax.device_put(reports, x.sharding, may_alias=True)
             return x, lambda reports: jax.device_put(reports, x.sharding)
         case "numpy":
-            if np.ma.is_masked(x):
-                raise ValueError(f"x: has {np.ma.count_masked(x)} masked values; every row needs a number")
+            if isinstance(x, np.ma.MaskedArray) and np.ma.is_masked(x):
+                raise ValueError(f"x: has {np.ma.count_masked(x)} masked values{_NEEDED}")
             array = np.asarray(x)
             _check_dtype(array.dtype)
-            return array, lambda reports: reports
+            return array, _as_it_is
         case "pandas":
             return _pandas(x)
         case "polars":
@@ -109,6 +116,10 @@ def unwrap(x: Any) -> tuple[Any, Rewrap]:
                 f"x: {type(x).__name__} is not an array or a column; "
                 "use NumPy, JAX, pandas, polars or pyarrow (numpy.asarray makes an array of a list)"
             )
+
+
+def _as_it_is(reports: Any) -> Any:
+    return reports
 
 
 def columns_of(table: Any) -> list[str]:
@@ -167,7 +178,7 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
     _check_dtype(dtype)
     missing = values.isna().to_numpy()
     if kind != "f" and missing.any():
-        raise ValueError(f"x: row {missing.argmax()} is missing; every row needs a number")
+        raise ValueError(f"x: row {missing.argmax()} is missing{_NEEDED}")
 
     def rewrap(reports: np.ndarray) -> Any:
         made = series._constructor(reports, index=series.index, name=series.name)
@@ -191,7 +202,7 @@ def _polars(series: Any) -> tuple[np.ndarray, Rewrap]:
     if not series.dtype.is_numeric() or series.dtype.is_decimal() or "Int128" in str(series.dtype):
         raise TypeError(f"x: holds {series.dtype}; only integers and floats of up to 64 bits can be perturbed")
     if series.null_count():
-        raise ValueError(f"x: row {series.is_null().arg_max()} is null; every row needs a number")
+        raise ValueError(f"x: row {series.is_null().arg_max()} is null{_NEEDED}")
     return series.to_numpy(), lambda reports: type(series)(series.name, reports)
 
 
@@ -207,6 +218,6 @@ def _pyarrow(column: Any) -> tuple[np.ndarray, Rewrap]:
         raise TypeError(f"x: holds {column.type}; only integers and floats can be perturbed")
     if values.null_count:
         row = np.argmax(np.asarray(values.is_null()))
-        raise ValueError(f"x: row {row} is null; every row needs a number")
+        raise ValueError(f"x: row {row} is null{_NEEDED}")
     chunked = isinstance(values, pa.ChunkedArray)
     return np.asarray(values), lambda reports: pa.chunked_array([reports]) if chunked else pa.array(reports)

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.numerics import RealArray
 from dpkernels.random import chacha, host
 from dpkernels.random.chacha import BITS_STREAM
@@ -28,13 +28,13 @@ class DeviceRelease:
         RuntimeError: a device makes other words than OpenSSL.
     """
 
-    def __init__(self, form: ExactForm, key: bytes, devices: tuple[Any, ...]) -> None:
+    def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
         for device in devices:
             if device.platform != "cpu":
                 check_words(device)
-        self.form = form
+        self.sampler = sampler
         self.devices = devices
-        self._compute = sharded(form, devices)
+        self._compute = sharded(sampler, devices)
         self._key = key
 
     @property
@@ -68,21 +68,21 @@ class DeviceRelease:
         firsts = [start + at * (count // len(self.devices)) for at in range(len(self.devices))]
         return [
             np.concatenate([host.head(self._key, need.stream, first * need.bits // 512) for first in firsts])
-            for need in self.form.words
+            for need in self.sampler.words
         ]
 
 
 @lru_cache(maxsize=64)
-def sharded(form: ExactForm, devices: tuple[Any, ...]) -> Any:
+def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
     """The jitted program (values, the head of every stream) -> reports, all split over the devices."""
     split = PartitionSpec("values")
 
     def local(x: Array, *heads: Array) -> RealArray:
-        words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, form.words, strict=True)]
-        return form.reports(x, *words)
+        words = [chacha.words_from(head, len(x), need.bits) for head, need in zip(heads, sampler.words, strict=True)]
+        return sampler.reports(x, *words)
 
     mesh = Mesh(np.array(devices), ("values",))
-    specs = (split,) * (1 + len(form.words))
+    specs = (split,) * (1 + len(sampler.words))
     return jax.jit(jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=split, check_vma=False))
 
 

@@ -17,17 +17,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax._src import xla_bridge  # There is no public way to ask whether JAX has run.
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.release.device_engine import DeviceRelease
 from dpkernels.release.host_engine import BLOCK_VALUES, CHUNK, HostRelease, aligned, padded_length
 from dpkernels.release.inputs import Bounds, report_type
+from dpkernels.release.process import check_process, forget_after_fork
 from dpkernels.settings import own_settings
 
 # Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
-Engine = Callable[[np.ndarray, int, np.ndarray], None]
+Engine = HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]
 
 # Values from an index on, at most so many, fit to be perturbed.
 Checked = Callable[[int, int], np.ndarray]
@@ -35,38 +35,8 @@ Checked = Callable[[int, int], np.ndarray]
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _WORKERS = min(CORES, 9)
 
-_had_run = _after_fork = False
 
-
-def _before_fork() -> None:
-    global _had_run  # Asked before: in the child, a lock that another thread held would never be free.
-    _had_run = _after_fork or xla_bridge.backends_are_initialized()
-
-
-def _note_fork() -> None:
-    global _after_fork
-    _after_fork = _had_run
-    _pool.cache_clear()  # A fork copies no threads.
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_child=_note_fork)
-
-
-def check_process() -> None:
-    """Refuse to work where JAX would wait for ever for threads that a fork did not copy.
-
-    Raises:
-        RuntimeError: this process was forked from one in which JAX had run.
-    """
-    if _after_fork:
-        raise RuntimeError(
-            "this process was forked after JAX had run, and JAX's threads are not in it; start workers by "
-            "multiprocessing.get_context('spawn'), or fork before JAX runs"
-        )
-
-
-def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
+def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
     """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
 
     Raises:
@@ -75,8 +45,8 @@ def exact_engine(form: ExactForm, key: bytes) -> HostRelease | DeviceRelease:
     check_process()
     devices = tuple(jax.local_devices())
     if len(devices) == 1 and devices[0].platform == "cpu":
-        return HostRelease(form, key)
-    return DeviceRelease(form, key, devices)
+        return HostRelease(sampler, key)
+    return DeviceRelease(sampler, key, devices)
 
 
 class Simulation:
@@ -111,32 +81,45 @@ def in_chunks(
         row: what an error calls the first value's row; by default its index.
         advance: told the length of every chunk done.
     """
-    flat, out = x.reshape(-1), aligned(x.size, report_type(x.dtype))
-
-    def checked(at: int, size: int) -> np.ndarray:
-        return bounds.check(flat[at : at + size], (start if row is None else row) + at)
-
+    flat, out = x if x.ndim == 1 else x.reshape(-1), aligned(x.size, report_type(x.dtype))
+    row = start if row is None else row
     if x.size == 0:
         return out.reshape(x.shape)
     if isinstance(engine, DeviceRelease):
-        _by_devices(engine, checked, start, out, advance)
+        _by_devices(engine, lambda at, size: bounds.check(flat[at : at + size], row + at), start, out, advance)
+        return out.reshape(x.shape)
+
+    def release(at: int, size: int) -> int:
+        values, reports = flat[at : at + size], out[at : at + size]
+        if isinstance(engine, HostRelease):  # Its kernel checks values itself.
+            return engine(values, start + at, reports, bounds, row + at)
+        checked = bounds.check(values, row + at)
+        engine(checked, start + at, reports)
+        return checked.size
+
+    if x.size <= CHUNK:
+        released = release(0, x.size)
+        advance(released)
     else:
-        _by_threads(engine, checked, start, out, advance)
-    return out.reshape(x.shape)
+        released = _by_threads(release, x.size, advance)
+    if released != x.size:
+        raise RuntimeError(f"x: {released} of {x.size} values were perturbed")
+    return out if x.ndim == 1 else out.reshape(x.shape)
 
 
-def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], Any]) -> None:
-    """Piece after piece, by this thread and by others that join it: to wake one takes as long as half a piece."""
-    size = _piece(len(out))
-    pieces, done, failed = iter(range(0, len(out), size)), deque[int](), dict[int, BaseException]()
+def _by_threads(release: Callable[[int, int], int], count: int, advance: Callable[[int], Any]) -> int:
+    """Release piece after piece, by this thread and by others that join it, and return how many values there were.
+
+    To wake a thread takes as long as half a piece.
+    """
+    size = _piece(count)
+    pieces, done, failed = iter(range(0, count, size)), deque[int](), dict[int, BaseException]()
     told, tasks = 0, list[Future[None]]()
 
     def work(tell: Callable[[], Any] = lambda: None) -> None:
         for at in pieces:
             try:
-                chunk = checked(at, size)
-                engine(chunk, start + at, out[at : at + size])
-                done.append(len(chunk))
+                done.append(release(at, size))
             except BaseException as error:  # Whatever it is, reports are missing.
                 failed[at] = error
                 _exhaust(pieces)
@@ -145,11 +128,11 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
     def tell() -> None:
         nonlocal told
         while done:
-            told += (count := done.popleft())
-            advance(count)
+            told += (finished := done.popleft())
+            advance(finished)
 
     try:
-        tasks.extend(_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-len(out) // size)) - 1))
+        tasks.extend(_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-count // size)) - 1))
         work(tell)
     finally:
         # Nobody writes to the reports any more once this returns, whatever ended it.
@@ -158,8 +141,7 @@ def _by_threads(engine: Engine, checked: Checked, start: int, out: np.ndarray, a
     if failed:
         raise failed[min(failed)]
     tell()
-    if told != len(out):
-        raise RuntimeError(f"x: {told} of {len(out)} values were perturbed")
+    return told
 
 
 def _piece(count: int) -> int:
@@ -195,3 +177,6 @@ def _by_devices(
 def _pool(workers: int) -> ThreadPoolExecutor:
     """The threads of all releases of this process; they outlive a call."""
     return ThreadPoolExecutor(workers, thread_name_prefix="dpkernels")
+
+
+forget_after_fork(_pool.cache_clear)

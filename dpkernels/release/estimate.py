@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMultivariate
-from dpkernels.exact.windows.lattice import PROMISED_DEVIATION
+from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows.build import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
@@ -52,7 +52,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
 
     Args:
         reports: what ``perturb`` returned, without rows left out; for vectors, coordinates on the last axis.
-        mechanism: the mechanism (or exact form) that made them.
+        mechanism: the mechanism (or exact sampler) that made them.
         confidence: in (0, 1).
 
     Returns:
@@ -67,7 +67,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     with V the worst-case variance and M the largest |report - input| (Ma 2021, Theorem 5 and Appendix B).
     """
     checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-    mechanism = mechanism.mechanism if isinstance(mechanism, ExactForm | ExactMultivariate) else mechanism
+    mechanism = mechanism.mechanism if isinstance(mechanism, ExactSampler | ExactMultivariate) else mechanism
     values, _ = containers.unwrap(reports)
     rows = _rows(mechanism, np.asarray(values))
     if len(rows) == 0:
@@ -93,7 +93,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
 @singledispatch
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
     """Reports as (n, d)."""
-    raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact form")
+    raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")
 
 
 @_rows.register

@@ -1,14 +1,11 @@
-"""Exact reports on the CPU: OpenSSL's ChaCha20 words into the form's integer kernel."""
+"""Exact reports on the CPU: OpenSSL's ChaCha20 words into the sampler's integer kernel."""
 
 from __future__ import annotations
 
 import itertools
-import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import cache, lru_cache
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +13,10 @@ import numpy as np
 from jax import Array
 from jax.sharding import SingleDeviceSharding
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.random import host
+from dpkernels.release.inputs import Bounds
+from dpkernels.release.process import calling_thread_device
 from dpkernels.settings import own_settings
 
 # Every stream's 64-byte blocks begin at values whose index is a multiple of this: 512 bits of 16-bit words.
@@ -37,161 +36,171 @@ _MORE, _CALLS = 1 << 13, 8
 
 
 class HostRelease:
-    """Exact reports on the CPU: by NumPy for few values, else by the form's compiled kernel; the same bits.
+    """Exact reports on the CPU: by NumPy for few values, else by the sampler's compiled kernel; the same bits.
 
     Attributes:
-        form: the exact form.
+        sampler: the exact sampler.
         key: 32 bytes.
     """
 
-    def __init__(self, form: ExactForm, key: bytes) -> None:
-        self.form = form
+    def __init__(self, sampler: ExactSampler, key: bytes) -> None:
+        self.sampler = sampler
         self.key = key
 
-    def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
-        if len(x) <= _MORE and _is_far_from_subnormal(self.form, x.dtype) and not self._is_worth_compiling(x):
-            self._by_numpy(x, start, out)
-        else:
-            self._by_xla(x, start, out)
+    def __call__(self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
+        """Fill ``out`` with reports of ``x``, after a check of every value, and return how many there are.
 
-    def _is_worth_compiling(self, x: np.ndarray) -> bool:
-        return len(x) > _FEW and next(_calls(self.form, padded_length(len(x)), x.dtype)) >= _CALLS
+        The compiled kernel checks values as it reads them, and replaces one outside the bounds before it meets noise.
+        If there is one, nothing that the kernel wrote reaches ``out``.
+
+        Args:
+            x: values of any numeric type.
+            start: index of the first value in the whole release.
+            out: memory of the type of reports.
+            bounds: the inputs that are allowed.
+            row: the number of the first value's row in an error.
+
+        Raises:
+            InputError: for the first bad row.
+        """
+        if x.size <= _MORE and _is_far_from_subnormal(self.sampler, out.dtype) and not self._is_worth_compiling(out):
+            x = bounds.check(x, row)
+            self._by_numpy(x, start, out)
+            return x.size
+        if bounds.clip:
+            x = bounds.check(x, row)
+        if not self._by_xla(x, start, out, bounds.range_keys(x.dtype, out.dtype)):
+            bounds.check(x, row)
+            raise RuntimeError("x: the kernel found a value outside the interval, and NumPy none; nothing is released")
+        return x.size
+
+    def _is_worth_compiling(self, out: np.ndarray) -> bool:
+        return out.size > _FEW and next(_calls(self.sampler, padded_length(out.size), out.dtype)) >= _CALLS
 
     def _by_numpy(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        words = [np.empty(len(x) + start % BLOCK_VALUES, _WORD[need.bits]) for need in self.form.words]
-        self._fill(words, start, len(x))
+        skip = start % BLOCK_VALUES
+        words = [np.empty(skip + len(x), _WORD[need.bits]) for need in self.sampler.words]
+        self._fill(words, start - skip)
         with np.errstate(all="ignore"):
-            out[:] = self.form.reports(x, *(stream[: len(x)] for stream in words))
+            out[:] = self.sampler.reports(x, *(stream[skip:] for stream in words))
 
-    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
-        """In a workspace that is given back only when all went well: no error leaves one that is half written."""
-        program, idle = _compiled(self.form, padded_length(len(x)), x.dtype), _idle(*_kind(self.form, x))
+    def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
+        """Fill ``out`` if all values are within ``keys``, and return whether they are.
+
+        A workspace is given back only when all went well: no error leaves one that is half written.
+        """
+        count, skip = x.size, start % BLOCK_VALUES
+        length = padded_length(count)
+        program, idle = _compiled(self.sampler, length, out.dtype), _idle_for(self.sampler, length, out.dtype)
         try:
             space = idle.pop()
         except IndexError:
-            space = _Workspace(*_kind(self.form, x))
-        space.x[: len(x)] = x
-        space.x[len(x) :] = x[0]
-        self._fill(space.words, start, len(x))
+            space = _Workspace(_word_types(self.sampler), length, out.dtype)
+        space.keys[:2] = keys
+        space.x[:count] = x
+        space.x[count:] = space.x[0]
+        self._fill([words[BLOCK_VALUES - skip : BLOCK_VALUES + count] for words in space.words], start - skip)
         with own_settings():
-            space.reports = program(space.reports, *space.arguments())
-            out[:] = np.asarray(space.reports)[: len(x)]
+            space.reports, inside = program(space.reports, *space.arguments())
+            is_inside = bool(np.asarray(inside))
+            if is_inside:
+                out[:] = np.asarray(space.reports)[:count]
         idle.append(space)
+        return is_inside
 
-    def _fill(self, buffers: list[np.ndarray], start: int, count: int) -> None:
-        """One stream a buffer: the words of values ``start`` to ``start + count - 1``, then any."""
-        skip, source = start % BLOCK_VALUES, host.Source(self.key)
-        for need, buffer in zip(self.form.words, buffers, strict=True):
-            source.fill(buffer[: skip + count], need.stream, (start - skip) * need.bits // 512)
-            if skip:
-                buffer[:count] = buffer[skip : skip + count]
+    def _fill(self, buffers: list[np.ndarray], first: int) -> None:
+        """Fill one buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
+        source = host.Source(self.key)
+        for need, buffer in zip(self.sampler.words, buffers, strict=True):
+            source.fill(buffer, need.stream, first * need.bits // 512)
 
 
 @lru_cache(maxsize=1024)
-def _calls(form: ExactForm, length: int, dtype: np.dtype) -> itertools.count[int]:
+def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
     """Counts the calls for one program."""
     return itertools.count()
 
 
-@cache
-def _here() -> Any:
-    """A CPU device that runs a program in the thread that calls it.
-
-    JAX's own hands a program to another thread, and a half or more of it to others again: chunks have threads of their
-    own, and to wake one takes as long as working on 20,000 values.
-    """
-    try:  # There is no public way to make a client.
-        from jax._src.lib import xla_client
-
-        with _environment("PJRT_NPROC", "1"):  # How many threads it has, and how many parts a program is cut into.
-            client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
-        return client.devices()[0]
-    except (AttributeError, ImportError, TypeError):  # Another version of JAX: the same reports, later.
-        return jax.local_devices(backend="cpu")[0]
-
-
-@contextmanager
-def _environment(name: str, value: str) -> Iterator[None]:
-    """A variable of this process's environment, for as long as it is asked for."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
-
-
 @lru_cache(maxsize=256)
-def _is_far_from_subnormal(form: ExactForm, dtype: np.dtype) -> bool:
-    """Whether no number of a computation is so small that XLA might read it as 0, and NumPy not.
+def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
+    """Return whether no number of a computation is so small that XLA might read it as 0, and NumPy not.
 
     Inputs are told apart, and reports are, by more than ``negligible``, and sums and products of those with numbers of
     at most 62 bits differ from 0 by more than 2^-64 of it or not at all.
     """
-    return form.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
+    return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
 
 _compiling = threading.Lock()
 
 
-def _compiled(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
-    """The form's program for values of a length and type; threads that need one at the same time compile one."""
+def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
+    """Return the sampler's program for values of a length and type; threads that need one together compile one."""
     with _compiling:
-        return _program(form, length, dtype)
+        return _program(sampler, length, dtype)
 
 
 @lru_cache(maxsize=256)
-def _program(form: ExactForm, length: int, dtype: np.dtype) -> Callable[..., Array]:
+def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
     # Compiled ahead of its calls: a call of jax.jit looks at settings, devices and types each time.
-    where = SingleDeviceSharding(_here())
-    like = [jax.ShapeDtypeStruct((length,), kind, sharding=where) for kind in (dtype, dtype, *_word_types(form))]
+    where = SingleDeviceSharding(calling_thread_device())
+    shapes = [((length,), dtype), ((_KEYS,), _key_type(dtype)), ((length,), dtype)]
+    shapes += [((length,), kind) for kind in _word_types(sampler)]
     with own_settings(x64=True):
-        return form.compiled.lower(*like).compile()
+        like = [jax.ShapeDtypeStruct(shape, kind, sharding=where) for shape, kind in shapes]
+        return sampler.compiled.lower(*like).compile()
 
 
-def _word_types(form: ExactForm) -> tuple[np.dtype, ...]:
-    return tuple(_WORD[need.bits] for need in form.words)
+@lru_cache(maxsize=256)
+def _word_types(sampler: ExactSampler) -> tuple[np.dtype, ...]:
+    return tuple(_WORD[need.bits] for need in sampler.words)
 
 
-def _kind(form: ExactForm, x: np.ndarray) -> tuple[tuple[np.dtype, ...], int, np.dtype]:
-    """What distinguishes workspaces."""
-    return _word_types(form), padded_length(len(x)), x.dtype
+_KEYS = 16  # The two ends and padding: 64 bytes or more, which JAX takes over without a copy.
+
+
+def _key_type(dtype: np.dtype) -> np.dtype:
+    return np.dtype(f"int{8 * dtype.itemsize}")
 
 
 class _Workspace:
     """Buffers that one chunk at a time is worked on in: fresh memory would cost as much as the arithmetic.
 
-    JAX's names for them are made once, and what a program is given is what NumPy wrote there last.
+    JAX's names for them are made once, and what a program is given is what NumPy wrote there last. The words of the
+    first value lie BLOCK_VALUES from the beginning of their buffer, so that a block may begin before it.
     """
 
     def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:
         self.x = aligned(length, dtype)
-        self.words = [aligned(length + BLOCK_VALUES, kind) for kind in words]
-        with own_settings(x64=True), jax.default_device(_here()):
+        self.keys = aligned(_KEYS, _key_type(dtype))
+        self.words = [aligned(BLOCK_VALUES + length, kind) for kind in words]
+        with own_settings(x64=True), jax.default_device(calling_thread_device()):
             self.reports = jnp.zeros(length, dtype)
+        self._buffers = (self.keys, self.x, *(words[BLOCK_VALUES:] for words in self.words))
         self._shared = self._handed_over()
         self._is_shared = all(
             array.unsafe_buffer_pointer() == buffer.ctypes.data
-            for array, buffer in zip(self._shared, (self.x, *self.words), strict=True)
+            for array, buffer in zip(self._shared, self._buffers, strict=True)
         )
 
     def arguments(self) -> list[Array]:
-        """The buffers as JAX's arrays: of the same memory, or copies of what is in them now."""
+        """Return the buffers as JAX's arrays: of the same memory, or copies of what is in them now."""
         return self._shared if self._is_shared else self._handed_over()
 
     def _handed_over(self) -> list[Array]:
-        buffers = (self.x, *(words[: len(self.x)] for words in self.words))
         with own_settings(x64=True):
-            return [jax.device_put(buffer, _here(), may_alias=True) for buffer in buffers]
+            return [jax.device_put(buffer, calling_thread_device(), may_alias=True) for buffer in self._buffers]
 
 
 @lru_cache(maxsize=16)
 def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
-    """Workspaces in nobody's hands, of one kind; ``pop`` and ``append`` are atomic."""
+    """Workspaces that no call uses, of one kind; ``pop`` and ``append`` are atomic."""
     return []
+
+
+@lru_cache(maxsize=256)
+def _idle_for(sampler: ExactSampler, length: int, dtype: np.dtype) -> list[_Workspace]:
+    return _idle(_word_types(sampler), length, dtype)
 
 
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
@@ -201,7 +210,11 @@ def aligned(length: int, dtype: np.dtype) -> np.ndarray:
     return raw[first : first + length * dtype.itemsize].view(dtype)
 
 
+@lru_cache(maxsize=1024)
 def padded_length(length: int, unit: int = 1) -> int:
     """A power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
-    padded = 1 << (length - 1).bit_length() if length <= CHUNK else -(-length // CHUNK) * CHUNK
-    return -(-max(_SMALLEST_CHUNK, padded) // unit) * unit
+    if length <= _SMALLEST_CHUNK:
+        padded = _SMALLEST_CHUNK
+    else:
+        padded = 1 << (length - 1).bit_length() if length <= CHUNK else -(-length // CHUNK) * CHUNK
+    return -(-padded // unit) * unit

@@ -13,6 +13,7 @@ import numpy as np
 from jax import Array
 
 from dpkernels.decimals import shortest
+from dpkernels.exact.sampler import order_keys
 from dpkernels.numerics import Real
 
 
@@ -73,10 +74,11 @@ class Bounds:
     near: bool = False
     negligible: float = np.inf
     _ranges: dict[tuple[np.dtype, np.dtype], tuple[np.ndarray, np.ndarray]] = field(default_factory=dict, repr=False)
+    _keys: dict[tuple[np.dtype, np.dtype], np.ndarray] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism or of an exact form."""
+        """The bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
@@ -116,7 +118,8 @@ class Bounds:
 
     def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
         """Values clipped, if that is allowed and enough; else an error for the first bad one."""
-        _refuse(values, ~np.isfinite(values), first, None, "; every value must be finite")
+        reason = '; every value must be finite (NaN: missing="keep" or missing="drop")'
+        _refuse(values, ~np.isfinite(values), first, None, reason)
         low, high = self._ends(source, values.dtype)
         if self.clip:
             values = np.clip(values, low, high)
@@ -131,6 +134,14 @@ class Bounds:
         if (source, dtype) not in self._ranges:
             self._ranges[source, dtype] = self._worked_out(source, dtype)
         return self._ranges[source, dtype]
+
+    def range_keys(self, source: np.dtype, dtype: np.dtype) -> np.ndarray:
+        """Return the ``order_keys`` of the ends of ``range_of``, with both zeros inside where an end is 0."""
+        if (source, dtype) not in self._keys:
+            low, high = self.range_of(source, dtype)
+            ends = np.array([low if low else -0.0, high if high else 0.0], dtype)
+            self._keys[source, dtype] = order_keys(ends)
+        return self._keys[source, dtype]
 
     def _worked_out(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
         most = self._most(source, dtype)

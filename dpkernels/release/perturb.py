@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Mapping
 from functools import lru_cache, singledispatch
 from typing import Any
 
@@ -15,9 +14,9 @@ from jax import Array
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
-from dpkernels.exact.mixture import ExactMultivariate
+from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism, sample_from
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
@@ -32,8 +31,10 @@ from dpkernels.random.keys import (
     simulation_key,
 )
 from dpkernels.release import containers
-from dpkernels.release.engines import DeviceRelease, Simulation, check_process, exact_engine, in_chunks
+from dpkernels.release import missing as missing_values
+from dpkernels.release.engines import DeviceRelease, Simulation, exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, InputError
+from dpkernels.release.process import check_process
 from dpkernels.release.ray_data import perturb_dataset
 from dpkernels.release.vectors import release_vectors
 from dpkernels.settings import own_settings
@@ -54,6 +55,7 @@ def perturb(
     clip: bool = False,
     progress: bool | None = None,
     start: int = 0,
+    missing: str = "refuse",
 ) -> Any:
     """Reports for every value of ``x``, each with noise of its own.
 
@@ -70,7 +72,7 @@ def perturb(
         x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one
             of these, or a ray.data.Dataset. The last axis of x holds the coordinates if the mechanism is on vectors.
             The ``attrs`` of pandas objects are not copied to the reports, because they may hold raw values.
-        mechanism: a mechanism or its exact form; for a table a dict from column name to one. Names are strings,
+        mechanism: a mechanism or its exact sampler; for a table a dict from column name to one. Names are strings,
             integers, or tuples of these.
         key: a ChaCha20 key, to repeat a release (``exact=True``), or any typed key to simulate. Never use a release's
             key for other data, nor for another mechanism. The key of a table's column is derived from the column's
@@ -82,6 +84,9 @@ def perturb(
             of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
             release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are
             counted twice would share noise, whose difference is then that of their values.
+        missing: what to do with rows that have a missing value (NaN, null, or a masked entry): refuse them, "keep"
+            them missing, or "drop" them, from a table if any named column is missing. Which rows are missing is then
+            released too.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
@@ -92,7 +97,7 @@ def perturb(
             would round. float32 that is too coarse for the mechanism.
         TypeError: x is not numeric, or the key is not fit for the purpose.
         ValueError: start without a key, of a simulation, negative, or from 2^62 values on.
-        CertificateError: the mechanism's exact form fails its certificate.
+        CertificateError: the mechanism's exact sampler fails its certificate.
         RuntimeError: this process was forked from one in which JAX had run.
 
     Example:
@@ -103,18 +108,33 @@ def perturb(
     """
     check_process()
     start = _checked_start(start, key, exact)
-    containers.check_kind(x)
-    if containers.is_ray_dataset(x):
-        return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
-    if containers.is_table(x):
-        return _perturb_table(x, mechanism, key=key, exact=exact, clip=clip, progress=progress, start=start)
-    if isinstance(mechanism, Mapping):
+    missing_values.check_choice(missing)
+    if type(x) is not np.ndarray:
+        containers.check_kind(x)
+        if containers.is_ray_dataset(x):
+            if missing != "refuse":
+                raise ValueError(
+                    f"missing: {missing!r} is not for a ray.data.Dataset; `dpkernels perturb` releases datasets"
+                )
+            return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
+        if containers.is_table(x):
+            options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+            return _perturb_table(x, mechanism, missing, **options)
+    if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
+    if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
+        options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+        if missing == "drop":
+            return perturb(missing_values.rows_of(x, np.flatnonzero(~gone)), mechanism, **options)
+        made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
+        return missing_values.blanked(made, gone, x)
     with own_settings():
         return _perturb_column(x, mechanism, key, exact, clip, progress, start)
 
 
 def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
+    if type(start) is int and start == 0:
+        return 0
     start = checks.whole("start", start, 0, _MOST_VALUES)
     if start and not exact:
         raise ValueError(f"start: {start} is of a release; a simulation is made at once")
@@ -129,14 +149,27 @@ def _perturb_column(
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
-    sampler = certify(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
+    sampler = exact_sampler(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
     secret = _release_secret(key) if exact else _simulation_key(key)
-    first = start * _values_per_row(sampler, array.shape)
-    checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
-    with bar(array.size, progress, array.size >= _LONG_WORK) as moved, _placed(array.shape):
-        return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+    first = start and start * _values_per_row(sampler, array.shape)
+    if first:
+        checks.whole("start: the index of the last value", first + array.size, 0, _MOST_VALUES)
+    try:
+        if array.size < _LONG_WORK and not progress:
+            return rewrap(_reports(sampler, secret, array, clip, _ignore, first))
+        with bar(array.size, progress, array.size >= _LONG_WORK) as moved:
+            return rewrap(_reports(sampler, secret, array, clip, lambda count: moved(advance=count), first))
+    except InputError as error:
+        if array.ndim < 2 or error.coordinate is not None:
+            raise
+        index = tuple(int(at) for at in np.unravel_index(error.row, array.shape))
+        raise error.named(f"value {index}") from None
+
+
+def _ignore(count: int) -> None:
+    """Take no notice of progress."""
 
 
 def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
@@ -164,18 +197,6 @@ def _check_vectors(mechanism: AdditiveVector, x: RealArray, clip: bool) -> None:
             )
 
 
-@contextmanager
-def _placed(shape: tuple[int, ...]) -> Iterator[None]:
-    """An error in an array of several axes names the value's index in it, not its position."""
-    try:
-        yield
-    except InputError as error:
-        if len(shape) < 2 or error.coordinate is not None:
-            raise
-        index = tuple(int(at) for at in np.unravel_index(error.row, shape))
-        raise error.named(f"value {index}") from None
-
-
 def _release_secret(key: Array | None) -> bytes:
     return os.urandom(32) if key is None else release_key_bytes(key)
 
@@ -193,12 +214,12 @@ def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, fi
 
     The noise of x's first value is that of value ``first`` of the release.
     """
-    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact form")
+    raise TypeError(f"mechanism: {type(sampler).__name__} is not a mechanism or an exact sampler")
 
 
 @_reports.register
-def _(sampler: ExactForm, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
-    bounds = _form_bounds(sampler, clip)
+def _(sampler: ExactSampler, secret: bytes, x: RealArray, clip: bool, advance: Advance, first: int) -> Any:
+    bounds = _sampler_bounds(sampler, clip)
     if isinstance(x, jax.Array):
         devices = tuple(sorted(x.devices(), key=lambda device: device.id))
         reports = DeviceRelease(sampler, secret, devices).on_device(bounds.check_on_device(x).reshape(-1), first)
@@ -208,8 +229,8 @@ def _(sampler: ExactForm, secret: bytes, x: RealArray, clip: bool, advance: Adva
 
 
 @lru_cache(maxsize=256)
-def _form_bounds(form: ExactForm, clip: bool) -> Bounds:
-    return Bounds.of(form, clip)
+def _sampler_bounds(sampler: ExactSampler, clip: bool) -> Bounds:
+    return Bounds.of(sampler, clip)
 
 
 @_reports.register
@@ -245,34 +266,39 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool
     return perturb_dataset(x, mechanisms, clip)
 
 
-def _perturb_table(
-    table: Any,
-    mechanisms: dict[str, Mechanism],
-    *,
-    key: Array | None,
-    exact: bool,
-    clip: bool,
-    progress: bool | None,
-    start: int,
-) -> Any:
+def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
+    """Whether each row has a missing value, of rows that are not all missing."""
+    if isinstance(x, int | float):
+        raise TypeError("missing: is for arrays and columns; x is one number")
+    gone = missing_values.is_missing(x)
+    if gone.all():
+        raise ValueError("x: every row has a missing value; there is nothing to perturb")
+    if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and gone.any():
+        raise ValueError("missing: x is one vector, which cannot be released without some of its values")
+    return gone
+
+
+def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
     """Every named column with a key of its own; the other columns are left as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
-    missing = [name for name in mechanisms if name not in containers.columns_of(table)]
-    if missing:
+    unknown = [name for name in mechanisms if name not in containers.columns_of(table)]
+    if unknown:
         names = ", ".join(map(str, containers.columns_of(table)))
-        raise ValueError(f"mechanism: no column {missing[0]!r}; the table has {names}")
+        raise ValueError(f"mechanism: no column {unknown[0]!r}; the table has {names}")
     for name in mechanisms:
         if (count := containers.columns_of(table).count(name)) > 1:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
+    if missing == "drop":
+        gone = missing_values.in_any(table[name] for name in mechanisms)
+        table = missing_values.rows_of(table, np.flatnonzero(~gone)) if gone.any() else table
+    key, exact = options.pop("key"), options["exact"]
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
     keys = {name: _column_key(secret, name) for name in mechanisms}
     for name, mechanism in mechanisms.items():
         try:
-            columns[name] = perturb(
-                table[name], mechanism, key=keys[name], exact=exact, clip=clip, progress=progress, start=start
-            )
+            columns[name] = perturb(table[name], mechanism, key=keys[name], missing=missing, **options)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
             raise kind(f"column {name!r}: {error}") from error

@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from dpkernels.exact.certify import certify
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.random.keys import column_secret
 from dpkernels.release import containers
@@ -45,11 +45,11 @@ class _Columns:
     """What is done to every block.
 
     Attributes:
-        forms: of the perturbed columns, by name.
+        samplers: of the perturbed columns, by name.
         clip: clip values outside the interval.
     """
 
-    forms: tuple[tuple[str, ExactForm], ...]
+    samplers: tuple[tuple[str, ExactSampler], ...]
     clip: bool
 
 
@@ -76,9 +76,9 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     import ray.cloudpickle as pickle
     import ray.data
 
-    forms = tuple((name, _form(name, mechanism)) for name, mechanism in mechanisms.items())
+    samplers = tuple((name, _column_sampler(name, mechanism)) for name, mechanism in mechanisms.items())
     _check_columns(dataset, mechanisms)
-    secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(forms, clip)))
+    secrets, described = fresh_secrets(), ray.put(pickle.dumps(_Columns(samplers, clip)))
     blocks = dataset.to_arrow_refs()
     known = ray.get([_task(ray, numbered).remote(block, described, secrets) for block in blocks])
     firsts = list(accumulate((rows for rows, _ in known), initial=0))
@@ -101,11 +101,11 @@ def _task(ray: Any, work: Any, returns: int = 1) -> Any:
     return ray.remote(work).options(num_returns=returns, max_retries=10)
 
 
-def _form(name: str, mechanism: Any) -> ExactForm:
-    form = certify(mechanism)
-    if not isinstance(form, ExactForm) or isinstance(form.mechanism, AdditiveVector):
+def _column_sampler(name: str, mechanism: Any) -> ExactSampler:
+    sampler = exact_sampler(mechanism)
+    if not isinstance(sampler, ExactSampler) or isinstance(sampler.mechanism, AdditiveVector):
         raise TypeError(f"column {name!r}: {type(mechanism).__name__} is on vectors; a column holds single values")
-    return form
+    return sampler
 
 
 def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
@@ -147,11 +147,11 @@ def perturbed_block(
         return block, None
     jax.config.update("jax_platforms", "cpu")
     reports = {}
-    for name, form in columns.forms:
+    for name, sampler in columns.samplers:
         try:
             values, rewrap = containers.unwrap(block.column(name))
-            engine = exact_engine(form, column_secret(secrets.noise, name))
-            bounds = Bounds.of(form, columns.clip)
+            engine = exact_engine(sampler, column_secret(secrets.noise, name))
+            bounds = Bounds.of(sampler, columns.clip)
             reports[name] = rewrap(in_chunks(engine, bounds, values, start=first, row=0))
         except (KeyError, TypeError, ValueError) as error:
             return None, f"column {name!r}, block that begins with row {first}: {error}"
@@ -161,7 +161,7 @@ def perturbed_block(
 def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
     """Keyed: whoever sees it learns nothing of the values."""
     made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
-    for name, _ in columns.forms:
+    for name, _ in columns.samplers:
         try:
             values, _ = containers.unwrap(block.column(name))
         except (KeyError, TypeError, ValueError):  # nothing of it will be released
@@ -172,7 +172,7 @@ def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
 
 @lru_cache(maxsize=4)
 def understood(described: bytes) -> Any:
-    """What was pickled, read once in a process: a form that is read again is compiled again."""
+    """What was pickled, read once in a process: a sampler that is read again is compiled again."""
     import ray.cloudpickle as pickle
 
     return pickle.loads(described)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from dpkernels.exact.form import ExactForm
+from dpkernels.exact.sampler import ExactSampler
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.random import chacha
 from dpkernels.random.keys import check_release_key
@@ -21,7 +21,7 @@ from dpkernels.release.inputs import Bounds, report_type
 from dpkernels.settings import own_settings
 
 
-def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
+def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     """Exact reports of ``x`` inside a program of JAX: the bits that ``perturb`` has for the key and the same inputs.
 
     The guarantee is ``perturb``'s for inputs that are clipped: nothing can be refused in a compiled program, so there
@@ -31,7 +31,7 @@ def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
 
     Args:
         key: a ChaCha20 key, such as ``os_key()`` outside of the program.
-        form: what ``certify`` returns, outside of the program.
+        sampler: what ``exact_sampler`` returns, outside of the program.
         x: values of any shape; for mechanisms on vectors the last axis holds the coordinates.
 
     Returns:
@@ -39,21 +39,21 @@ def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
         types are off.
 
     Raises:
-        TypeError: not an exact form, or not a ChaCha20 key.
+        TypeError: not an exact sampler, or not a ChaCha20 key.
         ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses; a type too coarse
             for the mechanism; vectors of another length, or on a lattice; ``vmap`` over x with one key.
         RuntimeError: this machine's device does not make the generator's words.
 
     Example:
         >>> import jax, jax.numpy as jnp, dpkernels as dpk
-        >>> form = dpk.certify(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
-        >>> step = jax.jit(lambda key, x: dpk.perturb_traced(key, form, jnp.tanh(x)).mean())
+        >>> sampler = dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
+        >>> step = jax.jit(lambda key, x: dpk.perturb_traced(key, sampler, jnp.tanh(x)).mean())
         >>> step(dpk.os_key(), jnp.zeros(1000)).shape
         ()
     """
-    if not isinstance(form, ExactForm):
+    if not isinstance(sampler, ExactSampler):
         raise TypeError(
-            f"form: {type(form).__name__} is not an exact form of single values; certify(mechanism) makes one"
+            f"sampler: {type(sampler).__name__} is not an exact sampler of single values, as exact_sampler(m) returns"
         )
     check_release_key(key)
     for device in jax.local_devices()[:1]:
@@ -62,17 +62,17 @@ def perturb_traced(key: Array, form: ExactForm, x: Array) -> Array:
     values = jnp.asarray(x)
     if values.size == 0:
         raise ValueError("x: is empty; there is nothing to perturb")
-    if isinstance(form.mechanism, AdditiveVector):
-        form.mechanism.check_shape(values.shape)
-        _check_lattice(form.mechanism.lattice, values)
+    if isinstance(sampler.mechanism, AdditiveVector):
+        sampler.mechanism.check_shape(values.shape)
+        _check_lattice(sampler.mechanism.lattice, values)
     if not isinstance(values, jax.core.Tracer):
-        Bounds.of(form, clip=False).check_on_device(values)
+        Bounds.of(sampler, clip=False).check_on_device(values)
     source, dtype = np.dtype(values.dtype), np.dtype(jax.dtypes.canonicalize_dtype(report_type(values.dtype)))
-    low, high = Bounds.of(form, clip=True).range_of(source, dtype)
+    low, high = Bounds.of(sampler, clip=True).range_of(source, dtype)
     with own_settings(x64=True):
         typed = values.astype(dtype)
         clipped = jnp.where(jnp.isnan(typed), low, jnp.clip(typed, low, high))
-        reports = _with_keys_of_their_own(partial(_reports, form))
+        reports = _with_keys_of_their_own(partial(_reports, sampler))
         return reports(jax.random.key_data(key), clipped.reshape(-1)).reshape(values.shape)
 
 
@@ -93,11 +93,11 @@ def _check_lattice(lattice: Any, values: Array) -> None:
         raise ValueError("x: integers on a lattice need 64-bit reports; call this under jax.enable_x64(True)")
 
 
-def _reports(form: ExactForm, key: Array, x: Array) -> Any:
-    words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in form.words]
-    if getattr(form.mechanism, "lattice", None) is not None:
+def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
+    words = [chacha.stream_words(key, need.stream, (0, 0), len(x), need.bits) for need in sampler.words]
+    if getattr(sampler.mechanism, "lattice", None) is not None:
         words[1] = jnp.zeros_like(words[1])  # Values on the lattice are whole cells, so that rounding moves none.
-    return form.reports(x, *words)
+    return sampler.reports(x, *words)
 
 
 def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:

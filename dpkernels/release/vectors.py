@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dpkernels.exact.form import COORDINATE_STREAM
-from dpkernels.exact.mixture import ExactMultivariate
+from dpkernels.exact.combined import ExactMultivariate
+from dpkernels.exact.sampler import COORDINATE_STREAM
 from dpkernels.mechanisms.multivariate import check_shape, chosen_coordinates
 from dpkernels.random import host
 from dpkernels.release.engines import exact_engine, in_chunks
@@ -17,20 +17,25 @@ _ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what 
 
 
 def release_vectors(
-    form: ExactMultivariate, secret: bytes, x: np.ndarray, clip: bool, advance: Callable[[int], object], start: int = 0
+    sampler: ExactMultivariate,
+    secret: bytes,
+    x: np.ndarray,
+    clip: bool,
+    advance: Callable[[int], object],
+    start: int = 0,
 ) -> np.ndarray:
     """Reports of vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
 
     Raises:
         ValueError: the last axis does not fit, or a value is not finite or outside its coordinate's interval.
     """
-    mechanism, d, s = form.mechanism, form.mechanism.dimensions, form.mechanism.sampled
+    mechanism, d, s = sampler.mechanism, sampler.mechanism.dimensions, sampler.mechanism.sampled
     check_shape(mechanism, x.shape)
     rows = x.reshape(-1, d)
     bounds, on_unit = Bounds.of(mechanism, clip), Bounds(np.float64(-1), np.float64(1), clip=True)
     middle = np.broadcast_to((bounds.lower + bounds.upper) / 2, (d,))
     half = np.broadcast_to((bounds.upper - bounds.lower) / 2, (d,))
-    engine = exact_engine(form.coordinate, secret)
+    engine = exact_engine(sampler.coordinate, secret)
     out = np.empty(rows.shape, report_type(x.dtype))
     out[:] = middle
     for first in range(0, len(rows), _ROWS):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from accountants.published.searches import Enumerated, composite_search, piecewise_search
 from accountants.tune.domains import Above, Domain, Inside, LogBetween, Positive
-from accountants.tune.families.reports import Budgeted
-from accountants.tune.family import Determined, Family
+from accountants.tune.family import Determined, Family, PureDPFamily, interval_in_units
 from dpkernels import checks
 from dpkernels.mechanisms import named
 from dpkernels.mechanisms.base import Mechanism
@@ -30,7 +30,7 @@ _LOWEST_EDGE = 1e-6
 
 @partial(pytree, static=("condition",))
 @dataclass(frozen=True)
-class Composite(Budgeted):
+class Composite(PureDPFamily):
     """A window on a base (Zhang 2024), its height the tallest that is eps-DP; see ``composite``.
 
     Attributes:
@@ -67,32 +67,35 @@ class Composite(Budgeted):
         return namespace(self.epsilon).exp(-self.epsilon) * (1 + 1e-6)
 
     def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+        return interval_in_units(self)
 
-    def build(self, parameters: dict[str, Real]) -> Windowed:
-        base = Quartic(parameters["r"]) if self.base is None else self.base
-        k = heights.relative_height(self.window, base, parameters["m"], self.epsilon, self.condition)
-        return Windowed(self.window, base, parameters["m"], k, self.lower, self.upper, self.epsilon)
+    def build(self, free: dict[str, Real]) -> Windowed:
+        base = Quartic(free["r"]) if self.base is None else self.base
+        k = heights.relative_height(self.window, base, free["m"], self.epsilon, self.condition)
+        return Windowed(self.window, base, free["m"], k, self.lower, self.upper, self.epsilon)
 
-    def release(self, parameters: dict[str, Any]) -> Windowed:
+    def release(self, free: dict[str, Any]) -> Windowed:
         return named.composite(
             self.window,
-            Quartic(parameters["r"]) if self.base is None else self.base,
+            Quartic(free["r"]) if self.base is None else self.base,
             epsilon=self.epsilon,
             lower=self.lower,
             upper=self.upper,
-            width=parameters["m"],
+            width=free["m"],
             condition=self.condition,
         )
 
-    def symbols(self, parameters: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
+    def published_search(self, objective: Any) -> Enumerated:
+        return composite_search(self, objective)
+
+    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
         found = {"m": mechanism.width, "k": mechanism.height, "y": mechanism.level}
         return found if self.base is not None else {**found, "t": mechanism.level * mechanism.base.lowest}
 
 
 @partial(pytree, static=("window",))
 @dataclass(frozen=True)
-class Piecewise(Budgeted):
+class Piecewise(PureDPFamily):
     """Piecewise transformations (Ma 2021) of type I (uniform window) and II (triangle), with eta = 2/m free.
 
     Their height is the source's, y (e^eps - 1); for type I it is the tallest by the pointwise condition too.
@@ -112,18 +115,21 @@ class Piecewise(Budgeted):
         return {"eta": Above(1.0, span=(-1.5, 4.0))}
 
     def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+        return interval_in_units(self)
 
-    def build(self, parameters: dict[str, Real]) -> Windowed:
-        window, base, width = named.WINDOWS[self.window], Constant(), 2 / parameters["eta"]
+    def build(self, free: dict[str, Real]) -> Windowed:
+        window, base, width = named.WINDOWS[self.window], Constant(), 2 / free["eta"]
         k = heights.relative_height(window, base, width, self.epsilon, "sup_inf")
         return Windowed(window, base, width, k, self.lower, self.upper, self.epsilon)
 
-    def release(self, parameters: dict[str, Any]) -> Windowed:
+    def release(self, free: dict[str, Any]) -> Windowed:
         make = named.piecewise if self.window == "uniform" else named.piecewise_triangle
-        return make(epsilon=self.epsilon, lower=self.lower, upper=self.upper, eta=parameters["eta"])
+        return make(epsilon=self.epsilon, lower=self.lower, upper=self.upper, eta=free["eta"])
 
-    def symbols(self, parameters: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
+    def published_search(self, objective: Any) -> Enumerated:
+        return piecewise_search(self, objective)
+
+    def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
         return {"eta": 2 / mechanism.width}
 
 
@@ -149,22 +155,22 @@ class SquareWaves(Family):
         return self.epsilon, 0.0
 
     def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+        return interval_in_units(self)
 
-    def build(self, parameters: dict[str, Real]) -> SquareWave:
-        return SquareWave(parameters["b"], self.lower, self.upper, self.epsilon)
+    def build(self, free: dict[str, Real]) -> SquareWave:
+        return SquareWave(free["b"], self.lower, self.upper, self.epsilon)
 
-    def release(self, parameters: dict[str, Any]) -> SquareWave:
+    def release(self, free: dict[str, Any]) -> SquareWave:
         given = {"epsilon": self.epsilon, "lower": self.lower, "upper": self.upper}
-        return named_square_wave(**given, half_width=parameters["b"])
+        return named_square_wave(**given, half_width=free["b"])
 
-    def symbols(self, parameters: dict[str, Real], mechanism: SquareWave) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Real], mechanism: SquareWave) -> dict[str, Real]:
         return {"b": mechanism.half_width}
 
 
 @partial(pytree, static=("kind",))
 @dataclass(frozen=True)
-class Plain(Determined, Budgeted):
+class Plain(Determined, PureDPFamily):
     """A bounded mechanism that its budget determines."""
 
     kind: str
@@ -173,13 +179,13 @@ class Plain(Determined, Budgeted):
     upper: Any
 
     def on_unit(self) -> tuple[Any, Any, Any]:
-        return replace(self, lower=-1.0, upper=1.0), self.lower, self.upper
+        return interval_in_units(self)
 
-    def build(self, parameters: dict[str, Real]) -> Mechanism:
+    def build(self, free: dict[str, Real]) -> Mechanism:
         return named.MECHANISMS[self.kind](epsilon=self.epsilon, lower=self.lower, upper=self.upper)
 
 
-# One of the user's own: a function, or its values at equal steps.
+# A window or base of the user's own: a function, or its values at equal steps.
 Tabled = Callable[[float], float] | Sequence[float]
 
 

@@ -1,18 +1,34 @@
-"""T reports that meet one budget together: what a report of its own may spend is solved from the composed guarantee."""
+"""Families of several releases that meet one budget together: composed, or shuffled.
+
+What a release may spend is solved for from the budget of all of them.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+import numpy as np
+
+from accountants import calibrate
+from accountants.calibrate.shuffled import log_budget, upper_delta
 from accountants.composition.bounds import Bracket
-from accountants.composition.guarantee import Guarantee
+from accountants.guarantee import Guarantee
 from accountants.recycling import Subsampled
-from accountants.tune.certified import ROUNDING, realised, refuse_above
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.families.reports import Report, Reports
-from accountants.tune.families.sampled import FreeRate
-from accountants.tune.family import Family, Member, checked, released, spent
+from accountants.tune.families.bounded import Composite, Piecewise, Plain
+from accountants.tune.families.recycled import FreeRate
+from accountants.tune.family import (
+    ROUNDING,
+    ComposableFamily,
+    CompositionTarget,
+    Family,
+    Member,
+    PureDPFamily,
+    checked,
+    member_of,
+)
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
@@ -24,115 +40,116 @@ _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
 @pytree
 @dataclass(frozen=True)
 class Composed(Family):
-    """T reports of one member of a family that are (eps, delta)-DP together; see ``composed``.
+    """T releases of one member of a family that are (eps, delta)-DP together; see ``composed``.
 
     Attributes:
-        inner: the family of one report; its own budget does not count.
-        reports: how many, and their budget.
+        inner: the family of one release; its own budget does not count.
+        target: the number of releases, and their budget.
     """
 
     inner: Any
-    reports: Reports
+    target: CompositionTarget
 
-    # What is solved for is known to 1e-8, and a turn is thousands of times as long as of one report.
+    # What is solved for is known to 1e-8, and a turn is thousands of times as long as of one release.
     patience = (10, 1e-6)
+    is_estimated = True
 
     @property
     def name(self) -> str:
-        count = checks.concrete(self.reports.count)
+        count = checks.concrete(self.target.count)
         return f"reports, {self.inner.name}" if count is None else f"{count:g} reports, {self.inner.name}"
 
     @property
     def domains(self) -> dict[str, Domain]:
-        if not isinstance(self.reports.rate, FreeRate):
-            return self.inner.report_domains(self.reports)
-        delta = self.reports.delta
+        if not isinstance(self.target.rate, FreeRate):
+            return self.inner.composed_domains(self.target)
+        delta = self.target.delta
         xp = namespace(delta)
         lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * delta, 0.5))
         return {**self.at(1.0).domains, "p": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
     def budget(self) -> tuple[Real, Real]:
-        return self.reports.epsilon, self.reports.delta
+        return self.target.epsilon, self.target.delta
+
+    @property
+    def has_dips(self) -> bool:
+        """Whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
+        return self.target.rate is None and isinstance(self.inner, PureDPFamily)
 
     def at(self, p: Any) -> Composed:
-        """With the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
+        """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
         inner = self.inner
         if hasattr(inner, "sensitivity"):
             inner = replace(inner, sensitivity=inner.sensitivity / p)
-        return Composed(inner, replace(self.reports, rate=p))
+        return Composed(inner, replace(self.target, rate=p))
+
+    def for_error(self, theta: Any) -> Family:
+        return self if theta is None else replace(self, inner=self.inner.for_error(theta))
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
-        placed = self.inner.on_unit()
-        if placed is None:
+        found = self.inner.on_unit()
+        if found is None:
             return None
-        inner, lower, upper = placed
-        rate = self.reports.rate
+        inner, lower, upper = found
+        rate = self.target.rate
         rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
-        return Composed(inner, replace(self.reports, rate=rate)), lower, upper
+        return Composed(inner, replace(self.target, rate=rate)), lower, upper
 
-    def build(self, parameters: dict[str, Real]) -> Member:
-        if isinstance(self.reports.rate, FreeRate):
-            return self._sampled(parameters["p"], self.at(parameters["p"]).build(_but_rate(parameters)))
-        return self.inner.report(self.reports, parameters)
+    def build(self, free: dict[str, Real]) -> Member:
+        if isinstance(self.target.rate, FreeRate):
+            return self._on_sample(free["p"], self.at(free["p"]).build(_without_rate(free)))
+        return self.inner.composed_build(self.target, free)
 
-    def release(self, parameters: dict[str, Any], initial_guess: float | None = None) -> Member:
-        """As private as the upper end of the rigorous bracket of all reports; see ``family.released``."""
-        if isinstance(self.reports.rate, FreeRate):
-            return self._sampled(
-                parameters["p"], self.at(parameters["p"]).release(_but_rate(parameters), initial_guess)
-            )
-        return self.inner.released_report(self.reports, parameters, initial_guess)
+    def release(self, free: dict[str, Any]) -> Member:
+        """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""
+        return self.release_from(free, 0.0)
 
-    def _sampled(self, p: Any, made: Any) -> Subsampled:
-        return Subsampled(made, p, self.reports.rate.error(p), None)
+    def release_from(self, free: dict[str, Any], spent: float) -> Member:
+        if isinstance(self.target.rate, FreeRate):
+            return self._on_sample(free["p"], self.at(free["p"]).release_from(_without_rate(free), spent))
+        return self.inner.composed_release(self.target, free, spent or None)
 
-    def together(self, mechanism: Any) -> Guarantee:
-        """What T reports of a mechanism reveal."""
+    def _on_sample(self, p: Any, made: Any) -> Subsampled:
+        return Subsampled(made, p, self.target.rate.error(p), None)
+
+    def guarantee(self, mechanism: Any) -> Guarantee:
+        """Return the guarantee of T releases of a mechanism."""
         if isinstance(mechanism, Subsampled):
-            return self.at(mechanism.rate).together(mechanism.mechanism)
-        return self.reports.of(mechanism)
+            return self.at(mechanism.rate).guarantee(mechanism.mechanism)
+        return self.target.guarantee(mechanism)
 
-    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
-            return {**self.at(mechanism.rate).symbols(parameters, mechanism.mechanism), "p": mechanism.rate}
+            return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "p": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
-        return {**self.inner.report_symbols(parameters, mechanism), **own}
+        return {**self.inner.composed_parameters(free, mechanism), **own}
+
+    def spent(self, member: Any) -> Any:
+        return self.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
+
+    def verify(self, mechanism: Any) -> tuple[float, float]:
+        """Verify all releases together, by the upper end of the rigorous bracket."""
+        epsilon, delta = map(float, self.budget)
+        bracket = Bracket(self.guarantee(mechanism))
+        found = bracket.upper_delta(epsilon)
+        if found > delta:
+            found = bracket.delta(epsilon)[1]
+        self.check_allowed("delta", found, delta * (1 + ROUNDING))
+        return epsilon, found
 
 
-def _but_rate(parameters: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in parameters.items() if name != "p"}
-
-
-@spent.register
-def _(family: Composed, member: Member) -> Any:
-    return family.inner.spent(member.mechanism if isinstance(member, Subsampled) else member)
-
-
-@released.register
-def _(family: Composed, parameters: dict[str, Any], initial_guess: float) -> Member:
-    return family.release(parameters, initial_guess)
-
-
-@realised.register
-def _(family: Composed, mechanism: Member) -> tuple[float, float]:
-    """All reports together, by the upper end of the rigorous bracket."""
-    epsilon, delta = map(float, family.budget)
-    bracket = Bracket(family.together(mechanism))
-    found = bracket.upper_delta(epsilon)
-    if found > delta:
-        found = bracket.delta(epsilon)[1]
-    refuse_above(family, "delta", found, delta * (1 + ROUNDING))
-    return epsilon, found
+def _without_rate(free: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in free.items() if name != "p"}
 
 
 def composed(
     family: Family, *, count: Real, epsilon: Real, delta: Real, rate: float | FreeRate | None = None
 ) -> Composed:
-    """T reports of one member of a family that are (eps, delta)-DP together, as ``accountants.guarantee`` composes.
+    """Return the family of T releases of one member that are (eps, delta)-DP together, by ``accountants.guarantee``.
 
     What is solved for: of laplace and gaussian the scale, of truncated ones T (the interval is [-T, T]), of budget
-    recycling q, of others the epsilon of a report; whatever budget the family holds does not count. Neighbouring is
+    recycling q, of others the epsilon of a release; whatever budget the family holds does not count. Neighbouring is
     that of the mechanism; with a rate, one record added or removed. Other counts compile nothing.
 
     Args:
@@ -146,7 +163,7 @@ def composed(
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); count not in 1..10^6; rate not in [1e-9, 1].
         TypeError: another family.
     """
-    if not isinstance(checked(family), Report):
+    if not isinstance(checked(family), ComposableFamily):
         raise TypeError(
             f"family: {family.name} has no budget of its own that a composition could set; composed takes bounded "
             "families and additive ones"
@@ -155,4 +172,86 @@ def composed(
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
     if rate is not None and not isinstance(rate, FreeRate):
         checks.within("rate", rate, 1e-9, 1.0)
-    return Composed(family, Reports(checks.whole("count", count, 1, 1_000_000), epsilon, delta, rate))
+    return Composed(family, CompositionTarget(checks.whole("count", count, 1, 1_000_000), epsilon, delta, rate))
+
+
+@partial(pytree, static=("n",))
+@dataclass(frozen=True)
+class Shuffled(Family):
+    """The family of n reports of one member that are (eps, delta)-DP together once shuffled; see ``shuffled``.
+
+    Attributes:
+        inner: the family of one report; its own budget does not count.
+        n: how many honest reports.
+        epsilon: central eps.
+        delta: central delta.
+    """
+
+    inner: Any
+    n: int
+    epsilon: Any
+    delta: Any
+
+    is_estimated = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.n} shuffled, {self.inner.name}"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return self.inner.domains
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        found = self.inner.on_unit()
+        return None if found is None else (replace(self, inner=found[0]), *found[1:])
+
+    def build(self, free: dict[str, Real]) -> Member:
+        """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
+        given = self.inner, free
+        t = log_budget(member_of, given, n=self.n, epsilon=self.epsilon, delta=self.delta)
+        return member_of(namespace(t).exp(t), given)
+
+    def release(self, free: dict[str, Any]) -> Member:
+        """Return the member, private by the upper end of the rigorous bracket of the integers."""
+
+        def constructor(*, epsilon: float) -> Any:
+            return replace(self.inner, epsilon=epsilon).release(free)
+
+        return calibrate.shuffled(constructor, epsilon=float(self.epsilon), delta=float(self.delta), n=self.n)
+
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
+
+    def verify(self, mechanism: Any) -> tuple[float, float]:
+        """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
+        found = upper_delta(mechanism, self.n, float(self.epsilon))
+        self.check_allowed("delta", found, float(self.delta))
+        return float(self.epsilon), found
+
+
+def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffled:
+    """Return the family of n reports of one member that are (eps, delta)-DP together once shuffled.
+
+    What is solved for is the epsilon of a report; whatever budget the family holds does not count. The member of least
+    worst-case variance is also the one of the least variance of the mean of the n reports, which is that over n.
+
+    Args:
+        family: of one report: composite, piecewise, piecewise_triangle, duchi, hybrid or optimal.
+        n: how many honest reports; neighbouring is one person's input replaced, and a shuffler is trusted.
+        epsilon: central eps.
+        delta: central delta, in (0, 1).
+
+    Raises:
+        ValueError: an argument out of range.
+        TypeError: another family.
+    """
+    if not isinstance(family, Composite | Piecewise | Plain):
+        raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
+    checks.positive("epsilon", epsilon)
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    return Shuffled(family, checks.whole("n", n, 2, 1 << 50), np.float64(epsilon), np.float64(delta))

@@ -1,23 +1,34 @@
-"""Budget recycling at a tolerated error: the kernel's scale is free, q solved from the exact profile."""
+"""Families of budget-recycled noise: at a tolerated error, at none, and on a sample."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
-from accountants import calibrate
-from accountants.calibrate.composed import with_own_claim
-from accountants.calibrate.conservative import conservative_parameter
-from accountants.calibrate.reweighted import least_weight
-from accountants.scale import certain_shift, rescaled
+from accountants import calibrate, recycling, subsampling
+from accountants.calibrate.composed import conservative_parameter, with_own_claim
+from accountants.calibrate.reweighted import least_weight, shape_shift
+from accountants.guarantee import Guarantee
+from accountants.profile import delta as realised_delta
+from accountants.published.recycling import published_sensitivity
+from accountants.published.searches import Enumerated, recycled_search, sampled_search
+from accountants.recycling import Subsampled
+from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
 from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
-from accountants.tune.families.reports import Report, Reports, largest_loss
+from accountants.tune.family import (
+    ROUNDING,
+    ComposableFamily,
+    CompositionTarget,
+    Family,
+    sensitivity_in_units,
+)
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -30,16 +41,33 @@ from dpkernels.solve import NotPrivateError, first_feasible
 # Deltas next to 1e-12 are known to some percent only, in floats.
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
 # ln of the widest scale where a search starts, in units of the least one that may do.
-SPAN = 7.5
+_SPAN = 7.5
+# The least theta in units of the kernel's scale, times e^eps, and for any eps: a spike of e^eps times the density.
+_SPIKE, _THINNEST = 1e-2, 1e-8
+# The step of the log density at theta: the least in units of eps, and the most, which is all but truncation.
+_LEAST_STEP, _MOST_STEP = 1e-2, 28.0
+# Of a sampling rate, relative to delta: below p = delta there is no budget.
+_LEAST_RATE = 100.0
+# A best rate so close to 1 is 1: sampling noise is a kink there.
+_WHOLE = 1 - 1e-6
+
+_SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "count": recycling.sampling_noise_count,
+    "sum": recycling.sampling_noise_sum,
+    "average": recycling.sampling_noise_mean,
+}
+
+
+# At a tolerated error: the kernel's scale is free, q solved for
 
 
 @pytree
 @dataclass(frozen=True)
-class Recycled(Report):
+class Recycled(ComposableFamily):
     """Budget-recycled noise; see ``budget_recycled``.
 
     Attributes:
-        kernel: the law of a draw at unit scale.
+        kernel: the distribution of a draw at unit scale.
         epsilon: eps.
         delta: delta.
         sensitivity: D.
@@ -52,19 +80,22 @@ class Recycled(Report):
     sensitivity: Any
     theta: Any = None
 
+    # The member that was found may be next to where no q is feasible.
+    is_estimated = True
+
     @property
     def name(self) -> str:
         return f"recycled {type(self.kernel).__name__.lower()}"
 
     @property
     def domains(self) -> dict[str, Domain]:
-        least = self.sensitivity / certain_shift(self.kernel, self.epsilon, self.delta)
-        scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, SPAN))}
+        least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
+        scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, _SPAN))}
         return scale if self.theta is not None else {**scale, "theta": self._thetas}
 
     @property
     def _thetas(self) -> Domain:
-        """Wide, yet closed: far out recycling does nothing, and steps went to infinity. Starts are at 0.1 to 2000 D."""
+        """Return a wide and closed domain: far out recycling has no effect. Starts are at 0.1 to 2000 D."""
         return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
 
     @property
@@ -75,73 +106,93 @@ class Recycled(Report):
         D, theta = self.sensitivity, self.theta
         return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
-    def build(self, parameters: dict[str, Real]) -> Additive:
-        kernel, theta = self.drawn(parameters)
+    def build(self, free: dict[str, Real]) -> Additive:
+        kernel, theta = self.drawn(free)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
 
-    def release(self, parameters: dict[str, Any]) -> Additive:
-        """The best kernel may be the narrowest that is feasible at all: then it is widened past rounding errors."""
-        kernel, theta = self.drawn(parameters)
+    def release(self, free: dict[str, Any]) -> Additive:
+        """Return the noise; a kernel that is the narrowest feasible one is widened past rounding errors."""
+        kernel, theta = self.drawn(free)
         target = {"epsilon": self.epsilon, "delta": self.delta, "sensitivity": self.sensitivity}
 
         def wider(margin: float) -> tuple[Distribution, float]:
-            law = rescaled(kernel, 1 + margin)
-            return law, float(calibrate.recycling_rate(law, theta, **target))
+            noise = rescaled(kernel, 1 + margin)
+            return noise, float(calibrate.recycling_rate(noise, theta, **target))
 
         try:
-            law, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
+            noise, q = first_feasible(map(wider, _WIDENINGS), lambda made: not math.isnan(made[1]))
         except NotPrivateError:
             return calibrate.budget_recycled(kernel, theta=theta, **target)  # Says what is feasible.
-        return named.budget_recycled(law, theta=theta, q=q, **target)
+        return named.budget_recycled(noise, theta=theta, q=q, **target)
 
-    def drawn(self, parameters: dict[str, Any]) -> tuple[Distribution, Any]:
-        """The kernel, and theta."""
-        kernel = rescaled(self.kernel, parameters[scale_symbol(self.kernel)])
-        return kernel, parameters["theta"] if self.theta is None else self.theta
+    def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
+        """Return the kernel, and theta."""
+        kernel = rescaled(self.kernel, free[scale_symbol(self.kernel)])
+        return kernel, free["theta"] if self.theta is None else self.theta
 
-    def symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return recycled_symbols(self.kernel, mechanism.noise)
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return _recycled_parameters(self.kernel, mechanism.noise)
 
-    def report_domains(self, reports: Reports) -> dict[str, Domain]:
-        """The scale in units of about what reports without recycling need."""
-        xp = namespace(reports.gaussian_mu, *jax.tree.leaves(self))
-        need = self.sensitivity / reports.gaussian_mu / xp.sqrt(self.kernel.variance)
+    def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
+        """Return the domains, the scale in units of about what releases without recycling need."""
+        xp = namespace(target.gaussian_ratio, *jax.tree.leaves(self))
+        need = self.sensitivity / target.gaussian_ratio / xp.sqrt(self.kernel.variance)
         return {**self.domains, scale_symbol(self.kernel): Positive(need, span=(0.1, 2.5))}
 
-    def member(self, loss: Any, parameters: dict[str, Any]) -> Additive:
-        """Each redraw adds this loss: q = 1 - e^-loss at a kernel that the parameters choose."""
-        kernel, theta = self.drawn(parameters)
+    def member(self, loss: Any, free: dict[str, Any]) -> Additive:
+        """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
+        kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
-    def report(self, reports: Reports, parameters: dict[str, Any]) -> Additive:
-        return self.member(largest_loss(self, reports, parameters), parameters)
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
+        return self.member(target.largest_budget(_member_of, (self, free)), free)
 
     def spent(self, member: Any) -> Any:
-        return -jnp.log(member.noise.outside)
+        return -namespace(member.noise.outside).log(member.noise.outside)
 
-    def released_report(self, reports: Reports, parameters: dict[str, Any], initial_guess: float | None) -> Additive:
-        """At the estimated q as narrow a kernel as the bracket allows: delta varies more with the width than with q.
+    def composed_release(
+        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
+    ) -> Additive:
+        """Return the narrowest kernel that the bracket allows at the estimated q; its claim is that of one release.
 
-        Its claim is that of one report.
+        The width is rounded, not q: delta varies more with it.
         """
         if initial_guess is not None:
             checks.positive("initial_guess", initial_guess)
-        loss = largest_loss(self, reports, parameters) if initial_guess is None else initial_guess
-        symbol, epsilon, delta = scale_symbol(self.kernel), float(reports.epsilon), float(reports.delta)
+        loss = target.largest_budget(_member_of, (self, free)) if initial_guess is None else initial_guess
+        symbol, epsilon, delta = scale_symbol(self.kernel), float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
-            return self.member(loss, {**parameters, symbol: parameters[symbol] * math.exp(t)})
+            return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
 
-        t = conservative_parameter(lambda t: reports.of(wider(t)), epsilon, delta, is_known=initial_guess is not None)
-        return with_own_claim(wider(t), delta / reports.count)
+        def releases(t: float) -> Guarantee:
+            return target.guarantee(wider(t))
 
-    def report_symbols(self, parameters: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return self.symbols(parameters, mechanism)
+        t = conservative_parameter(releases, epsilon, delta, is_known=initial_guess is not None)
+        return with_own_claim(wider(t), delta / target.count)
+
+    def for_error(self, theta: Any) -> Family:
+        """Recycle beyond the tolerated error of an acceptance; where there is none theta is free."""
+        if self.theta is not None:
+            return self
+        if theta is not None:
+            return replace(self, theta=theta)
+        return RecycledShape(self.kernel, self.epsilon, self.delta, self.sensitivity)
+
+    def published_search(self, objective: Any) -> Enumerated:
+        found = recycled_search(self, objective)
+        kernel: Any = found.mechanism.noise.kernel
+        return replace(found, parameters={scale_symbol(kernel): jax.tree.leaves(kernel)[0]})
 
 
-def recycled_symbols(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
-    """Of a recycled law whose kernel is one at unit scale, scaled."""
+def _member_of(loss: Any, given: tuple[Recycled, dict[str, Any]]) -> Additive:
+    family, free = given
+    return family.member(loss, free)
+
+
+def _recycled_parameters(unit: Distribution, noise: Reweighted) -> dict[str, Any]:
+    """Return the parameters of recycled noise whose kernel is a multiple of the unit one."""
     return {**scale_of(noise.kernel, unit), "theta": noise.high, "q": 1 - noise.outside}
 
 
@@ -154,7 +205,7 @@ def budget_recycled(
     the least for them; deltas below 1e-15, which floats do not resolve, give wider noise than there might be, or none.
 
     Args:
-        kernel: "gaussian", "laplace", or any even law at unit scale.
+        kernel: "gaussian", "laplace", or any even distribution at unit scale.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         sensitivity: D; neighbouring: true values differ by at most D.
@@ -163,7 +214,7 @@ def budget_recycled(
     Raises:
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
             positive; an unknown kernel.
-        TypeError: a law that cannot be rescaled.
+        TypeError: a distribution that cannot be rescaled.
     """
     check_budget(epsilon, delta, sensitivity)
     if theta is not None:
@@ -172,11 +223,257 @@ def budget_recycled(
 
 
 def kernel_of(kernel: str | Distribution) -> Distribution:
-    """A law at unit scale, of its name or itself."""
+    """Return a distribution at unit scale, of its name or itself."""
     if isinstance(kernel, str):
         checks.one_of("kernel", kernel, KERNELS)
         return KERNELS[kernel]
     if not isinstance(kernel, Distribution):
-        raise TypeError(f"kernel: {kernel!r} is no law; 'gaussian', 'laplace' or a law at unit scale is needed")
+        raise TypeError(f"kernel: {kernel!r} is no distribution; 'gaussian', 'laplace' or one at unit scale is needed")
     rescaled(kernel, 1.0)
     return kernel
+
+
+# At no error in particular: the shape is free, its scale solved for
+
+
+@pytree
+@dataclass(frozen=True)
+class RecycledShape(Family):
+    """Budget-recycled noise with free theta; see ``budget_recycled``.
+
+    Delta falls as noise is made wider as a whole, theta with it: every theta/scale and q has one scale that meets the
+    budget. So every point of the search is feasible, which those of scale and theta are not.
+
+    Attributes:
+        kernel: the distribution of a draw at unit scale.
+        epsilon: eps.
+        delta: delta.
+        sensitivity: D.
+    """
+
+    kernel: Distribution
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+
+    is_estimated = True
+
+    @property
+    def name(self) -> str:
+        return f"recycled {type(self.kernel).__name__.lower()}"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """Return the domains: theta goes from a spike to where the mass beyond it does not matter for delta."""
+        xp = namespace(self.epsilon)
+        spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
+        steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
+        return {"theta/scale": LogBetween(spike, self._farthest), "-ln(1 - q)": steps}
+
+    @property
+    def _farthest(self) -> Real:
+        """Return z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
+        tail = self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4
+        return self.kernel.isf(tail)
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return sensitivity_in_units(self)
+
+    def build(self, free: dict[str, Real]) -> Additive:
+        shape = self._shape(free)
+        weighted = shape.kernel, shape.high, shape.outside
+        shift = shape_shift(*weighted, self.epsilon, self.delta, most=2 * self._farthest)
+        return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
+
+    def _shape(self, free: dict[str, Any]) -> Reweighted:
+        theta, step = free["theta/scale"], free["-ln(1 - q)"]
+        return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
+
+    def release(self, free: dict[str, Any]) -> Additive:
+        return calibrate.scaled(self._shape(free), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
+
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        return _recycled_parameters(self.kernel, mechanism.noise)
+
+
+# On a sample: the kernel's scale, q and the sampling rate p together
+
+
+@partial(pytree, static=("query",))
+@dataclass(frozen=True)
+class FreeRate:
+    """A sampling rate p that is tuned with the other parameters; see ``free_rate``."""
+
+    query: str | None
+    spread: Any
+    size: Any
+
+    def error(self, p: Any) -> Any:
+        """Return the standard deviation of the sample's estimate."""
+        return 0.0 * p if self.query is None else _SAMPLING_ERRORS[self.query](self.spread, self.size, p)
+
+    def in_units(self, unit: Any) -> FreeRate:
+        """Return the same in units of a length: counts have the size's root, others a multiple of the spread."""
+        if self.query == "count":
+            return replace(self, size=self.size / unit**2)
+        return replace(self, spread=self.spread / unit)
+
+
+@partial(pytree, static=("sensitivity_at",))
+@dataclass(frozen=True)
+class SampledRecycled(Family):
+    """Budget-recycled noise on a sample of free rate; see ``sampled_recycled``.
+
+    Attributes:
+        kernel: the distribution of a draw at unit scale.
+        epsilon: eps on the whole data.
+        delta: delta on the whole data.
+        sensitivity: D of the estimate from all the data.
+        theta: tolerated error.
+        rate: what is known of the error of sampling.
+        sensitivity_at: the sensitivity of the estimate from D and p.
+    """
+
+    kernel: Distribution
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+    theta: Any
+    rate: FreeRate
+    sensitivity_at: Callable[[Real, Real], Real]
+
+    @property
+    def name(self) -> str:
+        return f"recycled {type(self.kernel).__name__.lower()} on a sample"
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        """Return the domains, the scale in units of the least one that may be feasible at the rate."""
+        xp = namespace(self.epsilon, self.delta)
+        # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
+        densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
+        lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
+        return {"scale": Positive(1.0, span=(0.0, _SPAN)), "p": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        """Return None unless the sensitivity is a known multiple of D."""
+        if self.sensitivity_at not in (recycling.rescaled_sensitivity, published_sensitivity):
+            return None
+        D = self.sensitivity
+        return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
+
+    def build(self, free: dict[str, Real]) -> Subsampled:
+        p = free["p"]
+        eps, delta, D = self.on_sample(p)
+        kernel = self._drawn(free["scale"], p)
+        u = least_weight(kernel, self.theta, D, eps, delta)
+        made = Additive(Reweighted(kernel, -self.theta, self.theta, u), D, eps, delta)
+        return Subsampled(made, p, self.rate.error(p), None)
+
+    def on_sample(self, p: Real) -> tuple[Any, Any, Any]:
+        """Return (epsilon, delta, sensitivity) of the estimate from a sample of rate p."""
+        return *subsampling.on_sample(self.epsilon, self.delta, p), self.sensitivity_at(self.sensitivity, p)
+
+    def _drawn(self, scale: Real, p: Any) -> Distribution:
+        """Return the kernel on a sample of rate p."""
+        eps, delta, D = self.on_sample(p)
+        return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
+
+    def release(self, free: dict[str, Any]) -> Subsampled:
+        p = 1.0 if free["p"] > _WHOLE else free["p"]
+        return recycling.subsampled_recycling(
+            self._drawn(free["scale"], p),
+            theta=self.theta,
+            rate=p,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            sensitivity=self.sensitivity,
+            sampling_noise=float(self.rate.error(p)),
+            sensitivity_at=self.sensitivity_at,
+        )
+
+    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+        noise = mechanism.mechanism.noise
+        return {**scale_of(noise.kernel, self.kernel), "p": mechanism.rate, "q": 1 - noise.outside}
+
+    def verify(self, mechanism: Any) -> tuple[float, float]:
+        """Verify the claim on the sample by its exact profile, and what it is on the whole data."""
+        inner = mechanism.mechanism
+        found = float(realised_delta(inner, inner.epsilon))
+        self.check_allowed("delta on the sample", found, inner.delta)
+        epsilon, delta = subsampling.amplified(inner.epsilon, found, mechanism.rate)
+        self.check_allowed("epsilon", float(epsilon), float(self.epsilon) * (1 + ROUNDING))
+        self.check_allowed("delta", float(delta), float(self.delta) * (1 + ROUNDING))
+        return float(self.epsilon), float(delta)
+
+    def published_search(self, objective: Any) -> Enumerated:
+        return sampled_search(self, objective)
+
+
+def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -> FreeRate:
+    """The rate p of ``composed``'s samples as one more free parameter.
+
+    The objective sees ``Subsampled`` reports: estimates from a sample rescaled by 1/p, so that noise is for the
+    sensitivity D/p; of a named query with the error of sampling. Without one the rate goes where the noise is least.
+
+    Args:
+        query: "count", "sum" or "average", whose error of sampling counts; None for none.
+        spread: standard deviation of the records; for counts the share that is counted.
+        size: how many records there are.
+
+    Raises:
+        ValueError: spread not positive; size not in [1, 1e300]; an unknown query.
+    """
+    checks.positive("spread", spread)
+    checks.within("size", size, 1.0, 1e300)
+    if query is not None:
+        checks.one_of("query", query, _SAMPLING_ERRORS)
+    return FreeRate(query, spread, size)
+
+
+def sampled_recycled(
+    kernel: str | Distribution,
+    *,
+    epsilon: Real,
+    delta: Real,
+    theta: Real,
+    sensitivity: Real = 1.0,
+    query: str | None = None,
+    spread: Real = 1.0,
+    size: Real = 1.0,
+    sensitivity_at: Callable[[Real, Real], Real] = recycling.rescaled_sensitivity,
+) -> SampledRecycled:
+    """Budget-recycled noise on a sample of rate p (Jiang 2024, section 7) with sigma (or b), q and p tuned together.
+
+    The objective sees the whole error: the noise's and, where a query is named, the one of sampling. ``mechanism`` of
+    the result is the one on the sample; its claim is on the sample, the result's on the whole data. With the right
+    sensitivity, D/p, and a realistic error of sampling, all the data (p = 1) are nearly always best.
+
+    Args:
+        kernel: "gaussian", "laplace", or any even distribution at unit scale.
+        epsilon: eps on the whole data.
+        delta: on the whole data.
+        theta: tolerated error, in the unit of the estimate.
+        sensitivity: D of the estimate from all the data; neighbouring: as ``accountants.subsampling`` has it.
+        query: "count", "sum" or "average", whose error of sampling counts; None for none.
+        spread: standard deviation of the records; for counts the share that is counted.
+        size: n, how many records there are.
+        sensitivity_at: the sensitivity of what is released from D and p, by default D/p. The source's reading,
+            ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta or spread
+            not positive; size not in [1, 1e300]; an unknown kernel or query.
+    """
+    check_budget(epsilon, delta, sensitivity)
+    checks.positive("theta", theta)
+    rate = free_rate(query=query, spread=spread, size=size)
+    return SampledRecycled(kernel_of(kernel), epsilon, delta, sensitivity, theta, rate, sensitivity_at)

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpkernels.cli.dataset.folder import SIDECAR
-from dpkernels.cli.dataset.part import Secret, answers
-from dpkernels.cli.dataset.places import Place
-from dpkernels.cli.dataset.plan import Part, planned
+from dpkernels.cli.dataset.parts import Part, Secret, planned, results
 from dpkernels.cli.dataset.release import Engine
-from dpkernels.cli.estimates.reading import Read, Tallied, Wanted, tallied
+from dpkernels.cli.estimate import Read, Tallied, Wanted, tallied
 from dpkernels.cli.files.layout import Layout
-from dpkernels.cli.release.sidecar import versions
-from dpkernels.cli.release.sidecar_fields import check_fields
+from dpkernels.cli.files.places import Place
+from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
 from dpkernels.untrusted import parse_json
 
@@ -48,7 +46,7 @@ def read(folder: str, column: str | None, by: str | None, bounds: tuple[float, f
     with parts[0].opened(written) as source:
         wanted = Wanted.of(form, source.names, folder, column, by, bounds)
     with bar(len(parts), None, long) as moved:
-        found = answers(engine, tally_part, Count(wanted, written), None, parts, lambda: moved(advance=1))
+        found = results(engine, tally_part, Count(wanted, written), None, parts, lambda: moved(advance=1))
         with closing(found):
             return Read.of(wanted, found, folder)
 
@@ -104,15 +102,15 @@ def _sha256(file: Place) -> str:
 
 def _sidecar(place: Place) -> dict[str, Any]:
     try:
-        with place.within(SIDECAR).read() as file:
+        with place.child(SIDECAR).read() as file:
             form: dict[str, Any] = parse_json(file.read().decode())
     except FileNotFoundError:
         raise ValueError(f"{place}: has no {SIDECAR}, so it is no release of many files") from None
     except ValueError as error:
-        raise ValueError(f"{place.within(SIDECAR)}: is not the sidecar of a release; {error}") from error
+        raise ValueError(f"{place.child(SIDECAR)}: is not the sidecar of a release; {error}") from error
     try:
         check_fields(form)
-        if "parts" not in form.get("output", {}):
+        if "parts" not in form["output"]:
             raise ValueError("output.parts: is missing")
     except ValueError as error:
         raise ValueError(f"{place}: {SIDECAR} is not the sidecar of a release of many files; {error}") from error
@@ -120,10 +118,10 @@ def _sidecar(place: Place) -> dict[str, Any]:
 
 
 def _parts(place: Place, form: dict[str, Any], written: Layout) -> Sequence[ReleasedPart]:
-    """The files that the sidecar names, of the sizes that it says."""
-    hashes = {place.within(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
+    """Return the files that the sidecar names, of the sizes that it says."""
+    hashes = {place.child(one["name"]): one["sha256"] for one in form["output"]["parts"] if one["rows"]}
     for one in form["output"]["parts"]:
-        if "/" in one["name"] or place.within(one["name"]).stamp()[0] != one["bytes"]:
+        if "/" in one["name"] or place.child(one["name"]).stamp()[0] != one["bytes"]:
             raise ValueError(f"{place}: {one['name']!r} is not the file of {one['bytes']} bytes that was released")
     parts = [ReleasedPart(**vars(part), sha256=hashes[part.file]) for part in planned(list(hashes), written)]
     if (rows := sum(part.rows for part in parts)) != form["rows"] * form["values_per_row"]:

@@ -23,11 +23,10 @@ from typing import Any
 import click
 from pyarrow import fs
 
-from dpkernels.cli.dataset.places import Place
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.files.places import Place
+from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
 from dpkernels.cli.release.output import say_swept
-from dpkernels.staging import claimed, naming, place_folder, staged, staged_folder, sweep
+from dpkernels.staging import claimed, naming, place_folder, replaced, staged_folder, sweep
 
 SIDECAR, NOTE = "_release.json", "_NOT_A_RELEASE"
 _OURS = re.compile(r"part-\d+-[0-9a-f]{16}\.[a-z.]+|" + NOTE)  # in a store
@@ -59,7 +58,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def named(self, number: int, parts: int, suffix: str) -> str:
-        """The name of a part."""
+        """Return the name of a part."""
 
     @abc.abstractmethod
     @contextmanager
@@ -69,11 +68,11 @@ class Folder(abc.ABC):
     @abc.abstractmethod
     @contextmanager
     def run(self) -> Iterator[None]:
-        """What lies around a release: the folder is there, and goes unless ``finish`` was called."""
+        """Make the folder for a release, and remove it at the end unless ``finish`` was called."""
 
     @abc.abstractmethod
     def sizes(self) -> dict[str, int]:
-        """What is there, name by name."""
+        """Return what is there, name by name."""
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
@@ -117,12 +116,10 @@ class LocalFolder(Folder):
 
     @contextmanager
     def part(self, name: str, like: Path | None) -> Iterator[Made]:
-        with staged(self.staging / name) as new:
-            made = Made(Path(f"/dev/fd/{new.file.fileno()}"))
+        with replaced(self.staging / name, like=like) as file:
+            made = Made(Path(f"/dev/fd/{file.fileno()}"))
             yield made
-            made.measure(new.file)
-            new.finish(like)
-            new.place(self.staging / name)
+            made.measure(file)
 
     def sizes(self) -> dict[str, int]:
         found = dict[str, int]()
@@ -137,10 +134,8 @@ class LocalFolder(Folder):
         return not self.visible and not os.path.lexists(self.staging)
 
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
-        with staged(self.staging / SIDECAR) as new, naming(self.target):
-            new.file.write(sidecar.encode())
-            new.finish(self.staging / names[0])
-            new.place(self.staging / SIDECAR)
+        with naming(self.target), replaced(self.staging / SIDECAR, like=self.staging / names[0]) as file:
+            file.write(sidecar.encode())
         for name in self.sizes().keys() - {*names, SIDECAR}:
             (self.staging / name).unlink(missing_ok=True)  # what killed workers had begun, and the note
         stop_if_asked()
@@ -187,7 +182,7 @@ class StoreFolder(Folder):
             yield made
             made.measure(file)
             file.seek(0)
-            with self.target.within(name).write() as there:
+            with self.target.child(name).write() as there:
                 shutil.copyfileobj(file, there, 1 << 22)
 
     def sizes(self) -> dict[str, int]:
@@ -204,20 +199,20 @@ class StoreFolder(Folder):
         if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
             raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; nothing is released")
         for name in others:  # what workers of a dead run have put since this one began
-            self.target.system.delete_file(self.target.within(name).path)
+            self.target.system.delete_file(self.target.child(name).path)
         stop_if_asked()
         with uninterrupted():
             self._put(SIDECAR, sidecar)
-            self.target.system.delete_file(self.target.within(NOTE).path)
+            self.target.system.delete_file(self.target.child(NOTE).path)
             finished()
 
     def _put(self, name: str, text: str) -> None:
-        with self.target.within(name).write() as file:
+        with self.target.child(name).write() as file:
             file.write(text.encode())
 
     def _note(self) -> str:
-        """The number of the run whose note is there."""
-        with self.target.within(NOTE).read() as file:
+        """Return the number of the run whose note is there."""
+        with self.target.child(NOTE).read() as file:
             return file.read().decode().split()[-1]
 
     def _clear(self) -> None:
@@ -228,13 +223,13 @@ class StoreFolder(Folder):
             raise click.UsageError(f"OUT: {self.target} is not empty, it has {(strange or list(there))[0]}")
         for name in sorted(there):  # the note, which sorts before the parts, must go last
             if name != NOTE:
-                self.target.system.delete_file(self.target.within(name).path)
+                self.target.system.delete_file(self.target.child(name).path)
         if there:
-            self.target.system.delete_file(self.target.within(NOTE).path)
+            self.target.system.delete_file(self.target.child(NOTE).path)
 
 
 def folder(text: str, like: Path | None) -> Folder:
-    """Where OUT is.
+    """Return where OUT is.
 
     Raises:
         click.UsageError: it cannot be made there, or something is there.

@@ -3,27 +3,37 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any, Protocol
 
 import click
 
 from dpkernels.cli.dataset.folder import SIDECAR, Folder, folder
-from dpkernels.cli.dataset.part import Done, Job, Secret, Versioned, Work, answers, check_part, perturb_part
-from dpkernels.cli.dataset.places import Found, Place, find, would_match
-from dpkernels.cli.dataset.plan import Part, layout_of, planned
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.files.handling import Handling
+from dpkernels.cli.dataset.parts import (
+    Done,
+    Job,
+    Part,
+    Secret,
+    Task,
+    Versioned,
+    check_part,
+    layout_of,
+    perturb_part,
+    planned,
+    results,
+)
 from dpkernels.cli.files.layout import DASH, Layout
-from dpkernels.cli.ledger import Purse, paid, would_leave
-from dpkernels.cli.perturb import columns_of
+from dpkernels.cli.files.places import Found, Place, find, would_match
+from dpkernels.cli.interrupts import independent_of_reports
+from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
 from dpkernels.cli.release import sidecar
+from dpkernels.cli.release.one_file import Request
+from dpkernels.cli.release.rows import ReleaseSpec
 from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
-from dpkernels.cli.release.treatment import Treatment
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
@@ -34,10 +44,10 @@ class Engine(Protocol):
     """Runs a work for parts, wherever and in whatever order."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """What it needs is there, as long as this lasts: what cannot work fails before anything is paid."""
+        """Prepare what the engine needs, so that what cannot work fails before anything is charged."""
 
-    def each(self, work: Work, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
-        """The answers, as they come."""
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results, as they come."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,7 @@ class DatasetPlan:
         values_per_row: how many values of one row each perturbed column holds.
         job: what is done to every part.
         target: OUT, as it was given.
-        purse: what pays for it; None for nothing.
+        ledger_account: what pays for it; None for nothing.
         engine: what runs the parts.
     """
 
@@ -61,83 +71,60 @@ class DatasetPlan:
     values_per_row: int
     job: Job
     target: str
-    purse: Purse | None
+    ledger_account: LedgerAccount | None
     engine: Engine
 
     @property
     def sidecar(self) -> str:
         """Where its certificates go."""
-        return str(Place.of(self.target).within(SIDECAR))
+        return str(Place.of(self.target).child(SIDECAR))
 
     @property
     def totals(self) -> tuple[Fraction, Fraction]:
         """The (epsilon, delta) of a row, exactly."""
-        return self.job.treatment.totals(self.values_per_row)
+        return self.job.spec.totals(self.values_per_row)
 
 
-def plan(
-    source: str,
-    target: str,
-    names: Sequence[str],
-    mechanisms: Sequence[str],
-    options: Mapping[str, Sequence[Any]],
-    *,
-    clip: bool,
-    force: bool,
-    charged: Mapping[str, Any],
-    engine: Engine,
-    form: tuple[str | None, str | None, bool],
-    handling: Handling,
-    sidecar: Path | None,
-) -> DatasetPlan:
+def plan(request: Request, engine: Engine) -> DatasetPlan:
     """Check everything that can be checked before a value is read.
 
     Args:
-        source: a file, a folder, a pattern or an URI.
-        target: a folder or its URI.
-        names: columns to perturb; none for arrays.
-        mechanisms: their names, one for all columns or one a column.
-        options: the values of the mechanisms' options that were given.
-        clip: clip values outside the interval.
-        force: is refused.
-        charged: the options of a ledger that were given.
+        request: of files, a folder, a pattern or an URI into a folder or its URI.
         engine: what will run the parts.
-        form: the format, the delimiter and whether cells have line breaks, as they were given.
-        handling: what else is done to rows.
-        sidecar: is refused.
 
     Raises:
         click.UsageError: a wrong option or argument.
         ValueError: a file is not readable or not like the others.
     """
-    _refuse(target, force, handling, sidecar)
-    handling = replace(handling, shuffleable=False)
+    source, target = str(request.source), str(request.target)
+    _refuse(request)
+    rows = replace(request.rows, shuffleable=False)
     found = find(source)
     _say_skipped(source, found)
     like, place = found.files[0].local, Place.of(target)
     out = folder(target, None if like is None else like.parent)
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
-    purse = Purse.of(charged, [file.local for file in found.files if file.local], folders)
-    written = layout_of(found.files, *form)
+    ledger_account = LedgerAccount.of(request.ledger, [file.local for file in found.files if file.local], folders)
+    written = layout_of(found.files, request.kind, request.delimiter, request.multiline)
     parts = planned(found.files, written)
     with parts[0].opened(written) as first:
-        handling.check_droppable(first)
-        treatment = Treatment(columns_of(first, names, mechanisms, options), clip, handling)
-        copied, facts = treatment.copied(first), (tuple(first.names), first.values_per_row)
-    job = Job(treatment, written, _suffix(written), len(parts), out, versions())
-    return DatasetPlan(parts, facts[0], copied, facts[1], job, target, purse, engine)
+        rows.check_droppable(first)
+        spec = ReleaseSpec(request.columns_of(first), request.clip, rows)
+        copied, facts = spec.copied(first), (tuple(first.names), first.values_per_row)
+    job = Job(spec, written, _suffix(written), len(parts), out, versions())
+    return DatasetPlan(parts, facts[0], copied, facts[1], job, target, ledger_account, engine)
 
 
-def _refuse(target: str, force: bool, handling: Handling, sidecar: Path | None) -> None:
+def _refuse(request: Request) -> None:
     """Refuse what is for single files."""
-    if target == str(DASH):
+    if str(request.target) == str(DASH):
         raise click.UsageError("OUT: - is for one file; the parts of a dataset are put into a folder (./- is one)")
-    if force:
+    if request.force:
         raise click.UsageError("--force: a release of many files replaces nothing; name a new folder")
-    if handling.shuffle:
+    if request.rows.shuffle:
         raise click.UsageError("--shuffle-rows: the rows of a dataset are nowhere held together; shuffle it before")
-    if sidecar is not None:
+    if request.sidecar is not None:
         raise click.UsageError(f"--sidecar: that of a dataset is {SIDECAR} in its folder")
 
 
@@ -183,13 +170,13 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
         if check_first:
             _all(plan, check_part, None, progress)
         label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"
-        with paid(plan.purse, plan.totals, label, out) as receipt:
+        with charged(plan.ledger_account, plan.totals, label, out) as ledger_charge:
             # The only copy of the key outside of the engine: it is gone when the parts are made.
             done = _all(plan, perturb_part, Secret(os.urandom(32)), progress)
             written = [one.written for one in done if one.written is not None]
             _check_there(out, written)
             not_kept = tuple(dict.fromkeys(note for one in done for note in one.not_kept))
-            finished = plan.job.treatment.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, receipt)
+            finished = plan.job.spec.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, ledger_charge)
             text = sidecar.to_json(finished, WrittenParts(written, plan.names))
             out.finish(text, [one.name for one in written])
     return finished
@@ -204,17 +191,17 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
     Raises:
         ValueError: as ``release``.
     """
-    left = would_leave(plan.purse, plan.totals)
+    left = remaining_after(plan.ledger_account, plan.totals)
     rows = _rows(_all(plan, check_part, None, progress))
-    return plan.job.treatment.release(rows, plan.values_per_row, plan.job.form), left
+    return plan.job.spec.release(rows, plan.values_per_row, plan.job.form), left
 
 
-def _all(plan: DatasetPlan, work: Work, secret: Secret | None, progress: bool | None) -> list[Done]:
-    """The answers for all parts, in their order."""
+def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
+    """Return the results for all parts, in their order."""
     long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
     with (
         bar(len(plan.parts), progress, long) as moved,
-        closing(answers(plan.engine, work, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
+        closing(results(plan.engine, task, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
     ):
         done = list(found)
     if not _rows(done):

@@ -1,1 +1,1 @@
-"""The page of ``dpkernels explore``: its tables, what it is built of, and the command's work."""
+"""The page of ``dpkernels explore``: its parts, and the tables that they look up."""

@@ -228,42 +228,24 @@ function makeModel(tables) {
     };
   }
 
-  // The linear program's optimum: its error at any budget, its table at the nearest budget that the page holds.
+  // The linear program's optimum: its error at any budget, its reports at the budgets of which the page has the table.
   function optimalLaw(epsilon) {
     const [worst, half] = tables.optimum.map((column) => Math.exp(onGrid(tables.grids.optimum, column, epsilon)));
-    const [first, last, count] = tables.grids.drawn;
-    const at = Math.round(Math.min(Math.max(place(tables.grids.drawn, epsilon), 0), count - 1));
-    const { reports, rows: lower } = tables.drawn[at];
-    const known = (tables.drawn[at].profile ??= new Map());
-    const drawnAt = first * (last / first) ** (at / (count - 1));
+    const table = tables.drawn.find((one) => one.epsilon === epsilon);
+    const law = { low: 0.5 - half, high: 0.5 + half, worst };
+    if (!table) return { ...law, untabulated: true };
+    const { reports, rows: lower } = table;
     const rows = [...lower, ...lower.slice(0, -1).reverse().map((row) => [...row].reverse())];
-    const step = 1 / (rows.length - 1);
     const mixed = (t) => {
-      const i = Math.min(Math.floor(t / step), rows.length - 2);
-      const share = t / step - i;
+      const i = Math.min(Math.floor(t * (rows.length - 1)), rows.length - 2);
+      const share = t * (rows.length - 1) - i;
       return reports.map((_, j) => (1 - share) * rows[i][j] + share * rows[i + 1][j]);
     };
-    const law = { low: 0.5 - half, high: 0.5 + half, worst, drawnAt };
     law.atoms = (t) => mixed(t).map((p, j) => [0.5 + reports[j], p]).filter(([, p]) => p > 0);
     law.variance = (t) => mixed(t).reduce((sum, p, j) => sum + p * reports[j] ** 2, 0) - (t - 0.5) ** 2;
     law.density = () => [];
-    law.profile = (e) => {
-      if (known.has(e)) return known.get(e);
-      const factor = Math.exp(e);
-      let most = 0;
-      for (const p of lower)
-        for (const q of rows) {
-          let sum = 0;
-          let mirrored = 0;
-          for (let j = 0; j < p.length; j++) {
-            sum += Math.max(p[j] - factor * q[j], 0);
-            mirrored += Math.max(q[j] - factor * p[j], 0);
-          }
-          most = Math.max(most, sum, mirrored);
-        }
-      known.set(e, most);
-      return most;
-    };
+    const excess = (p, q, factor) => p.reduce((sum, value, j) => sum + Math.max(value - factor * q[j], 0), 0);
+    law.profile = (e) => Math.max(...lower.flatMap((p) => rows.flatMap((q) => [excess(p, q, Math.exp(e)), excess(q, p, Math.exp(e))])));
     return law;
   }
 
@@ -538,25 +520,11 @@ function makeModel(tables) {
       const report = Math.sqrt(found.worst) * state.unit;
       rows.push({ one, epsilon, law: found, total: total(one, epsilon, state), report, error: errorOf(one, epsilon, state) });
     }
-    for (const [name, why] of state.have === "person" ? QUARTIC : OTHER_NOISE) refused.push({ one: { name }, why });
     const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.error;
     const biased = (row) => Number(Boolean(row.law.mean));
     rows.sort((a, b) => by(a) - by(b) || a.error - b.error || biased(a) - biased(b) || a.report - b.report);
     return { rows, refused };
   }
-
-  const ACCEPTED = "for errors that are to lie within a bound theta: dpkernels tune --objective acceptance";
-  const QUARTIC = ["sine-quartic", "triangle-quartic"].map((name) => [name, "never of least error, and not in this page: dpkernels compare has it"]);
-  const OTHER_NOISE = [
-    ["optimal-central", "for a statistic in an interval of up to 16 sensitivities: dpkernels compare --lower --upper --sensitivity"],
-    ["central-piecewise", "for a statistic in an interval: dpkernels compare --lower --upper --sensitivity"],
-    ["recycled-laplace", ACCEPTED],
-    ["recycled-gaussian", ACCEPTED],
-    ["truncated-gaussian", "for the budgets of this page its error is that of gaussian: accountants.calibrate.truncated_gaussian"],
-    ["discrete-gaussian", "gaussian in whole numbers, of about its error: accountants.calibrate.discrete_gaussian"],
-    ["truncated-discrete-laplace", "discrete-laplace with ends, of about its error: dpk.truncated_discrete_laplace"],
-    ["merged-laplace", "at its best for variance it is laplace: dpkernels tune"],
-  ];
 
   // Half widths of the intervals for a mean of n reports, in widths; `estimate_mean` has both.
   function meanIntervals(row, n, confidence) {
@@ -569,9 +537,9 @@ function makeModel(tables) {
     return { normal, bernstein: (third + Math.sqrt(third ** 2 + 2 * n * row.law.worst * 1.001 * odds)) / n };
   }
 
-  // The budget nearest below at which its reports are composed.
+  // Whether the page composes reports of this budget.
   const composable = (one, epsilon) =>
-    one.name === "optimal" ? (tables.optimalReports.findLast((e) => e <= epsilon) ?? epsilon) : Math.min(epsilon, most(one, { count: 2 }));
+    one.name === "optimal" ? tables.optimalReports.includes(epsilon) : epsilon <= most(one, { count: 2 });
 
-  return { ranked, meanIntervals, composable, composed, shuffled, law, flatOf, most, tables, PERSON, STATISTIC };
+  return { ranked, meanIntervals, composable, composed, shuffled, total, errorOf, law, PERSON, STATISTIC };
 }

@@ -224,8 +224,16 @@
   const report = (state, y) => (state.have === "person" ? state.lower + y * state.unit : y * state.unit);
   const reach = (state, row) => `${shown(report(state, row.law.low))} to ${shown(report(state, row.law.high))}`;
 
+  // Of the optimum at a budget whose table the page does not hold.
+  function elsewhere(chart) {
+    $(chart).innerHTML = `<p class='help'>The page draws the optimum at epsilon ${tables.drawn.map((one) => one.epsilon).join(", ")}; the commands below compute it at any other.</p>`;
+    return null;
+  }
+
   function reportSection(state, row) {
     const { law } = row;
+    $("report-facts").hidden = $("report-note").hidden = law.untabulated;
+    if (law.untabulated) return elsewhere("report-chart");
     const local = state.have === "person";
     const t = local ? state.input : 0;
     const density = law.density(t);
@@ -258,7 +266,6 @@
     if (local) notes.push("Drag on the picture, or use the slider. Shaded: where true values lie.");
     else notes.push("The true value is drawn at 0; noise is the same for any other.");
     if (atoms.length) notes.push(density.length ? "Stems are probabilities of single reports, on a scale of their own." : "Only these reports are possible: stems are their probabilities.");
-    if (law.drawnAt) notes.push(`The stems, the deviation at this input and the profile are of the table for epsilon ${shown(law.drawnAt)}, the nearest in this page.`);
     $("report-note").textContent = notes.join(" ");
   }
   let frameRange = [0, 1];
@@ -280,8 +287,10 @@
 
   function profileSection(row) {
     const { law, epsilon } = row;
-    const end = row.law.mu ? epsilon * 1.5 : law.drawnAt ?? epsilon;
-    const few = law.drawnAt > 3 ? 24 : 60;
+    $("profile").closest("details").hidden = law.untabulated;
+    if (law.untabulated) return elsewhere("profile-chart");
+    const end = row.law.mu ? epsilon * 1.5 : epsilon;
+    const few = row.one.name === "optimal" ? 24 : 60;
     const points = [];
     for (let i = 0; i <= few; i++) {
       const e = end * (1 - (1 - i / few) ** 3) * (1 - 1e-9); // Denser towards the end, where delta falls.
@@ -299,27 +308,25 @@
       yName: "delta",
     });
     $("profile").tBodies[0].innerHTML = [0, 0.25, 0.5, 0.75, 0.9]
-      .map((share) => `<tr><th scope="row">${shown(share * (law.drawnAt ?? epsilon))}</th><td>${shown(law.profile(share * (law.drawnAt ?? epsilon)))}</td></tr>`)
+      .map((share) => `<tr><th scope="row">${shown(share * epsilon)}</th><td>${shown(law.profile(share * epsilon))}</td></tr>`)
       .join("");
   }
 
   function growth(state, row) {
     const { one, epsilon } = row;
-    const alone = one.once || (one.whole && state.sensitivity > 1);
-    const highest = alone ? epsilon : model.composable(one, epsilon);
+    const alone = one.once || (one.whole && state.sensitivity > 1) || !(state.shuffle || model.composable(one, epsilon));
     $("growth-title").textContent = state.shuffle ? "Epsilon against the crowd" : "Epsilon of several releases";
-    $("growth-note").textContent = state.shuffle || highest === epsilon ? "" : `Of reports at epsilon ${shown(highest)}, the nearest below that this page composes.`;
     $("growth-of").textContent = state.shuffle ? "People" : "Releases";
     const numbers = $("growth").tBodies[0];
     $("growth").closest("details").hidden = Boolean(alone);
     if (alone) {
-      $("growth-chart").innerHTML = `<p class='help'>This page composes no reports of ${one.name}: <code>accountants.guarantee(m).repeat(k)</code> does.</p>`;
+      $("growth-chart").innerHTML = `<p class='help'>This page composes no reports of ${one.name} at this epsilon: <code>accountants.guarantee(m).repeat(k)</code> does.</p>`;
       return;
     }
     const at = state.shuffle ? tables.people : COUNTS;
-    const value = (n) => (state.shuffle ? model.shuffled(one, epsilon, n, state.delta) : model.composed(one, highest, n, state));
+    const value = (n) => (state.shuffle ? model.shuffled(one, epsilon, n, state.delta) : model.composed(one, epsilon, n, state));
     const points = at.map((n) => [n, value(n)]).filter(([, e]) => e > 0);
-    const added = state.shuffle ? at.map((n) => [n, epsilon]) : at.map((n) => [n, n * highest]);
+    const added = state.shuffle ? at.map((n) => [n, epsilon]) : at.map((n) => [n, n * epsilon]);
     const ends = [...points, ...added].map(([, e]) => e);
     const now = state.shuffle ? Math.min(state.n, at.at(-1)) : state.count;
     charts.fit(widths["growth-chart"]);
@@ -372,28 +379,13 @@
   }
   const plain = (value) => shown(value).replaceAll("−", "-");
 
+  // Sentences of the template, and the numbers in them.
   function covers(state, row) {
     const local = state.have === "person";
-    const { one } = row;
-    const items = [];
-    if (state.shuffle)
-      items.push(
-        `Neighbouring: one person's value replaced by any other in [${shown(state.lower)}, ${shown(state.upper)}], everybody else's staying. The shuffler is trusted to hide who sent which report; ${state.n.toLocaleString("en")} counts honest reports: whoever colludes with the curator hides nobody.`,
-        `Without the shuffler each report is still ${shown(row.epsilon)}-DP by itself.`
-      );
-    else if (local)
-      items.push(`Neighbouring: any two values in [${shown(state.lower)}, ${shown(state.upper)}]. Each report is epsilon-DP by itself, whoever sees it and whatever others report.`);
-    else items.push(`Neighbouring: datasets whose true values differ by at most ${shown(state.sensitivity)}. The page takes the sensitivity from you: it does not check it.`);
-    if (state.count > 1) items.push(`Together: ${state.count} releases about the same people, by this mechanism, fixed in advance, are (${shown(row.total)}, ${python(state.delta)})-DP. More about them, by any means, costs more.`);
-    else items.push("One release. A second about the same people adds to what is revealed.");
-    if (one.delta) items.push("Delta is a probability with which more than epsilon may be revealed: keep it far below one in the number of people.");
-    if (one.noise) items.push("Of Laplace and staircase noise a release's finite table adds a delta of 1e-15.");
-    items.push(
-      "Interval and sensitivity must be fixed before the data are seen; this page is to choose with, and never sees data.",
-      "Covered are the numbers that are released. Not covered: timing and other side channels, columns that are copied, the order of rows, and whoever reads the memory of the machine that adds the noise.",
-      local ? "Intervals are of the noise alone, for the mean of these people's values. To speak of a population, sampling adds to them." : "Intervals are of the noise alone: how the data were sampled adds to them."
-    );
-    $("covers").innerHTML = items.map((text) => `<li>${escape(text)}</li>`).join("");
+    const holds = { shuffle: state.shuffle, local: local && !state.shuffle, person: local, statistic: !local, several: state.count > 1, one: state.count === 1, delta: row.one.delta, noise: row.one.noise };
+    for (const item of document.querySelectorAll("[data-when]")) item.hidden = !holds[item.dataset.when];
+    const numbers = { lower: shown(state.lower), upper: shown(state.upper), n: state.n.toLocaleString("en"), sensitivity: shown(state.sensitivity), count: state.count, epsilon: shown(row.epsilon), total: shown(row.total), delta: python(state.delta) };
+    for (const place of document.querySelectorAll("[data-number]")) place.textContent = numbers[place.dataset.number];
   }
 
   // ---------------------------------------------------------------- events

@@ -1,36 +1,75 @@
-"""``dpkernels explore``: the page, opened, copied or only named."""
+"""The page of ``dpkernels explore``, assembled from its parts: template, style, scripts and tables."""
 
 from __future__ import annotations
 
-import webbrowser
+import gzip
+import json
+import re
+import tempfile
+from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import click
 
-from dpkernels.staging import naming, staged
+import dpkernels
+from dpkernels.cache_folder import folder
+from dpkernels.staging import naming, replaced
 
-PAGE = Path(__file__).with_name("explorer.html")
+_HERE = Path(__file__).parent
+_PARTS = {"style": "style.css", "model": "model.js", "charts": "charts.js", "page": "page.js"}
+TABLES = _HERE / "tables.json.gz"
+# Tables that are kept as differences, in units: logarithms, of which the page shows four digits.
+PACKED, UNIT = ("composed", "shuffled", "distribution", "narrow"), 2e-5
 
 
-def write(target: Path, force: bool) -> None:
-    """A copy of the page.
+def tables() -> dict[str, Any]:
+    """Return the tables as the page takes them."""
+    kept: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes()))
+    return {name: _unpacked(one) if name in PACKED else one for name, one in kept.items()}
+
+
+def _unpacked(kept: Any) -> Any:
+    if isinstance(kept, dict):
+        return {name: _unpacked(one) for name, one in kept.items()}
+    if isinstance(kept[0], list):
+        return [_unpacked(one) for one in kept]
+    return [round(UNIT * value, 5) for value in accumulate(kept)]
+
+
+def page() -> str:
+    """Return the page: one file, which needs no other and no network."""
+    parts = {name: (_HERE / file).read_text().strip() for name, file in _PARTS.items()}
+    parts |= {"tables": json.dumps(tables(), separators=(",", ":")), "version": dpkernels.__version__}
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], (_HERE / "template.html").read_text())
+
+
+def write(target: Path) -> None:
+    """Write the page to a file, whole or not at all."""
+    with naming(target), replaced(target, 0o666) as file:
+        file.write(page().encode())
+
+
+def check_target(target: Path, force: bool) -> None:
+    """Refuse a file that must not or cannot be written.
 
     Raises:
-        click.UsageError: the file exists, and is not to be replaced.
+        click.UsageError: the file exists, and is not to be replaced; or its folder does not exist.
     """
     if target.exists() and not force:
         raise click.UsageError(f"--output: {target} exists; --force replaces it")
     if not target.parent.is_dir():
         raise click.UsageError(f"--output: the folder {target.parent} does not exist")
-    with staged(target, 0o666) as new, naming(target):
-        new.file.write(PAGE.read_bytes())
-        new.finish()
-        new.place(target)
 
 
-def opened() -> bool:
-    """Whether a browser took the page."""
+def kept() -> Path:
+    """Write the page to the user's cache, or to a temporary folder where there is no cache, and return its path."""
     try:
-        return webbrowser.open(PAGE.as_uri())
-    except webbrowser.Error:
-        return False
+        if (place := folder()) is not None:
+            place.mkdir(parents=True, exist_ok=True)
+            write(target := place.absolute() / "explorer.html")
+            return target
+    except OSError:  # the cache cannot be written
+        pass
+    write(target := Path(tempfile.mkdtemp(prefix="dpkernels-")) / "explorer.html")
+    return target

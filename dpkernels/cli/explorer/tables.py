@@ -1,22 +1,31 @@
-"""What the explorer's page looks up, by Python: everything else it computes by closed form.
+"""The tables of the page of ``dpkernels explore``; the page computes everything else in closed form.
 
-Budgets are on geometric grids; a table of composed or shuffled epsilon holds its logarithm over the report's own.
+Budgets are on geometric grids. A table of composed or shuffled epsilon holds its logarithm over the report's own. A
+table of errors of the distribution holds logarithms of the expected error of the cdf, in widths of the interval.
+
+``python -m dpkernels.cli.explorer.tables`` computes all tables, in some minutes, and writes ``tables.json.gz``.
 """
 
 from __future__ import annotations
 
+import gzip
+import json
 import math
+import sys
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+import jax
 import numpy as np
 
 import accountants
-from dpkernels.cli.explorer import distribution
-from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS
+from accountants.tune.fisher import cdf_error
+from dpkernels.cli.explorer.page import PACKED, TABLES, UNIT
+from dpkernels.mechanisms.named import HYBRID_EPSILON, MECHANISMS, piecewise
 from dpkernels.mechanisms.named_additive import laplace
 from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.solve import bounded_minimum, minimum_near_grid
 
 WINDOWED = ("piecewise", "sine-constant", "triangle-constant", "piecewise-triangle")
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
@@ -36,22 +45,27 @@ SHARES = (0.125, 1.0, 25)  # of ``hideable``
 PEOPLE = (1e3, 1e8, 21)
 OPTIMUM = (0.01, 6.0, 129)
 OPTIMAL_REPORTS = (0.01, 6.0, 193)  # Its losses are not smooth in the budget: only these are composed.
-DRAWN = (0.1, 6.0, 20)
+# Budgets at which the page draws the optimum's reports.
+DRAWN = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
+ERROR_BUDGETS = (0.01, 12.0, 97)
+ERROR_VALUES = (1e2, 1e8, 25)  # Of as many people.
+_WIDTHS = (-7.0, math.log(1.9))  # log m, of the narrowest window and the widest.
+_NEAR = 0.3  # How far the best moves from one budget to the next, at most.
 
 
 def grid(ends: tuple[float, float, int]) -> np.ndarray:
-    """The points of a geometric grid, with its ends as they are."""
+    """Return the points of a geometric grid, with its ends as they are."""
     return np.geomspace(*ends)
 
 
 def budgets(name: str) -> np.ndarray:
-    """Those at which a mechanism's reports are composed; the optimum's as the page writes them."""
-    return np.array(rounded(grid(OPTIMAL_REPORTS), 4)) if name == "optimal" else grid(REPORTS)
+    """Return those at which a mechanism's reports are composed; the optimum's as the page writes them."""
+    return np.union1d(rounded(grid(OPTIMAL_REPORTS), 4), DRAWN) if name == "optimal" else grid(REPORTS)
 
 
 @cache
 def made(name: str, epsilon: float) -> Any:
-    """A mechanism on [0, 1], or Laplace noise of sensitivity 1."""
+    """Return a mechanism on [0, 1], or Laplace noise of sensitivity 1."""
     if name == "laplace":
         return laplace(epsilon=epsilon, sensitivity=1.0)
     return MECHANISMS[name](epsilon=epsilon, lower=0.0, upper=1.0)
@@ -93,11 +107,12 @@ def optimum(epsilon: float) -> list[float]:
 
 
 def optimal_rows(epsilon: float) -> dict[str, Any]:
-    """The reports of inputs in the lower half of [0, 1], row by row; the upper half mirrors it."""
+    """Return the reports of inputs in the lower half of [0, 1], row by row; the upper half mirrors it."""
     one: Optimal = made("optimal", epsilon)
     p = np.asarray(one.probabilities)
     half = p[: (len(p) + 1) // 2]
     return {
+        "epsilon": epsilon,
         "reports": rounded(one.spacing * place for place in one.places),
         "rows": [[float(f"{value:.5g}") if value > 1e-9 else 0 for value in row] for row in half],
     }
@@ -110,7 +125,7 @@ def composed(name: str, epsilon: float, count: int) -> list[float]:
 
 
 def hideable(people: float, delta: float) -> float:
-    """The largest budget of a report up to which a shuffler helps much: log(n / (8 log(2/delta)))."""
+    """Return the largest budget of a report up to which a shuffler helps much: log(n / (8 log(2/delta)))."""
     return math.log(people / (8 * math.log(2 / delta)))
 
 
@@ -129,13 +144,48 @@ def _columns(rows: Iterable[list[float]]) -> list[list[float]]:
     return [rounded(column) for column in zip(*rows, strict=True)]
 
 
+_errors = jax.jit(jax.vmap(cdf_error, (None, 0)))
+_error = jax.jit(cdf_error)
+
+
+def errors(mechanism: Any) -> list[float]:
+    """Return those of a mechanism on [0, 1], for each crowd."""
+    with jax.enable_x64(True):
+        return np.log(np.asarray(_errors(mechanism, np.geomspace(*ERROR_VALUES)))).tolist()
+
+
+def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]:
+    """At each budget log m of the piecewise mechanism that tells most of the distribution, and its error."""
+    found: list[tuple[float, float]] = []
+    for epsilon in budgets:
+        found.append(_narrowest(float(epsilon), people, found[-1][0] if found else None))
+    return found
+
+
+def narrow_error(epsilon: float, people: float, log_m: float) -> float:
+    """Return the error of the piecewise mechanism of a width."""
+    one = piecewise(epsilon=epsilon, lower=0.0, upper=1.0, eta=2 / math.exp(log_m))
+    with jax.enable_x64(True):
+        return math.log(_error(one, people))
+
+
+def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[float, float]:
+    def error(log_m: float) -> float:
+        return narrow_error(epsilon, people, log_m)
+
+    low, high = _WIDTHS
+    if before is None:
+        return minimum_near_grid(error, np.linspace(low, high, 25), xatol=1e-4)
+    return bounded_minimum(error, max(before - _NEAR, low), min(before + _NEAR, high), xatol=1e-4)
+
+
 def people() -> list[int]:
-    """The crowds that are tabulated."""
+    """Return the crowds that are tabulated."""
     return [round(n) for n in grid(PEOPLE)]
 
 
 def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
-    """All of it, as the page takes it: some minutes."""
+    """Return all of it, as the page takes it: some minutes."""
 
     def each(what: str, names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
         found = {}
@@ -155,13 +205,12 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
             "shares": SHARES,
             "people": PEOPLE,
             "optimum": OPTIMUM,
-            "drawn": DRAWN,
-            "distributed": distribution.BUDGETS,
-            "values": distribution.VALUES,
+            "distributed": ERROR_BUDGETS,
+            "values": ERROR_VALUES,
         },
         "optimalReports": budgets("optimal").tolist(),
         "optimum": _columns(optimum(e) for e in grid(OPTIMUM)),
-        "drawn": [optimal_rows(e) for e in grid(DRAWN)],
+        "drawn": [optimal_rows(e) for e in DRAWN],
         "windowed": each("windowed", WINDOWED, _parameters),
         "jumps": {**each("jumps", WINDOWED, jumps), "hybrid": [HYBRID_EPSILON]},
         # By delta, then count or crowd, then budget.
@@ -174,12 +223,12 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
 
 
 def _distribution(name: str) -> list[list[float]]:
-    return _columns(distribution.errors(made(name, e)) for e in grid(distribution.BUDGETS))
+    return _columns(errors(made(name, e)) for e in grid(ERROR_BUDGETS))
 
 
 def _narrow() -> dict[str, list[list[float]]]:
     """Widths and errors of the piecewise mechanism that tells most of the distribution."""
-    found = [distribution.narrow(n, grid(distribution.BUDGETS)) for n in grid(distribution.VALUES)]
+    found = [narrow(n, grid(ERROR_BUDGETS)) for n in grid(ERROR_VALUES)]
     widths, errors = np.moveaxis(np.array(found), 2, 0)
     return {"widths": [rounded(row) for row in widths], "errors": [rounded(row) for row in errors]}
 
@@ -191,3 +240,21 @@ def _composed(name: str) -> list[list[list[float]]]:
 
 def _shuffled(name: str) -> list[list[list[float]]]:
     return [[rounded(shuffled(name, s, n, d) for s in grid(SHARES)) for n in people()] for d in DELTAS]
+
+
+def packed(values: Any) -> Any:
+    """Return numbers in units, each as its difference from the one before it in the innermost lists."""
+    if isinstance(values, dict):
+        return {name: packed(one) for name, one in values.items()}
+    return np.diff(np.rint(np.array(values) / UNIT).astype(int), axis=-1, prepend=0).tolist()
+
+
+def write(found: dict[str, Any]) -> None:
+    """Write the tables into the package."""
+    form = {name: packed(one) if name in PACKED else one for name, one in found.items()}
+    text = json.dumps(form, separators=(",", ":"))
+    TABLES.write_bytes(gzip.compress(text.encode(), 9, mtime=0))
+
+
+if __name__ == "__main__":
+    write(tables(lambda what: print(what, file=sys.stderr)))

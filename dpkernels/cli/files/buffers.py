@@ -9,41 +9,41 @@ import pyarrow as pa
 
 
 def array(values: np.ndarray, missing: np.ndarray | None = None) -> pa.Array:
-    """A vector of numbers or truth values, null where ``missing``."""
+    """Return a vector of numbers or truth values, null where ``missing``."""
     held = np.packbits(values, bitorder="little") if values.dtype == bool else np.ascontiguousarray(values)
     valid = None if missing is None else pa.py_buffer(np.packbits(~missing, bitorder="little"))
     return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [valid, pa.py_buffer(held)])
 
 
 def numbers(found: pa.Array) -> np.ndarray:
-    """An array of numbers as a vector; arbitrary where it is null."""
+    """Return an array of numbers as a vector; arbitrary where it is null."""
     dtype = np.dtype(found.type.to_pandas_dtype())
     return np.frombuffer(found.buffers()[1], dtype)[found.offset : found.offset + len(found)]
 
 
 def truths(found: pa.Array) -> np.ndarray:
-    """An array of truth values, none of which is null, as a vector."""
+    """Return an array of truth values, none of which is null, as a vector."""
     bits = np.unpackbits(np.frombuffer(found.buffers()[1], np.uint8), bitorder="little")
     return bits[found.offset : found.offset + len(found)].astype(bool)
 
 
 def binary(text: Any, offsets: np.ndarray) -> pa.Array:
-    """The consecutive parts of a text between offsets."""
+    """Return the consecutive parts of a text between offsets."""
     buffers = [None, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(text)]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
 
 
 def offsets(parts: pa.Array) -> np.ndarray:
-    """Where the parts of a binary array begin in its text, and where the last ends."""
+    """Return where the parts of a binary array begin in its text, and where the last ends."""
     return np.frombuffer(parts.buffers()[1], np.int32)[parts.offset : parts.offset + len(parts) + 1]
 
 
 def text(parts: pa.Array) -> pa.Buffer:
-    """The parts of a binary array, one after the other."""
+    """Return the parts of a binary array, one after the other."""
     begin, end = offsets(parts)[[0, -1]].tolist()
     return parts.buffers()[2].slice(begin, end - begin)
 
 
 def as_text(parts: pa.Array) -> pa.Array:
-    """A binary array under the type that numbers are read from; its bytes need not be UTF-8."""
+    """Return a binary array under the type that numbers are read from; its bytes need not be UTF-8."""
     return pa.Array.from_buffers(pa.string(), len(parts), parts.buffers(), offset=parts.offset)

@@ -7,13 +7,10 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-
-from dpkernels.cli.files.layout import FORMATS, Layout
 
 # Rows of a piece at most: large enough for speed, small enough for constant memory.
 MOST_ROWS = 1 << 20
@@ -72,7 +69,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def pieces(self, chosen: Sequence[str | None]) -> Generator[Any, None, None]:
-        """The file's pieces; ``len`` of one is its number of rows (of values, for an array).
+        """Yield the file's pieces; ``len`` of one is its number of rows (of values, for an array).
 
         Args:
             chosen: the columns whose numbers will be asked for.
@@ -80,7 +77,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def numbers(self, piece: Any, name: str | None, start: int) -> Numbers:
-        """A chosen column of a piece whose first row is ``start``.
+        """Return a chosen column of a piece whose first row is ``start``.
 
         Raises:
             ValueError: not a column of numbers; names the first row that is not one.
@@ -88,7 +85,7 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def labels(self, piece: Any, name: str) -> Any:
-        """The cells of a chosen column as an Arrow array, whatever they are.
+        """Return the cells of a chosen column as an Arrow array, whatever they are.
 
         Raises:
             ValueError: an array, which has no other columns.
@@ -96,19 +93,19 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def replaced(self, piece: Any, reports: dict[str | None, Numbers]) -> Any:
-        """The piece with these columns replaced and all others as they are; missing values stay."""
+        """Return the piece with these columns replaced and all others as they are; missing values stay."""
 
     @abc.abstractmethod
     def kept(self, replaced: Any, rows: np.ndarray) -> Any:
-        """A replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
+        """Return a replaced piece without the rows whose mask is false; of a file that is ``droppable``."""
 
     @abc.abstractmethod
     def reordered(self, pieces: Sequence[Any], order: np.ndarray) -> Iterator[Any]:
-        """The rows of all replaced pieces in another order."""
+        """Yield the rows of all replaced pieces in another order."""
 
     @abc.abstractmethod
     def size(self, replaced: Any) -> int:
-        """The bytes that holding a replaced piece takes."""
+        """Return the bytes that holding a replaced piece takes."""
 
     @abc.abstractmethod
     def sink(self, path: Path) -> AbstractContextManager[Sink]:
@@ -116,25 +113,15 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def place(self, piece: Any, row: int, start: int) -> str:
-        """How an error names a row of a piece whose first row is ``start``."""
+        """Return how an error names a row of a piece whose first row is ``start``."""
 
     @abc.abstractmethod
     def not_kept(self, output: Path) -> list[str]:
-        """What of the input, besides the replaced columns, a finished output does not have."""
-
-
-def open_source(path: Path, form: Layout) -> Source:
-    """The file, its header read.
-
-    Raises:
-        ValueError: not a readable file of that format.
-    """
-    module, name = FORMATS[form.kind].split(".")
-    return getattr(import_module(f"dpkernels.cli.files.{module}"), name)(path, form)
+        """Return what of the input, besides the replaced columns, a finished output does not have."""
 
 
 def ahead(pieces: Generator[Any, None, None]) -> Generator[Any, None, None]:
-    """The pieces, the next of which is read while one is worked on."""
+    """Yield the pieces, the next of which is read while one is worked on."""
     with closing(pieces), ThreadPoolExecutor(1, thread_name_prefix="reader") as reader:
         following = reader.submit(next, pieces, None)
         while (piece := following.result()) is not None:

@@ -10,12 +10,7 @@ import click
 
 from dpkernels.untrusted import brief
 
-FORMATS = {
-    "csv": "delimited.DelimitedFile",
-    "tsv": "delimited.DelimitedFile",
-    "npy": "arrays.ArrayFile",
-    "parquet": "columnar.ParquetFile",
-}
+FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 
 # Standard input or output, as arguments; what comes in has a name that can be asked for its size and access.
@@ -41,12 +36,12 @@ class Layout:
     pack: bool = False
 
     def to_dict(self) -> dict[str, object]:
-        """A JSON form: how the output is read."""
+        """Return a JSON form: how the output is read."""
         return {"kind": self.kind, "delimiter": self.delimiter, "multiline": self.multiline, "unpack": self.pack}
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Layout:
-        """The layout of an output, to read it.
+        """Return the layout of an output, to read it.
 
         Raises:
             ValueError: not what ``to_dict`` makes.
@@ -60,7 +55,7 @@ class Layout:
 
 
 def layout(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """What the names of the files and the options say.
+    """Return what the names of the files and the options say.
 
     Args:
         source: IN.
@@ -99,7 +94,7 @@ def _refuse(kind: str, delimiter: str | None, multiline: bool, source: Path) -> 
 
 
 def known_format(path: Path) -> str:
-    """The format that a name's suffix says.
+    """Return the format that a name's suffix says.
 
     Raises:
         click.UsageError: none.

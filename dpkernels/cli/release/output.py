@@ -1,4 +1,4 @@
-"""An output and its sidecar: the old release or the new one, whole, whenever the machine stops.
+"""Where a release of one file goes: an output and its sidecar, which are the old release or the new one, whole.
 
 Both new files are complete and on the disk before anything is replaced. Two renames cannot be one, so between them the
 sidecar is for both releases: it is the new one, which binds the new output by SHA-256, with the text of the old one in
@@ -11,6 +11,9 @@ its first field, "replacing" (null where there was none). In order:
 After a stop before 1 there is the old release, after 3 the new one; between 1 and 2, or 2 and 3, the hash of OUT
 says which of the two releases in OUT.json is its own. ``certify --verify`` reads them so, and ``settle``, with which
 the next run to this output begins, finishes or undoes what was begun.
+
+Standard output is written to a private file first, so that an output that cannot be completed is not begun. The private
+file has no name, so it disappears with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -18,7 +21,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import stat
+import sys
+import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -26,8 +32,7 @@ from types import TracebackType
 
 import click
 
-from dpkernels.cli.failures import independent_of_reports
-from dpkernels.cli.interrupts import finished, stop_if_asked, uninterrupted
+from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
 from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
 from dpkernels.untrusted import parse_json
 
@@ -131,7 +136,7 @@ class Output:
         return Path(f"/dev/fd/{self._output.file.fileno()}")
 
     def digest(self) -> tuple[str, int]:
-        """The SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
         file = self._output.file
         file.seek(0)
         return hashlib.file_digest(file, "sha256").hexdigest(), file.tell()
@@ -181,14 +186,14 @@ def settle(target: Path) -> None:
     if text is None:
         sidecar.unlink()
         return
-    with staged(target) as new:
+    with staged(target) as new:  # under the claimed name, by which the next run finds what a killed one has left
         new.file.write(text.encode(errors="surrogateescape"))
         new.finish(sidecar)
         _place(new, sidecar)
 
 
 def own_sidecar(target: Path, text: str) -> str | None:
-    """The text of the sidecar that is the target's own.
+    """Return the text of the sidecar that is the target's own.
 
     Args:
         target: the output.
@@ -206,7 +211,7 @@ def own_sidecar(target: Path, text: str) -> str | None:
 
 
 def digest(target: Path) -> str | None:
-    """The SHA-256 of a file in hexadecimal; None if there is none."""
+    """Return the SHA-256 of a file in hexadecimal; None if there is none."""
     try:
         with target.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -228,7 +233,7 @@ def _is_double(sidecar: Path) -> bool:
 
 
 def _text(sidecar: Path) -> str | None:
-    """All of a file, such that writing it gives the same bytes, whatever they are."""
+    """Return all of a file, such that writing it gives the same bytes, whatever they are."""
     try:
         return sidecar.read_bytes().decode(errors="surrogateescape")
     except FileNotFoundError:
@@ -243,3 +248,70 @@ def say_swept(swept: Sequence[Swept], target: Path) -> None:
         if sizes:
             many = f"{len(sizes)} {kind}{'s' * (len(sizes) > 1)} of {sum(sizes)} bytes in all"
             click.echo(f"dpkernels: removed {many} that a killed run to {target} had left", err=True)
+
+
+class StandardOutput:
+    """A file without a name, copied to standard output by ``commit``, and its sidecar.
+
+    Attributes:
+        path: where to write the output.
+        place: how errors call it while it is written.
+    """
+
+    def __init__(self, sidecar: Path, force: bool = False) -> None:
+        self._sidecar, self._force = sidecar, force
+        self._begun = False  # whether any of it may have been read
+        self._held = ExitStack()
+        self.place = f"the temporary folder {tempfile.gettempdir()}"
+
+    def __enter__(self) -> StandardOutput:
+        """Claim the sidecar's name, clear what a killed run has left of it, and make the private file.
+
+        Raises:
+            TakenError: another process is writing this sidecar.
+            OSError: the folder of the sidecar or the temporary folder cannot be written.
+        """
+        with uninterrupted(), ExitStack() as held:
+            held.enter_context(claimed(self._sidecar))
+            say_swept(sweep(self._sidecar), self._sidecar)
+            with naming(self.place):
+                self._file = held.enter_context(tempfile.TemporaryFile(prefix="dpkernels-"))
+            self.path = Path(f"/dev/fd/{self._file.fileno()}")
+            stop_if_asked()
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with uninterrupted():
+            self._held.close()
+
+    def digest(self) -> tuple[str, int]:
+        """Return the SHA-256 of what was written, in hexadecimal, and how many bytes these are."""
+        return digest(self.path) or "", self.path.stat().st_size
+
+    def withdraw(self) -> bool:
+        """Delete what was written; return False if some of it may have been read."""
+        if not self._begun:
+            self._file.close()
+        return not self._begun
+
+    def commit(self, sidecar: str) -> None:
+        """Write the output, and name its sidecar, which is on the disk by then, once it has all been taken."""
+        with staged(self._sidecar) as new:
+            with naming(self._sidecar):
+                new.file.write(sidecar.encode())
+                new.finish()
+            stop_if_asked()
+            if os.path.lexists(self._sidecar) and not self._force:
+                with independent_of_reports():
+                    raise click.UsageError(f"--sidecar: {self._sidecar} exists by now; --force replaces it")
+            self._begun = True
+            with naming("standard output"), self.path.open("rb") as file:
+                shutil.copyfileobj(file, sys.stdout.buffer, 1 << 20)
+                sys.stdout.buffer.flush()
+            with uninterrupted():
+                new.place(self._sidecar)
+                to_disk(self._sidecar.parent)
+                finished()

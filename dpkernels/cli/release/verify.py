@@ -1,33 +1,291 @@
-"""``dpkernels certify --verify``: a finished release from its sidecar, and from its output where that is beside it.
+"""``dpkernels certify``: the certificate of one mechanism, or of every column of a finished release.
 
-From the sidecar alone: every certificate, from its integers; the sums; that a mechanism of the name, made again with
-the options, has the table. With the output: its bytes, rows and columns, and that every number of a perturbed column
-is a report that the column's table can make. Anything else that a sidecar holds is printed as declared. Whoever can
-write both files can declare what they like: a sidecar is not signed.
+A release is verified from its sidecar, and from its output where that is beside it. From the sidecar alone: every
+certificate, from its integers; the sums; that a mechanism of the name, made again with the options, has the table. With
+the output: its bytes, rows and columns, and that every number of a perturbed column is a report that the column's table
+can make. Anything else that a sidecar holds is printed as declared. Whoever can write both files can declare what they
+like: a sidecar is not signed.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
 import click
+import numpy as np
 
 from dpkernels.budgets.amounts import printed
-from dpkernels.cli.mechanisms.choose import exact_form
-from dpkernels.cli.mechanisms.mechanism_table import RECIPES
-from dpkernels.cli.release.guarantees import Guarantee, guarantee, of_a_row
-from dpkernels.cli.release.output import own_sidecar
-from dpkernels.cli.release.sidecar import exact_total, parameters, title, total, versions
-from dpkernels.cli.release.sidecar_fields import check_fields
-from dpkernels.cli.release.verify_output import VerifiedColumn, check_same, outputs, verified_output
+from dpkernels.cli.files.formats import Source
+from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.opening import open_source
+from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
+from dpkernels.cli.mechanisms import build_exact_sampler
+from dpkernels.cli.release.output import digest, own_sidecar
+from dpkernels.cli.release.sidecar import (
+    Guarantee,
+    check_fields,
+    exact_total,
+    guarantee,
+    law_of,
+    of_a_row,
+    parameters,
+    title,
+    total,
+    versions,
+)
+from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.combined import read_certificate
-from dpkernels.untrusted import parse_json, read_text
+from dpkernels.exact.combined import MixtureCertificate, read_certificate
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
+from dpkernels.untrusted import brief, integer, parse_json, read_text
+
+# A number so far from a report, in steps, is as near to the next one.
+ANY = 0.5
+# Reports are rounded to floats a few times: this many units in the last place of the largest.
+_ROUNDINGS = 4
+
+
+@singledispatch
+def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
+    """Return whether each value is a report that the certificate's table can make.
+
+    Args:
+        certificate: of single values.
+        values: floats of the type of the reports.
+        slack: how far reports may have been moved by rounding them to decimals.
+
+    Raises:
+        ValueError: a certificate of another kind.
+    """
+    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
+
+
+@can_report.register(WindowCertificate)
+@can_report.register(PlacedCertificate)
+@can_report.register(RowCertificate)
+def _(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
+    lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))
+    rounding = blur(certificate, values.dtype, slack)
+    with np.errstate(invalid="ignore"):  # infinities have no place
+        place = (values.astype(np.float64) - lowest) / step
+        ends = max(0.5, rounding)
+        inside = (place > -ends) & (place < (highest - lowest) / step + ends)
+        return inside & (np.abs(place - np.rint(place)) <= rounding)
+
+
+@singledispatch
+def blur(certificate: Any, dtype: np.dtype, slack: float) -> float:
+    """Return how far, in steps, reports may be from a table's places; from ``ANY`` on every number is a report."""
+    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
+
+
+@blur.register(WindowCertificate)
+@blur.register(PlacedCertificate)
+@blur.register(RowCertificate)
+def _(certificate: Any, dtype: np.dtype, slack: float) -> float:
+    lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))
+    return (_ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
+
+
+@blur.register
+def _(certificate: MixtureCertificate, dtype: np.dtype, slack: float) -> float:
+    return max(blur(part, dtype, slack) for part in (certificate.first, certificate.second))
+
+
+@blur.register
+def _(certificate: NoiseCertificate, dtype: np.dtype, slack: float) -> float:
+    return slack / float(certificate.table.cell)
+
+
+@can_report.register
+def _(certificate: MixtureCertificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
+    return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
+
+
+@can_report.register
+def _(certificate: NoiseCertificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
+    """Multiples of the cell; the remainder of floats is exact."""
+    cell = float(certificate.table.cell)
+    with np.errstate(invalid="ignore"):
+        left = np.abs(np.fmod(values.astype(np.float64), cell))
+        return np.minimum(left, cell - left) <= slack
+
+
+_LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
+
+_MOST_PROBLEMS = 10  # that one message lists
+
+
+@dataclass(frozen=True)
+class VerifiedColumn:
+    """A column of a sidecar, verified.
+
+    Attributes:
+        form: what the sidecar says.
+        certificate: its certificate.
+        own: what that guarantees.
+        rebuilt: whether the mechanism of its name has been made again and has this table.
+    """
+
+    form: dict[str, Any]
+    certificate: Any
+    own: Guarantee
+    rebuilt: bool
+
+    def __str__(self) -> str:
+        delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
+        name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
+        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbours}"
+        return f"ok: {title(self.form['column'])}, {name}, {claim}"
+
+
+def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """Return the files of a release, each with what its sidecar says of it; one, but of a dataset.
+
+    Raises:
+        CertificateError: a file's name is a path, or there twice.
+    """
+    written = form["output"]
+    if "parts" not in written:
+        return [(path.with_name(path.name.removesuffix(".json")), {**written, "rows": form["rows"]})]
+    for name, count in Counter(part["name"] for part in written["parts"]).items():
+        if Path(name).name != name:
+            raise CertificateError(f"output: {name!r} is not the name of a file beside the sidecar")
+        if count > 1:
+            raise CertificateError(f"output: {name!r} is named twice; every row is released once")
+    check_same("rows", form["rows"], sum(integer("rows", part["rows"]) for part in written["parts"]), "its files have")
+    return [(path.with_name(part["name"]), {**part, "columns": written["columns"]}) for part in written["parts"]]
+
+
+def check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
+    """Refuse what a sidecar says and is not so.
+
+    Raises:
+        CertificateError: it is not.
+    """
+    if type(stated) is not type(found) or stated != found:
+        raise CertificateError(f"{word}: the file says {_short(stated)}, {where} {_short(found)}")
+
+
+def _short(value: Any) -> str:
+    return value if isinstance(value, str) and len(value) <= _LONGEST else brief(value)
+
+
+def verified_output(
+    form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
+) -> str:
+    """Check the files of a release, every one of them, and say so.
+
+    Args:
+        form: what the sidecar says.
+        columns: its columns, verified.
+        files: what ``outputs`` found in it.
+        path: the sidecar.
+
+    Raises:
+        CertificateError: names all files that are not what the sidecar says; of a dataset also those that are missing,
+            and those in its folder that the sidecar does not name.
+    """
+    if "parts" not in form["output"] and not files[0][0].is_file():
+        return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
+    coarse, problems = set[str](), _strange(form, path, files)
+    for target, written in files:
+        if not target.is_file():
+            continue  # one of the problems
+        try:
+            coarse.update(_coarse(form, columns, target, written))
+        except CertificateError as error:
+            problems.append(str(error))
+    if problems:
+        more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
+        raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
+    told = "its perturbed columns hold reports of these tables"
+    if coarse:
+        told = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to be told from other numbers"
+    place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
+    return f"ok: {place}, {form['rows']} rows, SHA-256; {told}"
+
+
+def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
+    """Return what a dataset's folder lacks, and what it has that the sidecar does not name; nothing of one file."""
+    if "parts" not in form["output"]:
+        return []
+    there, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
+    problems = [f"{path.with_name(name)}: is not there" for name in sorted(named - there)]
+    problems += [f"{target}: is not a file" for target, _ in files if target.name in there and not target.is_file()]
+    strange = sorted(there - named - {path.name})
+    return problems + [
+        f"{path.with_name(name)}: is in the folder of the release, and its sidecar does not name it" for name in strange
+    ]
+
+
+def _coarse(
+    form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]
+) -> Iterator[str]:
+    """Check a file; the columns whose reports are too coarse to be told from other numbers."""
+    check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
+    check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
+    try:
+        source = open_source(target, Layout.from_dict(form["layout"]))
+        check_same("output: columns", written["columns"], list(source.names), f"{target} has")
+        _check_names(form, columns, source)
+        rows, coarse = _rows(form, columns, source)
+        check_same("rows", written["rows"], rows, f"{target} has")
+    except (click.UsageError, ValueError) as error:
+        raise CertificateError(f"{target}: {error}") from error
+    yield from coarse
+
+
+def _check_names(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> None:
+    names = list(source.names)
+    check_same("values_per_row", form["values_per_row"], source.values_per_row, f"{source.path} has")
+    chosen = [column.form["column"] for column in columns]
+    if sorted(map(str, chosen)) != sorted({str(name) for name in chosen}):
+        raise CertificateError(f"columns: one of {chosen} is there twice")
+    for name in chosen:
+        if (name is not None or names) and names.count(name) != 1:
+            raise CertificateError(f"column {title(name)}: {source.path} has {names.count(name)} columns of this name")
+
+
+def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, list[str]]:
+    """Return how many rows there are, and columns whose reports are too coarse to be told from other numbers.
+
+    Raises:
+        CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
+    """
+    kept = form["missing"] == "keep"
+    decimals = form["decimals"]
+    if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
+        raise CertificateError(f"decimals: {decimals} is not in 0..{MOST_DECIMALS}")
+    row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
+    start, coarse = 0, set()
+    for piece in source.pieces([column.form["column"] for column in columns]):
+        for column in columns:
+            found = source.numbers(piece, column.form["column"], start)
+            good = can_report(column.certificate, found.values, slack) & (
+                row_options.rounded(found.values) == found.values
+            )
+            if found.missing is not None:
+                good = np.where(found.missing, kept, good)
+            if not good.all():
+                where = source.place(piece, start + int(good.argmin()), start)
+                raise CertificateError(f"column {title(column.form['column'])}: {where} is no report of its table")
+            if blur(column.certificate, found.values.dtype, slack) >= ANY:
+                coarse.add(title(column.form["column"]))
+        start += len(piece)
+    return start // source.values_per_row, sorted(coarse)
+
 
 _TOTALS = ("epsilon", "realised_epsilon", "delta", "realised_delta", "neighbouring")
 _VERIFIED = {"format", *_TOTALS, "rows", "values_per_row", "output", "columns", "layout"}
@@ -72,8 +330,6 @@ def _settling(text: str, own: str, target: Path) -> list[str]:
 
 
 def _verified(path: Path, form: dict[str, Any]) -> list[str]:
-    if form["format"] == 1:  # which had no delta, and only columns without one
-        form = {**form, "delta": 0.0, "realised_delta": 0.0}
     columns = [_column(column, form) for column in form["columns"]]
     _check_counts(form)
     _check_totals(form, [column.own for column in columns])
@@ -93,9 +349,8 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         certificate = read_certificate(form["certificate"])
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
-        if release["format"] > 2 or (release["format"] == 2 and form["neighbouring"] != own.formerly):
-            check_same("neighbouring", form["neighbouring"], own.neighbours)
-        return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, own, release))
+        check_same("neighbouring", form["neighbouring"], own.neighbours)
+        return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, release))
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
 
@@ -109,27 +364,24 @@ def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
             raise CertificateError(f"{word}: the parameters say {claimed or 'nothing'}, the tables {found}")
 
 
-def _is_rebuilt(form: dict[str, Any], certificate: Certificate, own: Guarantee, release: dict[str, Any]) -> bool:
-    """Whether the mechanism, made again, has the parameters and the table.
-
-    Older formats do not have the options, which only bounded mechanisms can do without.
+def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[str, Any]) -> bool:
+    """Return whether the mechanism, made again, has the parameters and the table.
 
     Raises:
         CertificateError: it has not, and this is the version that made the release: another may make another table.
     """
-    name, options = form["mechanism"], form["options"] if release["format"] > 2 else own.stated
-    if release["format"] < 3 and name in RECIPES and set(options) != set(RECIPES[name].options):
-        return False
-    differs = _difference(name, options, form["parameters"], certificate)
+    differs = _difference(name := form["mechanism"], form["options"], form["parameters"], certificate)
     if differs and release["versions"] == versions():
         raise CertificateError(f"mechanism: {name!r}{differs}")
     return not differs
 
 
 def _difference(name: str, options: Mapping[str, Any], stated: dict[str, float], certificate: Certificate) -> str:
-    """How the mechanism made again differs; empty if it does not."""
+    """Return how the mechanism made again differs; empty if it does not."""
     try:
-        form = exact_form(name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()})[1]
+        form = build_exact_sampler(
+            name, {key: tuple(at) if isinstance(at, list) else at for key, at in options.items()}
+        )[1]
     except (click.UsageError, CertificateError) as error:
         return f" cannot be made: {error}"
     again = parameters(form.mechanism)
@@ -166,13 +418,51 @@ def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
 
 
 def _check_ledger(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
-    """What was charged is the total."""
+    """Refuse a charge that is not the total."""
     for word in ("epsilon", "delta") if "ledger" in form else ():
         charged = exact_total([getattr(own, word) for own in guarantees], form["values_per_row"])
         check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
 
 
 def _declared(form: dict[str, Any]) -> list[str]:
-    """What nothing here can confirm."""
+    """Return what nothing here can confirm."""
     rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     return [f"declared, not verified: {one}" for one in rest]
+
+
+@dataclass(frozen=True)
+class Report:
+    """A mechanism's certificate, and what the certificate costs.
+
+    Attributes:
+        name: the mechanism's name.
+        form: its certified form.
+    """
+
+    name: str
+    form: ExactSampler
+
+    @classmethod
+    def of(cls, name: str, options: Mapping[str, Any]) -> Report:
+        """Certify.
+
+        Raises:
+            click.UsageError: no such mechanism, or an option that is wrong, missing or out of range.
+            CertificateError: its integers do not have the guarantee.
+        """
+        return cls(*build_exact_sampler(name, options)[:2])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {
+            "mechanism": self.name,
+            "parameters": parameters(self.form.mechanism),
+            "variance_cost": self.form.variance_cost,
+            "certificate": self.form.certificate.to_dict(),
+        }
+
+    def __str__(self) -> str:
+        cost = f"{100 * self.form.variance_cost:+.4g} % in worst-case variance, against the ideal density"
+        law = law_of(self.form.mechanism)
+        name = f"{self.name}, {law}" if law else self.name
+        return f"mechanism           {name}\n{self.form.certificate}\ncost                {cost}"

@@ -1,8 +1,19 @@
-"""Certificates of additive noise: (epsilon, delta) for every shift up to the sensitivity, from the integers."""
+"""Certificates of additive noise: (epsilon, delta) for every offset up to the sensitivity, from the integers.
+
+On single values the hockey-stick divergence is computed at every offset. On vectors one table serves every coordinate.
+A neighbour moves coordinate i by s_i bins. Two facts about a table bound what any such move reveals, see
+docs/proofs/vectors.md.
+
+* l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
+  itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
+* l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
+  vector is as private as Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), but for d tau (1 + e^eps).
+"""
 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +28,8 @@ from dpkernels.exact.certificate import (
     exp_lower_bound,
     line,
 )
-from dpkernels.exact.noise.table import NoiseTable, hockey_stick
+from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
+from dpkernels.mechanisms.additive_vector import NORMS
 from dpkernels.untrusted import real
 
 # What no certificate of additive noise covers.
@@ -132,9 +144,9 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
         )
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> NoiseCertificate:
-        claims = (real(name, form[name]) for name in ("sensitivity", "epsilon", "delta"))
-        return certify_noise(NoiseTable.from_dict(form["noise"]), *claims)
+    def certified(cls, payload: dict[str, Any]) -> NoiseCertificate:
+        claims = (real(name, payload[name]) for name in ("sensitivity", "epsilon", "delta"))
+        return certify_noise(NoiseTable.from_dict(payload["noise"]), *claims)
 
     def claim_lines(self) -> list[str]:
         epsilon, delta, D = (shortest(value) for value in (self.epsilon, self.delta, self.sensitivity))
@@ -184,3 +196,255 @@ def check_lattice(table: NoiseTable) -> None:
         )
     if not table.first <= 0 <= table.last:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
+
+
+# Fixed point with this many fractional bits; FAR is as far out as the functions below are used.
+FIXED_BITS = 256
+FAR = 14
+# The first 50 decimals of pi, rounded down.
+_PI = Fraction(314159265358979323846264338327950288419716939937510, 10**50)
+_ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
+
+
+def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
+    """A lower and an upper bound of Phi(x), 2^-79 apart at most."""
+    if x < 0:
+        low, high = ndtr_bounds(-x)
+        return 1 - high, 1 - low
+    if x > FAR:
+        return 1 - Fraction(1, 1 << 100), Fraction(1)  # Phi(-14) < 2^-140
+    value = Fraction(1, 2) + Fraction(_central(_fixed(x)), 1 << FIXED_BITS)
+    slack = Fraction(1, 1 << 80)
+    return value - slack, value + slack
+
+
+def _central(x: int) -> int:
+    """Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
+
+        Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
+
+    Terms follow from each other, each rounded down; of the 2^9 those from the 450th on are below a unit.
+    """
+    square, term, total = x * x >> FIXED_BITS, x, x
+    for k in range(1, 1 << 9):
+        term = term * square // (2 * k) >> FIXED_BITS
+        total += (-1) ** k * (term // (2 * k + 1))
+    return total * _ROOT.denominator // _ROOT.numerator
+
+
+def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
+    """Masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, of a Gaussian, and a bound on the sum of their errors.
+
+    With h = 1/sigma, m = j h and Hermite polynomials He,
+
+        mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
+
+    and phi(m) follows from cell to cell: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
+    """
+    h, one = 1 / sigma, 1 << FIXED_BITS
+    decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
+    step, phi, masses = _fixed(h), one * _ROOT.denominator // _ROOT.numerator, []
+    a, b, c = (_fixed(h ** (2 * k) / n) for k, n in ((1, 24), (2, 1920), (3, 322560)))
+    for j in range(count):
+        s = (j * step) ** 2 >> FIXED_BITS
+        he2 = s - one
+        he4 = (s * (s - 6 * one) >> FIXED_BITS) + 3 * one
+        he6 = (s * ((s * (s - 15 * one) >> FIXED_BITS) + 45 * one) >> FIXED_BITS) - 15 * one
+        bracket = one + (he2 * a + he4 * b + he6 * c >> FIXED_BITS)
+        masses.append((phi * step >> FIXED_BITS) * bracket >> FIXED_BITS)
+        phi, factor = phi * factor >> FIXED_BITS, factor * decay >> FIXED_BITS
+    return masses, count * 42 * h**9 / 92897280 + Fraction(2 * count**2, 1 << 119)
+
+
+def _fixed(x: Fraction) -> int:
+    """x in units of 2^-FIXED_BITS, rounded down."""
+    return (x.numerator << FIXED_BITS) // x.denominator
+
+
+def root_up(x: Fraction) -> Fraction:
+    """A rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
+    root = math.isqrt(x.numerator) if x.denominator == 1 else 0
+    if root * root == x:
+        return Fraction(root)
+    return Fraction(math.isqrt((x.numerator << 160) // x.denominator) + 1, 1 << 80)
+
+
+VECTOR_NOISE_COVERS = (
+    "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at most the "
+    f"sensitivity in the norm. {NOISE_LIMITS}"
+)
+_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a cell.
+
+
+@dataclass(frozen=True)
+class VectorClaim:
+    """What is claimed for a vector.
+
+    Attributes:
+        epsilon: the budget, as printed.
+        delta: the claimed delta, as printed.
+        sensitivity: D, the float's exact value.
+        norm: in which neighbours are at most D apart.
+        dimensions: d.
+        lattice: what every value is a multiple of, or None.
+        sigma: standard deviation, in cells, of the Gaussian that the table rounds; None for noise judged in l1.
+    """
+
+    epsilon: float
+    delta: float
+    sensitivity: float
+    norm: str
+    dimensions: int
+    lattice: float | None
+    sigma: float | None
+
+    def __post_init__(self) -> None:
+        checks.epsilon(self.epsilon)
+        checks.within("delta", self.delta, 0.0, 1.0, open_ends=True)
+        checks.positive("sensitivity", self.sensitivity)
+        checks.one_of("norm", self.norm, NORMS)
+        checks.whole("dimensions", self.dimensions, 1, 1 << 31)
+        if self.sigma is not None:
+            checks.positive("sigma", self.sigma)
+        if self.lattice is not None:
+            checks.positive("lattice", self.lattice)
+            checks.within("lattice", self.lattice, 0.0, self.sensitivity)
+
+    @classmethod
+    def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
+        """The claim that a certificate's JSON payload states.
+
+        Raises:
+            ValueError: something is of no such type, or out of range.
+        """
+        given = {name: payload[name] for name in cls.__dataclass_fields__}
+        for name in ("epsilon", "delta", "sensitivity", "lattice", "sigma"):
+            if given[name] is not None:
+                real(name, given[name])
+        return cls(**given)
+
+    def cells(self, cell: Fraction, grains: int) -> Fraction:
+        """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
+
+        Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
+        """
+        d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
+        together = d if self.sigma is None else root
+        if self.norm == "linf":
+            each = math.floor(D / cell) if self.lattice else math.ceil(Fraction(math.ceil(D / cell * grains), grains))
+            return together * each
+        length = D / cell * (root if self.norm == "l2" and self.sigma is None else 1)
+        cells = length + (0 if self.lattice else together)
+        return Fraction(math.floor(cells)) if self.sigma is None else cells
+
+
+@dataclass(frozen=True)
+class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
+    """Verified facts about one table that serves every coordinate; see ``AdditiveCertificate``.
+
+    Attributes:
+        claim: what is claimed.
+        shift: bound on the cells between neighbours, in l1 (or l2: Gaussian noise).
+    """
+
+    claim: VectorClaim
+    shift: Fraction
+    realised_delta: Fraction
+    table: NoiseTable
+
+    facts = (
+        *(f"claim.{name}" for name in VectorClaim.__dataclass_fields__),
+        *("shift", "realised_delta", "lowest", "highest", "worst_variance", "realised_epsilon"),
+    )
+    parts: ClassVar[Mapping[str, str]] = {"noise": "table"}
+
+    @property
+    def epsilon(self) -> float:  # type: ignore[override]
+        """The budget of a vector."""
+        return self.claim.epsilon
+
+    @property
+    def delta(self) -> float:  # type: ignore[override]
+        """The claimed delta of a vector."""
+        return self.claim.delta
+
+    @property
+    def worst_variance(self) -> Fraction:
+        rounding = Fraction(0) if self.claim.lattice else self.table.cell**2 / 4
+        return self.table.variance + rounding
+
+    @property
+    def covers(self) -> str:
+        return VECTOR_NOISE_COVERS
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> VectorNoiseCertificate:
+        return certify_vector(NoiseTable.from_dict(payload["noise"]), VectorClaim.from_dict(payload))
+
+    def claim_lines(self) -> list[str]:
+        claim, own = self.claim, "l1" if self.claim.sigma is None else "l2"
+        budget = f"{shortest(self.epsilon)}, {shortest(self.delta)} a vector of {claim.dimensions}"
+        near = f"at most {shortest(claim.sensitivity)} apart in {claim.norm}"
+        return [
+            line("epsilon, delta", f"{budget}; realised delta at most {shortest(float_at_least(self.realised_delta))}"),
+            line("neighbours", f"{near}, which is at most {shortest(float_at_least(self.shift))} cells in {own}"),
+        ]
+
+
+def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
+    """Verify everything a release of vectors relies on.
+
+    Raises:
+        CertificateError: the total is wrong, values on the lattice are no codes, or delta is larger than claimed.
+    """
+    check_lattice(table)
+    if claim.lattice and (Fraction(claim.lattice) / table.cell).denominator != 1:
+        raise CertificateError(
+            f"lattice: {shortest(claim.lattice)} is not a multiple of the cell {shortest(float(table.cell))}"
+        )
+    shift = claim.cells(table.cell, table.grains)
+    realised = _any_noise(table, claim, shift) if claim.sigma is None else _gaussian(table, claim, shift)
+    if realised > rational(claim.delta):
+        raise CertificateError(
+            f"delta: is {shortest(float_at_least(realised))} at epsilon {shortest(claim.epsilon)} for "
+            f"{claim.dimensions} values {shortest(claim.sensitivity)} apart in {claim.norm}, above the claimed "
+            f"{shortest(claim.delta)}"
+        )
+    return VectorNoiseCertificate(claim, shift, realised, table)
+
+
+def _upper(epsilon: float) -> Fraction:
+    return exp_lower_bound(epsilon) * (1 + Fraction(1, 1 << 100))
+
+
+def _any_noise(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
+    """tau (e^eps - 1) / (rho - 1)."""
+    rho = exp_lower_bound(rational(claim.epsilon) / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
+    tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
+    return tau * (_upper(claim.epsilon) - 1) / (rho - 1)
+
+
+def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
+    """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps), mu = shift / sigma, from above."""
+    sigma, eps = Fraction(claim.sigma or 0), rational(claim.epsilon)
+    mu = shift / sigma
+    first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
+    exact = first - exp_lower_bound(claim.epsilon) * max(Fraction(0), second)
+    return exact + claim.dimensions * _distance(table, sigma) * (1 + _upper(claim.epsilon))
+
+
+def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
+    """Upper bound on the total variation distance between the table and a Gaussian's cell masses.
+
+    It is the sum of what the table has too much; cells beyond the table have too little.
+    """
+    far = max(-table.first, table.last) + 1
+    if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):
+        raise CertificateError(
+            f"noise: sigma is {float(sigma):.3g} cells, and noise reaches {float(far / sigma):.3g} sigma; only tables "
+            f"of at least {_FEWEST_CELLS} cells a sigma that reach at most {FAR} can be judged"
+        )
+    masses, error = cell_masses(sigma, far)
+    unit = FIXED_BITS - table.bits
+    over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
+    return Fraction(over, 1 << FIXED_BITS) + 2 * error

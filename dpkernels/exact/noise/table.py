@@ -1,12 +1,12 @@
-"""The output distribution of additive noise, as integers on a lattice.
+"""The output distribution of additive noise, as integers on a grid.
 
 An input x is rounded to the position
 
-    floor((floor(x/g + 1/2) + r) / M),    g = 2^grain,    r uniform on 0..M-1,
+    floor((floor(x/g + 1/2) + r) / M),    g = 2^grid_log2,    r uniform on 0..M-1,
 
-a stochastic rounding to multiples of the cell h = M g, in exact arithmetic: x/g is a float's exponent moved, the rest
+a stochastic rounding to multiples of the bin width h = M g, in exact arithmetic: x/g moves a float's exponent, the rest
 are integers. The report is h (position + code), with code ``first + j`` of probability weights[j] / 2^bits whatever
-x is. The privacy of the release is that of shifts of the table by up to ceil(ceil(D/g) / M) cells, see
+x is. The privacy of the release is that of the table shifted by up to ceil(ceil(D/g) / M) bins, see
 docs/proofs/noise_tables.md.
 """
 
@@ -108,9 +108,9 @@ class NoiseTable(Table):
         }
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> NoiseTable:
-        numbers = (integer(name, form[name]) for name in ("first", "bits", "grain", "grains"))
-        return cls(frozen_weights(integers("weights", form["weights"], MOST_WEIGHTS)), *numbers)
+    def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
+        numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
+        return cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
 
 
 def cells_apart(distance: Fraction, grain: int, grains: int) -> int:

@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.decimals import rational, shortest
-from dpkernels.exact.bounded_certificate import (
+from dpkernels.exact.certificate import (
+    LIMITS,
+    CertificateError,
     UnbiasedCertificate,
     certified_ratio,
     check_means,
     check_rows,
 )
-from dpkernels.exact.certificate import LIMITS, CertificateError
-from dpkernels.exact.rounding import fraction_bits
+from dpkernels.exact.kernels import fraction_bits
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.certificate import COVERS, WindowCertificate
 from dpkernels.untrusted import real
@@ -54,9 +55,9 @@ class RowCertificate(UnbiasedCertificate, kind="rows"):
         )
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> RowCertificate:
-        sensitivity = None if form["sensitivity"] is None else real("sensitivity", form["sensitivity"])
-        return certify_rows(RowTable.from_dict(form["row_table"]), real("epsilon", form["epsilon"]), sensitivity)
+    def certified(cls, payload: dict[str, Any]) -> RowCertificate:
+        sensitivity = None if payload["sensitivity"] is None else real("sensitivity", payload["sensitivity"])
+        return certify_rows(RowTable.from_dict(payload["row_table"]), real("epsilon", payload["epsilon"]), sensitivity)
 
 
 def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = None) -> RowCertificate:

@@ -152,11 +152,11 @@ class RowTable(BoundedTable):
         }
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> RowTable:
-        rows, places = form["weights"], integers("places", form["places"], MOST_WEIGHTS)
+    def from_dict(cls, payload: dict[str, Any]) -> RowTable:
+        rows, places = payload["weights"], integers("places", payload["places"], MOST_WEIGHTS)
         if type(rows) is not list or not 0 < len(rows) <= _MOST_ROWS or len(rows) * len(places) > MOST_WEIGHTS:
             raise ValueError(f"weights: needs 1 to {_MOST_ROWS} rows of {len(places)}, {MOST_WEIGHTS} weights at most")
         if any(len(integers("weights", row, len(places))) != len(places) for row in rows):
             raise ValueError(f"weights: not all rows have {len(places)}")
-        ends = (real(name, form[name]) for name in ("first", "last", "lower", "upper"))
-        return cls(frozen_weights(rows), tuple(places), integer("bits", form["bits"]), *ends)
+        ends = (real(name, payload[name]) for name in ("first", "last", "lower", "upper"))
+        return cls(frozen_weights(rows), tuple(places), integer("bits", payload["bits"]), *ends)

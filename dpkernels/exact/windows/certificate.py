@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 from dpkernels import checks
 from dpkernels.decimals import shortest
-from dpkernels.exact.bounded_certificate import (
+from dpkernels.exact.certificate import (
+    LIMITS,
     BoundedCertificate,
     UnbiasedCertificate,
     certified_ratio,
     check_means,
     check_rows,
 )
-from dpkernels.exact.certificate import LIMITS
 from dpkernels.exact.windows.table import WindowTable
 from dpkernels.untrusted import real
 
@@ -58,8 +58,8 @@ class WindowCertificate(UnbiasedCertificate, kind="window"):
         return COVERS
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> WindowCertificate:
-        return certify_table(WindowTable.from_dict(form["table"]), real("epsilon", form["epsilon"]))
+    def certified(cls, payload: dict[str, Any]) -> WindowCertificate:
+        return certify_table(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
 
 
 @dataclass(frozen=True)
@@ -99,8 +99,8 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
         return f"{COVERS} No mean is claimed: reports are biased."
 
     @classmethod
-    def certified(cls, form: dict[str, Any]) -> PlacedCertificate:
-        return certify_placed(WindowTable.from_dict(form["table"]), real("epsilon", form["epsilon"]))
+    def certified(cls, payload: dict[str, Any]) -> PlacedCertificate:
+        return certify_placed(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
 
 
 def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:

@@ -187,7 +187,7 @@ class WindowTable(BoundedTable):
         return all(_falls(weights) for weights in (self.window, self.base))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form; weights as runs [value, count]."""
+        """A JSON payload; weights as runs [value, count]."""
         return {
             "base": _runs(self.base),
             "window": _runs(self.window),
@@ -197,10 +197,10 @@ class WindowTable(BoundedTable):
         }
 
     @classmethod
-    def from_dict(cls, form: dict[str, Any]) -> WindowTable:
-        base, window = (_from_runs(name, form[name]) for name in ("base", "window"))
-        lower, upper = (real(name, form[name]) for name in ("lower", "upper"))
-        return cls(base, window, integer("bits", form["bits"]), lower, upper)
+    def from_dict(cls, payload: dict[str, Any]) -> WindowTable:
+        base, window = (_from_runs(name, payload[name]) for name in ("base", "window"))
+        lower, upper = (real(name, payload[name]) for name in ("lower", "upper"))
+        return cls(base, window, integer("bits", payload["bits"]), lower, upper)
 
 
 def _falls(weights: np.ndarray) -> bool:

@@ -34,7 +34,7 @@ class Optimal(Bounded):
     ratios of at most e^epsilon, and so have their mixtures. With sensitivity D, inputs at most D apart: rows up to
     k = ceil(D/(x_(i+1) - x_i)) apart have such ratios; rounding with one shared uniform u, floor((x - x_0)/h + u),
     moves neighbours at most k rows apart under every u, and a mixture over u keeps the ratio. The float sampler is not
-    covered; ``certify`` makes integers that are.
+    covered; ``exact_sampler`` makes integers that are.
 
     Attributes:
         probabilities: p, of shape (n, m), all positive.

@@ -28,12 +28,17 @@ from dpkernels.mechanisms.optimal.grid import (
 )
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
+from dpkernels.numerics import Real, namespace
 
 # Outputs of the program that finds the range are 2 _COARSE + 1.
 _COARSE = 40
 # Problems of tables that were read, by the bytes of their probabilities, and those being solved again.
 _READ: dict[bytes, _Problem] = {}
 _DISTRUSTED: set[_Problem] = set()
+_DISCRETE = (
+    "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
+    "piecewise or central_piecewise, which are differentiable."
+)
 # How far sums and means, in half widths of the interval, of a table that was read may be off.
 _ROUNDING = 1e-9
 
@@ -41,8 +46,8 @@ _ROUNDING = 1e-9
 def optimal(
     *,
     epsilon: float,
-    lower: float,
-    upper: float,
+    lower: Real,
+    upper: Real,
     sensitivity: float | None = None,
     points: int | None = None,
     outputs: int | None = None,
@@ -55,6 +60,9 @@ def optimal(
     rounding adds for inputs between rows, and the integers of a release are below every closed form (``benchmarks.
     optimal`` prints both). Solved once, in a second, with many rows in up to 15 s: kept in memory and in the user's
     cache folder (see ``cache``). Privacy: see ``Optimal``.
+
+    The grids and the vertex that solves the program are discrete choices: JAX may trace the interval, of local DP with
+    the objective "worst", and nothing else.
 
     With a sensitivity D below the width R it is for central DP. Worst-case variance over that of ``staircase`` noise
     (unbounded; Laplace noise has 2 (D/eps)^2): 0.62, 0.72, 0.82, 0.71, 0.40 at R/D = 2 and eps 0.5, 1, 2, 4, 8; 0.77,
@@ -89,8 +97,10 @@ def optimal(
         3.99
     """
     problem = _problem(epsilon, lower, upper, sensitivity, points, outputs, objective)
+    low, high = checks.number("lower", lower), checks.number("upper", upper)
     neighbours = None if problem.ratio <= 1 else checks.number("sensitivity", sensitivity)
-    return _mechanism(problem, float(lower), float(upper), neighbours)
+    make = _mechanism if namespace(low, high) is np else _mechanism.__wrapped__
+    return make(problem, low, high, neighbours)
 
 
 @dataclass(frozen=True)
@@ -141,6 +151,9 @@ def _problem(
     checks.epsilon(epsilon)
     checks.within("epsilon", epsilon, checks.EPSILON_RANGE[0], MOST_EPSILON)
     checks.interval(lower, upper)
+    checks.not_traced("epsilon, sensitivity", _DISCRETE, epsilon, sensitivity)
+    if sensitivity is not None or not isinstance(objective, str):
+        checks.not_traced("lower, upper", _DISCRETE, lower, upper)
     named = ("epsilon", epsilon), ("lower", lower), ("upper", upper)
     epsilon, lower, upper = (checks.number(name, value) for name, value in named)
     ratio = (

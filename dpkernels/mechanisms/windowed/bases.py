@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import abc
+import inspect
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace, root_or_zero
+from dpkernels.numerics import Real, floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
-from dpkernels.solve import newton_steps
+from dpkernels.solve import invert_increasing, newton_steps
 
 _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
 
@@ -19,13 +20,53 @@ _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for ev
 class Shape(abc.ABC):
     """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
 
+    A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, but for those that
+    ``class X(Window, static=("field",))`` names. All that the rest of the package asks of a shape is a member here.
+
     Attributes:
+        ends: the interval.
+        name: what constructors and the command call a shape without fields; None for one that has no name.
         steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
             (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
             are then refused.
+        is_flat: the density is 1 on the whole interval.
+        is_linear: the density is linear between kinks. The privacy profile then has a closed form.
+        is_table: between kinks the density has at most one turn, and there are many kinks.
     """
 
+    name: ClassVar[str | None] = None
+    ends: ClassVar[tuple[float, float]]
     steepness: ClassVar[float | None] = None
+    is_flat: ClassVar[bool] = False
+    is_linear: ClassVar[bool] = False
+    is_table: ClassVar[bool] = False
+    _kinds: ClassVar[list[type[Shape]]] = []
+
+    def __init_subclass__(cls, static: tuple[str, ...] = (), **others: Any) -> None:
+        super().__init_subclass__(**others)
+        pytree(cls, static=static)
+        Shape._kinds.append(cls)
+
+    @classmethod
+    def kinds(cls) -> list[type[Any]]:
+        """Return the subclasses that can be made, in the order of their definitions."""
+        return [kind for kind in Shape._kinds if issubclass(kind, cls) and not inspect.isabstract(kind)]
+
+    @property
+    def falls(self) -> bool:
+        """Whether the density never rises away from its middle.
+
+        Only if the window and the base fall are the ends of the input interval the worst pair of inputs. False is
+        safe: the mechanism is then accounted by its epsilon alone.
+        """
+        return False
+
+    def check(self) -> None:  # noqa: B027
+        """Refuse a shape from a file that no constructor makes.
+
+        Raises:
+            ValueError: it is one.
+        """
 
     @property
     @abc.abstractmethod
@@ -54,13 +95,15 @@ class Shape(abc.ABC):
     def cdf_integral(self, v: Real) -> Real:
         """Integral of ``cdf`` up to v, a point of the interval."""
 
-    @abc.abstractmethod
     def icdf(self, u: Real) -> Any:
-        """The inverse of ``cdf``."""
+        """The inverse of ``cdf``, by bisection."""
+        return invert_increasing(self.cdf, floating(u), *self.ends)
 
 
 class Base(Shape):
     """An even shape on [-1, 1] with peak 1; its spread is the source's vB, its area half the integral."""
+
+    ends = -1.0, 1.0
 
     @property
     @abc.abstractmethod
@@ -72,14 +115,17 @@ class Base(Shape):
         return self.density(1 - d)
 
 
-@pytree
 @dataclass(frozen=True)
 class Constant(Base):
     """B1: g(v) = 1."""
 
+    name = "constant"
+    falls = True
+    is_linear = True
     area = 1.0
     spread = 1 / 3
     steepness = 0.0
+    is_flat = True
     lowest = 1.0
     kinks = np.zeros(0)
 
@@ -96,7 +142,6 @@ class Constant(Base):
         return 2 * u - 1
 
 
-@pytree
 @dataclass(frozen=True)
 class Quartic(Base):
     """B2: g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
@@ -109,6 +154,7 @@ class Quartic(Base):
     """
 
     steepness: ClassVar[float | None] = 0.0
+    falls = True
 
     edge: Any
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from dpkernels.mechanisms.base import Local
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.windows import Uniform
-from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
+from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
 # Far beyond, a window is all of the output or none of it.
@@ -144,15 +143,16 @@ class SquareWave(Local):
         return none, none
 
 
-def published_half_width(epsilon: float) -> float:
+def published_half_width(epsilon: Real) -> Any:
     """b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)): most mutual information of a uniform input (Li 2020).
 
     1/2 as eps -> 0.
     """
-    return (math.expm1(-epsilon) + epsilon) / (2 * (math.expm1(epsilon) - epsilon))
+    expm1 = elementary(epsilon).expm1
+    return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
 
 
-def square_wave(*, epsilon: float, lower: float, upper: float, half_width: float | None = None) -> SquareWave:
+def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | None = None) -> SquareWave:
     """Square wave (Li 2020), for the distribution of the inputs: its reports are biased towards the middle.
 
     ``estimate_mean`` refuses them, ``estimate`` corrects for it. ``piecewise`` says as much of the distribution at the
@@ -160,7 +160,7 @@ def square_wave(*, epsilon: float, lower: float, upper: float, half_width: float
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
-            width is too narrow for an exact table, which ``certify`` says.
+            width is too narrow for an exact table, which ``exact_sampler`` reports.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         half_width: b, half the window's width in widths of the interval; by default the published one.

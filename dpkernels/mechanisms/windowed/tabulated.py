@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, ClassVar
+from functools import lru_cache, partial
+from typing import Any, ClassVar, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, like, namespace, root_or_zero
+from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
 
 # Where a user's function is evaluated. The table then is the shape: more knots follow the function more closely, and
@@ -20,6 +23,46 @@ from dpkernels.pytrees import pytree
 _KNOTS = 1025
 
 
+class _Tables(NamedTuple):
+    """What a piecewise linear density is evaluated by.
+
+    Attributes:
+        heights: the values at the n + 1 knots.
+        area: the integral.
+        masses: the cumulative normalised mass at the knots.
+        segments: of shape (n, 5): number, heights at both ends, mass and integral of the cdf before it, of every
+            segment.
+        spread: the variance about 1/2 of the normalised density.
+    """
+
+    heights: Any
+    area: Any
+    masses: Any
+    segments: Any
+    spread: Any
+
+
+def _tables(f: Any) -> _Tables:
+    xp, n = namespace(f), len(f) - 1
+    area = plain(((f[:-1] + f[1:]) / 2).mean())
+    masses = xp.concatenate([xp.zeros(1), xp.cumsum((f[:-1] + f[1:]) / 2)]) / (n * area)
+    pieces = masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * area)
+    integrals = xp.concatenate([xp.zeros(1), xp.cumsum(pieces)])
+    segments = xp.stack([xp.arange(n) + 0.0, f[:-1], f[1:], masses[:-1], integrals[:-1]], -1)
+    # Simpson's rule is exact for the cubic integrand of the variance.
+    knots = np.linspace(0, 1, n + 1)
+    middles, f_mid = (knots[:-1] + knots[1:]) / 2, (f[:-1] + f[1:]) / 2
+    at_knots, at_middles = (knots - 0.5) ** 2 * f, (middles - 0.5) ** 2 * f_mid
+    spread = plain((at_knots[:-1] + 4 * at_middles + at_knots[1:]).mean() / 6 / area)
+    return _Tables(f, area, masses, segments, spread)
+
+
+@lru_cache(maxsize=64)
+def _plain_tables(values: tuple[float, ...]) -> _Tables:
+    return _tables(np.asarray(values))
+
+
+@partial(pytree, static=("values",))
 @dataclass(frozen=True)
 class PiecewiseLinear:
     """A density on [0, 1], linear between n + 1 equally spaced values; closed-form cdf, its integral and inverse.
@@ -29,39 +72,25 @@ class PiecewiseLinear:
 
     values: tuple[float, ...]
 
-    @cached_property
-    def heights(self) -> np.ndarray:
-        return np.asarray(self.values)
+    @property
+    def tables(self) -> _Tables:
+        return _plain_tables(self.values)
 
-    @cached_property
-    def area(self) -> float:
-        return float(np.mean((self.heights[:-1] + self.heights[1:]) / 2))
+    @property
+    def heights(self) -> Any:
+        return self.tables.heights
 
-    @cached_property
-    def _masses(self) -> np.ndarray:
-        """Cumulative normalised mass at the knots."""
-        f, n = self.heights, len(self.values) - 1
-        return np.concatenate([[0.0], np.cumsum((f[:-1] + f[1:]) / 2)]) / (n * self.area)
+    @property
+    def area(self) -> Any:
+        return self.tables.area
 
-    @cached_property
-    def _integrals(self) -> np.ndarray:
-        """Integral of the cdf at the knots."""
-        f, n = self.heights, len(self.values) - 1
-        pieces = self._masses[:-1] / n + (f[:-1] / 3 + f[1:] / 6) / (n**2 * self.area)
-        return np.concatenate([[0.0], np.cumsum(pieces)])
-
-    @cached_property
-    def spread(self) -> float:
-        """Variance about 1/2 of the normalised density; Simpson's rule is exact for the cubic integrand."""
-        f = self.heights
-        knots = np.linspace(0, 1, len(f))
-        middles, f_mid = (knots[:-1] + knots[1:]) / 2, (f[:-1] + f[1:]) / 2
-        at_knots, at_middles = (knots - 0.5) ** 2 * f, (middles - 0.5) ** 2 * f_mid
-        return float(np.mean(at_knots[:-1] + 4 * at_middles + at_knots[1:]) / 6 / self.area)
+    @property
+    def spread(self) -> Any:
+        return self.tables.spread
 
     def density(self, z: Any) -> Any:
         s, low, high, _, _ = self._segment(z)
-        return namespace(z).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
+        return namespace(z, low).where((z >= 0) & (z <= 1), low + (high - low) * s, 0.0)
 
     def cdf(self, z: Real) -> Real:
         s, low, high, mass, _ = self._segment(z)
@@ -75,19 +104,13 @@ class PiecewiseLinear:
     def icdf(self, u: Any) -> Any:
         """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u = floating(u)
-        xp, n = namespace(u), len(self.values) - 1
-        i = xp.clip(xp.searchsorted(like(self._masses, u), u, side="right") - 1, 0, n - 1)
+        xp, n = namespace(u, self.heights), len(self.values) - 1
+        i = xp.clip(xp.searchsorted(like(self.tables.masses, u), u, side="right") - 1, 0, n - 1)
         low, high = _take(self.heights, i, u), _take(self.heights, i + 1, u)
-        rest = xp.maximum(u - _take(self._masses, i, u), 0.0) * n * self.area
+        rest = xp.maximum(u - _take(self.tables.masses, i, u), 0.0) * n * self.area
         root = low + root_or_zero(low**2 + 2 * (high - low) * rest)
         s = 2 * rest / xp.where(root > 0, root, 1.0)
         return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
-
-    @cached_property
-    def _segments(self) -> np.ndarray:
-        """Number, heights at both ends, mass and integral of the cdf before it, of every segment; of shape (n, 5)."""
-        f, number = self.heights, np.arange(len(self.values) - 1.0)
-        return np.stack([number, f[:-1], f[1:], self._masses[:-1], self._integrals[:-1]], -1)
 
     def _segment(self, z: Real) -> tuple[Real, ...]:
         """Where z is in its segment, in [0, 1], and the segment's heights, mass and integral.
@@ -95,10 +118,10 @@ class PiecewiseLinear:
         They are looked up at once: XLA may compute the position at a knot twice, rounded to either side of it.
         """
         z = floating(z)
-        xp, n = namespace(z), len(self.values) - 1
+        xp, n = namespace(z, self.heights), len(self.values) - 1
         position = xp.clip(z, 0.0, 1.0) * n
         i = xp.clip(xp.floor(position).astype(int), 0, n - 1)
-        number, *rest = xp.moveaxis(_take(self._segments, i, z), -1, 0)
+        number, *rest = xp.moveaxis(_take(self.tables.segments, i, z), -1, 0)
         return position - number, *rest
 
 
@@ -106,12 +129,30 @@ def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
     return like(table, value)[i]
 
 
-@partial(pytree, static=("shape",))
+@pytree
+@dataclass(frozen=True, eq=False)
+class _TracedPiecewiseLinear(PiecewiseLinear):
+    """The same of values that JAX traces."""
+
+    values: Any
+
+    @property
+    def tables(self) -> _Tables:
+        return _tables(self.values)
+
+
+def _falls(shape: PiecewiseLinear) -> bool:
+    checks.not_traced("shape", "Whether a table falls is known of plain numbers; write a class instead.", shape.heights)
+    return bool(np.all(np.diff(shape.heights[len(shape.heights) // 2 :]) <= 0))
+
+
 @dataclass(frozen=True)
 class TabulatedWindow(Window):
     """A window of the user's own: a symmetric piecewise linear density on [0, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
+    is_linear: ClassVar[bool] = True
+    is_table: ClassVar[bool] = True
 
     shape: PiecewiseLinear
 
@@ -122,6 +163,14 @@ class TabulatedWindow(Window):
     @property
     def spread(self) -> Real:
         return self.shape.spread
+
+    @property
+    def falls(self) -> bool:
+        return _falls(self.shape)
+
+    def check(self) -> None:
+        if window_from(self.shape.values) != self or not self.falls:
+            raise ValueError("shape: is not even with a peak of 1, or does not fall from its middle")
 
     @property
     def kinks(self) -> np.ndarray:
@@ -142,25 +191,28 @@ class TabulatedWindow(Window):
     def ceiling(self, d: Real) -> Real:
         """The suffix maximum at the knots; between them it is convex, so the chord bounds it from above."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
-        return self._at_distance(d, np.maximum.accumulate(outward[::-1])[::-1])
+        highest = np.maximum.accumulate if namespace(outward) is np else jax.lax.cummax
+        return self._at_distance(d, highest(outward[::-1])[::-1])
 
     def floor(self, d: Real) -> Real:
         """The prefix minimum at the knots; between them it is concave, so the chord bounds it from below."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
-        return self._at_distance(d, np.minimum.accumulate(outward))
+        lowest = np.minimum.accumulate if namespace(outward) is np else jax.lax.cummin
+        return self._at_distance(d, lowest(outward))
 
     @staticmethod
-    def _at_distance(d: Real, table: np.ndarray) -> Real:
+    def _at_distance(d: Real, table: Any) -> Real:
         d = floating(d)
-        return namespace(d).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
+        return namespace(d, table).interp(d, like(np.linspace(0, 0.5, len(table)), d), like(table, d), right=0.0)
 
 
-@partial(pytree, static=("shape",))
 @dataclass(frozen=True)
 class TabulatedBase(Base):
     """A base of the user's own: an even piecewise linear density on [-1, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
+    is_linear: ClassVar[bool] = True
+    is_table: ClassVar[bool] = True
 
     shape: PiecewiseLinear
 
@@ -174,7 +226,15 @@ class TabulatedBase(Base):
 
     @property
     def lowest(self) -> Real:
-        return float(self.shape.heights.min())
+        return plain(self.shape.heights.min())
+
+    @property
+    def falls(self) -> bool:
+        return _falls(self.shape)
+
+    def check(self) -> None:
+        if base_from(self.shape.values) != self or not self.falls:
+            raise ValueError("shape: is not even with a peak of 1, or does not fall from its middle")
 
     @property
     def kinks(self) -> np.ndarray:
@@ -199,12 +259,13 @@ class TabulatedBase(Base):
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
     """A window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
-    The table, linear between its knots and scaled to peak 1, *is* the window: everything is exact for it.
+    The table, linear between its knots and scaled to peak 1, *is* the window: everything is exact for it. A function
+    may depend on a number that JAX traces; then it is a JAX function, and its symmetry is not checked.
 
     Raises:
         ValueError: not symmetric about 1/2 to 1e-9, negative, not finite, or 0 everywhere.
     """
-    return TabulatedWindow(PiecewiseLinear(_table("window", shape, np.linspace(0, 1, _KNOTS))))
+    return TabulatedWindow(_table("window", shape, np.linspace(0, 1, _KNOTS)))
 
 
 def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBase:
@@ -213,14 +274,18 @@ def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBas
     Raises:
         ValueError: not even to 1e-9, not positive, or not finite.
     """
-    base = TabulatedBase(PiecewiseLinear(_table("base", shape, np.linspace(-1, 1, _KNOTS))))
-    if base.lowest <= 0:
+    base = TabulatedBase(_table("base", shape, np.linspace(-1, 1, _KNOTS)))
+    if checks.concrete(base.lowest) is not None and base.lowest <= 0:
         raise ValueError("base: is 0 somewhere; a base must be positive, or reports there would betray the input")
     return base
 
 
-def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.ndarray) -> tuple[float, ...]:
+def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.ndarray) -> PiecewiseLinear:
     """Evaluate, check and scale to peak 1 a user's even, nonnegative shape."""
+    if callable(shape) and isinstance(shape(0.5), jax.core.Tracer):
+        shape = jax.vmap(shape)(jnp.asarray(knots))
+    if isinstance(shape, jax.core.Tracer):
+        return _TracedPiecewiseLinear((shape + shape[::-1]) / 2 / shape.max())
     values = np.asarray([shape(float(at)) for at in knots] if callable(shape) else shape, np.float64)
     if values.ndim != 1 or len(values) < 3 or len(values) % 2 == 0:
         raise ValueError(f"{name}: shape {values.shape}; a table needs an odd number of at least 3 values")
@@ -235,4 +300,4 @@ def _table(name: str, shape: Callable[[Any], Any] | Sequence[float], knots: np.n
         raise ValueError(
             f"{name}: not symmetric, {shortest(values[at])} at knot {at} but {shortest(values[::-1][at])} opposite"
         )
-    return tuple(((values + values[::-1]) / 2 / peak).tolist())
+    return PiecewiseLinear(tuple(((values + values[::-1]) / 2 / peak).tolist()))

@@ -10,11 +10,12 @@ import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Shape
 from dpkernels.numerics import Real, namespace, root_or_zero
-from dpkernels.pytrees import pytree
 
 
 class Window(Shape):
     """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
+
+    ends = 0.0, 1.0
 
     def inward(self, d: Real) -> Any:
         """Height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
@@ -29,8 +30,10 @@ class Window(Shape):
         """Infimum of the density at distances <= d from the middle."""
 
 
-class _Unimodal(Window):
-    """A window that falls away from its middle, smooth in between."""
+class FallingWindow(Window):
+    """A window that falls away from its middle, smooth but for the middle and the ends."""
+
+    falls = True
 
     @property
     def kinks(self) -> np.ndarray:
@@ -43,14 +46,16 @@ class _Unimodal(Window):
         return self.density(0.5 + d)
 
 
-@pytree
 @dataclass(frozen=True)
-class Uniform(_Unimodal):
+class Uniform(FallingWindow):
     """A1: h(z) = 1."""
 
+    name = "uniform"
+    is_linear = True
     area = 1.0
     spread = 1 / 12
     steepness = 0.0
+    is_flat = True
 
     def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
@@ -65,11 +70,11 @@ class Uniform(_Unimodal):
         return u
 
 
-@pytree
 @dataclass(frozen=True)
-class Sine(_Unimodal):
+class Sine(FallingWindow):
     """A2: h(z) = sin(pi z)."""
 
+    name = "sine"
     area = 2 / np.pi
     spread = 1 / 4 - 2 / np.pi**2
     steepness = np.pi
@@ -89,11 +94,12 @@ class Sine(_Unimodal):
         return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
 
 
-@pytree
 @dataclass(frozen=True)
-class Triangle(_Unimodal):
+class Triangle(FallingWindow):
     """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
 
+    name = "triangle"
+    is_linear = True
     area = 0.5
     spread = 1 / 24
     steepness = 0.0

@@ -1,0 +1,114 @@
+"""Calibrate one release of a bounded mechanism, or of noise on a grid, for a target (epsilon, delta)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.calibrate.composed import split_arguments
+from accountants.profile import delta as realised
+from accountants.scale import check_target, smallest_scale
+from dpkernels import checks
+from dpkernels.distributions.discrete import DiscreteGaussian, DiscreteLaplace, Lattice
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, namespace
+from dpkernels.solve import MARGINS, first_feasible, promote, root
+
+
+def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
+    """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
+
+    A mechanism that is eps0-DP, and no more, is (eps, delta)-DP for smaller eps: there is more to spend than eps.
+
+    Args:
+        constructor: such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the arguments.
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        **arguments: the constructor's other arguments, such as lower and upper.
+
+    Returns:
+        The mechanism; its ``epsilon`` is eps0.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1).
+    """
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta)
+    member, numbers = split_arguments(constructor, arguments)
+    numbers, epsilon, delta = promote(numbers, epsilon, delta)
+    given, excess, largest = (numbers, epsilon, delta), partial(_excess, member), checks.EPSILON_RANGE[1]
+    if namespace(epsilon) is np:
+        budget = largest if excess(largest, given) <= 0 else root(excess, given, epsilon, largest, rtol=1e-12)
+        return member(budget, numbers)
+    most = jnp.full_like(epsilon, largest)
+    budget = root(excess, given, epsilon, most, rtol=1e-12)
+    return member(jnp.where(excess(most, given) <= 0, most, budget), numbers)
+
+
+def _excess(member: Callable[[Any, Any], Any], budget: Any, given: tuple[Any, Real, Real]) -> Any:
+    numbers, epsilon, delta = given
+    return realised(member(budget, numbers), epsilon) - delta
+
+
+def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
+    """Return Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020) of the least sigma.
+
+    Arguments are plain numbers: the number of points of the noise, which has to be known under JAX, depends on them.
+
+    Args:
+        epsilon: eps, in [0.01, 20].
+        delta: in (0, 1).
+        sensitivity: D; neighbours are at most n = ceil(D/step) grid points apart.
+        step: the distance of grid points, in data units.
+
+    Returns:
+        The mechanism, with its claim. That delta falls with sigma is not proved, of n > 1 least of all: sigma meets
+        the target, and a little less does not.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
+            positive, or too fine for the noise.
+    """
+    return _narrowest(lambda sigma: DiscreteGaussian(sigma, step), Gaussian(1.0), epsilon, delta, sensitivity, step)
+
+
+def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
+    """Return Laplace noise on multiples of ``step`` of the least scale; see ``discrete_gaussian``."""
+    return _narrowest(lambda scale: DiscreteLaplace(scale, step), Laplace(1.0), epsilon, delta, sensitivity, step)
+
+
+def _narrowest(noise: Callable[[float], Lattice], unit: Any, *target: Any) -> Additive:
+    epsilon, delta, sensitivity, step = target
+    checks.epsilon(epsilon)
+    check_target(epsilon, delta, sensitivity)
+    checks.positive("step", step)
+    if namespace(*target) is not np:
+        raise TypeError(
+            "epsilon, delta, sensitivity, step: JAX numbers; noise on a grid is calibrated by plain numbers"
+        )
+    apart = math.ceil(Fraction(sensitivity) / Fraction(step))
+
+    def excess(scale: Any, _: Any) -> Any:
+        p = noise(scale).probabilities
+        other = np.concatenate([np.zeros(apart), p])[: len(p)]
+        return float(np.maximum(p - math.exp(epsilon) * other, 0.0).sum()) - delta
+
+    high = smallest_scale(unit, epsilon, delta, apart * step)
+    low = high / 2
+    while excess(high, ()) > 0:
+        high, low = 1.25 * high, high
+    while excess(low, ()) <= 0:
+        high, low = low, low / 2
+    found = root(excess, (), high, low, rtol=1e-13)
+    # Another order of summation may move the last bits.
+    wider = (Additive(noise(found * (1 + margin)), sensitivity, epsilon, delta) for margin in MARGINS)
+    return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)

@@ -1,0 +1,328 @@
+"""What is composed: releases of one mechanism, repeated, and the cumulants of their privacy losses.
+
+With l the privacy loss under p, the cumulant generating function of n independent releases is
+
+    K(c) = n log E_p exp(c l).
+
+Tilting by c means weighting losses by e^(c l). The saddle point, where K'(c) = eps + 1/c + 1/(1 + c), puts the mean of
+the tilted sum next to eps: sums computed there keep their relative accuracy far out in the tail. Any other tilt gives
+the same values with fewer digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants.composition.grid import pointwise_maximum
+from accountants.dominating_pairs.additive import AdditivePair, larger_profile
+from accountants.dominating_pairs.base import DominatingPair, Sampled
+from accountants.dominating_pairs.replaced import Replaced, check_replaceable
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels import checks
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.pytrees import pytree
+from dpkernels.solve import bisect
+
+# Which datasets are neighbours, of releases on samples.
+NEIGHBOURS = {
+    "add_remove": "datasets of which one has one record more",
+    "replace": "datasets of as many records that differ in one",
+}
+_ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
+_SYMMETRIC = 1e-9  # Profiles of a pair and its mirror that differ less are one.
+_BISECTIONS = 60  # For a tilt, on log c.
+# A tilt is searched for between 1e-4 and 1e9.
+_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e9)
+
+
+class ConvergenceError(ValueError):
+    """The promised precision cannot be reached."""
+
+
+# Releases
+
+
+@partial(pytree, static=("neighbours",))
+@dataclass(frozen=True)
+class SelfComposed:
+    """Independent releases of one mechanism, on all the data or each on a Poisson sample of its own.
+
+    Attributes:
+        pairs: the mechanism's dominating pairs; its profile is the maximum over them.
+        count: n, the number of releases.
+        sampling_rate: the probability r that a sample holds a record, or None for all the data.
+        neighbours: which datasets are neighbours, of releases on samples: a key of ``NEIGHBOURS``.
+    """
+
+    pairs: tuple[Any, ...]
+    count: Any
+    sampling_rate: Any = None
+    neighbours: str = "add_remove"
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether the pairs (p, q) and (q, p) have one profile, so that one direction of neighbours is enough.
+
+        Noise and windows on all the data are symmetric, and so are replaced records.
+        """
+        if self.sampling_rate is not None:
+            return self.neighbours != "add_remove"
+        return not any(pair.has_two_ways for pair in self.pairs)
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether it is Gaussian noise on all the data, of which any number of releases is one."""
+        (pair, *others) = self.pairs
+        gaussian = isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
+        return gaussian and not others and self.sampling_rate is None
+
+    def one_release(self) -> tuple[DominatingPair, ...]:
+        """Return the pairs of one release: its profile is their maximum, exactly."""
+        if self.sampling_rate is None:
+            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.has_two_ways))
+        if self.neighbours == "replace":
+            return tuple(Replaced(pair, self.sampling_rate) for pair in self.pairs)
+        return tuple(Sampled(pair, self.sampling_rate, removed) for pair in self.pairs for removed in (False, True))
+
+    def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
+        """Return the distribution of the loss of one release whose pair, without sampling, is ``pair``."""
+        if self.sampling_rate is None:
+            return pair.privacy_loss()
+        if self.neighbours == "replace":
+            return Replaced(pair, self.sampling_rate).privacy_loss()
+        return pair.privacy_loss().subsampled(self.sampling_rate)
+
+    def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:
+        """Return the losses of all releases, one entry for each direction of neighbours.
+
+        Of two pairs (asymmetric noise) the worse one may differ from release to release: then these are the losses of
+        a pair whose profile is the maximum of both.
+
+        Args:
+            mirrors: whether the pairs are mirrored, for each direction.
+            panels: see ``PrivacyLossDistribution.nodes``.
+        """
+        if self.is_gaussian:
+            (pair,) = self.pairs
+            mu = pair.shift / pair.noise.sigma
+            return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
+        # Comparisons do not see a NaN, and what is then left out would count as no loss.
+        leaves = jax.tree.leaves(self)
+        xp = namespace(*leaves)
+        known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
+        several = [one.scaled(known) for one in self._nodes(panels)]
+        directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
+        smooth = self._privacy_losses[0] if xp is np and len(self.pairs) == 1 else None
+        if smooth is None or not smooth.is_invertible:
+            return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
+        return [
+            RepeatedLoss(nodes, np.float64(0.0), self.count, smooth.mirrored() if mirror else smooth)
+            for nodes, mirror in zip(directed, mirrors, strict=True)
+        ]
+
+    def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
+        """Return the nodes of every pair; of smooth noise that is not even, of the maximum of both pairs."""
+        first, rate = self.pairs[0], self.sampling_rate
+        if (
+            len(self.pairs) > 1
+            and isinstance(first, AdditivePair)
+            and first.formulas.is_smooth
+            and self._adds_or_removes
+        ):
+            nodes = larger_profile(first, panels)
+            return [nodes if rate is None else nodes.subsampled(rate)]
+        return [one.nodes(panels) for one in self._privacy_losses]
+
+    @property
+    def _privacy_losses(self) -> list[PrivacyLossDistribution]:
+        """The distributions of the loss of every pair; those of plain numbers are kept."""
+        kept = self.__dict__.get("_kept")
+        if kept is None:
+            kept = [self.privacy_loss(pair) for pair in self.pairs]
+            if namespace(*jax.tree.leaves(self)) is np:
+                object.__setattr__(self, "_kept", kept)
+        return kept
+
+    @property
+    def _adds_or_removes(self) -> bool:
+        return self.sampling_rate is None or self.neighbours == "add_remove"
+
+
+def neighbouring(releases: tuple[SelfComposed, ...]) -> str:
+    """Return in words which inputs are neighbours."""
+    sampled = {one.neighbours for one in releases if one.sampling_rate is not None}
+    return NEIGHBOURS[sampled.pop()] if sampled else _ON_ALL_DATA
+
+
+def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfComposed, ...]:
+    """Return the releases, if all samples have the same neighbours.
+
+    Raises:
+        ValueError: they do not.
+    """
+    if len({one.neighbours for one in releases if one.sampling_rate is not None}) > 1:
+        raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
+    return releases
+
+
+def check_releases(releases: Any) -> None:
+    """Refuse what was read from a file if ``guarantee`` could not have made it.
+
+    Raises:
+        ValueError: names what is wrong.
+        TypeError: the same, of a type.
+    """
+    if not (isinstance(releases, tuple) and releases and all(isinstance(one, SelfComposed) for one in releases)):
+        raise ValueError("form: the terms of a guarantee are one or more")
+    for one in releases:
+        checks.whole("count", one.count, 1, 1 << 62)
+        checks.one_of("adjacency", one.neighbours, NEIGHBOURS)
+        if one.sampling_rate is not None:
+            checks.within("rate", one.sampling_rate, np.nextafter(0.0, 1.0), 1.0)
+        if not (isinstance(one.pairs, tuple) and one.pairs):
+            raise ValueError("form: the pairs of a term are one or more")
+        for pair in one.pairs:
+            if not isinstance(pair, DominatingPair):
+                raise ValueError(f"form: {type(pair).__name__} is not a pair of distributions")
+            pair.check()
+        first, *others = one.pairs
+        if isinstance(first, AdditivePair) and others not in ([], [first.mirror()]):  # ``_nodes`` relies on this.
+            raise ValueError("form: the pairs of noise are one, or two of opposite shifts")
+        if one.neighbours == "replace":
+            check_replaceable(one.pairs)
+    with_one_neighbouring(releases)
+
+
+def with_mirror(pair: Any) -> tuple[Any, ...]:
+    """Return a pair of the user's own, and its mirror where that has another profile and is not added later."""
+    odd = checks.concrete(pair.asymmetry())
+    symmetric = odd is not None and odd <= _SYMMETRIC
+    return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
+
+
+# Cumulants
+
+
+@partial(pytree, static=("smooth",))
+@dataclass(frozen=True, eq=False)
+class RepeatedLoss:
+    """The privacy loss of n releases of one mechanism, for one direction of neighbours.
+
+    Attributes:
+        losses: the outcomes of one release, or None for Gaussian noise on all the data.
+        mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; else 0.
+        count: n.
+        smooth: of plain numbers the same loss as atoms and invertible smooth pieces, if it is that; else None.
+    """
+
+    losses: PrivacyLossDistribution | None
+    mu: Any
+    count: Any
+    smooth: PrivacyLossDistribution | None = None
+
+    @property
+    def infinity_mass(self) -> Real:
+        """The probability of an infinite loss of one release, at most the largest float below 1."""
+        if self.losses is None:
+            return 0.0 * self.mu
+        xp = namespace(self.losses.p)
+        mass = xp.where(self.losses.loss == np.inf, self.losses.p, 0.0).sum()
+        return xp.minimum(mass, 1 - xp.finfo(mass.dtype).epsneg)
+
+    def map_losses(self, change: Callable[[PrivacyLossDistribution], PrivacyLossDistribution]) -> RepeatedLoss:
+        """Return the same with changed losses; Gaussian noise is returned as it is."""
+        return self if self.losses is None else replace(self, losses=change(self.losses))
+
+    def moments(self, c: Any) -> tuple[Real, Real, Real]:
+        """Return K(c), and the mean and the variance of the tilted loss, all of one release; c is a number."""
+        if self.losses is None:
+            return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
+        log_p, loss = self.losses.finite
+        xp = namespace(log_p)
+        top, tilted = _exp_relative_to_largest(log_p + c * loss)
+        mass = xp.maximum(tilted.sum(), xp.finfo(tilted.dtype).tiny)
+        mean = (tilted * loss).sum() / mass
+        return top[0] + xp.log(mass), mean, (tilted * (loss - mean) ** 2).sum() / mass
+
+    def log_moment(self, c: Any) -> Any:
+        """Return log E_p exp(c l) of one release over its finite losses; c has any shape."""
+        if self.losses is None:
+            return c * (c + 1) * self.mu**2 / 2
+        log_p, loss = self.losses.finite
+        xp = namespace(log_p)
+        top, terms = _exp_relative_to_largest(log_p + c[..., None] * loss)
+        return top[..., 0] + xp.log(xp.maximum(terms.sum(-1), xp.finfo(terms.dtype).tiny))
+
+
+RepeatedLosses = tuple[RepeatedLoss, ...]
+
+
+def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
+    """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
+    xp = namespace(size)
+    top = without_derivative(size.max(-1, keepdims=True))
+    top = xp.where(xp.isneginf(top), 0.0, top)  # NaN stays.
+    return top, xp.exp(size - top)
+
+
+def infinity_mass(parts: RepeatedLosses) -> RealArray:
+    """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
+    (first, *_) = parts
+    xp = namespace(first.count, first.infinity_mass)
+    return -xp.expm1(sum(part.count * xp.log1p(-part.infinity_mass) for part in parts))
+
+
+def cumulants(parts: RepeatedLosses, c: Real) -> tuple[Any, Any, Any]:
+    """Return K, K' and K'' of all releases at a tilt c."""
+    moments = [part.moments(c) for part in parts]
+    value, slope, curvature = (
+        sum(part.count * each for part, each in zip(parts, column, strict=True))
+        for column in zip(*moments, strict=True)
+    )
+    return value, slope, curvature
+
+
+def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
+    """Return K(a - 1)/(a - 1) at an order a > 1; inf where a loss may be infinite."""
+    a = order - 1
+    total = sum(part.count * part.log_moment(a) for part in parts)
+    return namespace(total).where(infinity_mass(parts) > 0, np.inf, total / a)
+
+
+def saddle_point(parts: RepeatedLosses, epsilon: Real, steps: int = _BISECTIONS) -> Real:
+    """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
+
+    def excess(c: Real) -> Any:
+        return cumulants(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
+
+    return _tilt_at_root(excess, epsilon, steps)
+
+
+def saddle_point_of_delta(parts: RepeatedLosses, log_delta: Real, steps: int = _BISECTIONS) -> tuple[Any, Any]:
+    """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
+    c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps)
+    return c, approximate(parts, c)[1]
+
+
+def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
+    """Return the tilt at which a rising function changes sign; an end of the range of tilts where it does not."""
+    xp = namespace(like)
+    ends = xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG)
+    low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
+    return xp.exp((low + high) / 2)
+
+
+def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:
+    """Return (log delta, eps) of the saddle-point approximation at the eps whose saddle point is c."""
+    value, slope, curvature = cumulants(parts, c)
+    xp = namespace(value)
+    eps = slope - 1 / c - 1 / (1 + c)
+    curvature = curvature + 1 / c**2 + 1 / (1 + c) ** 2
+    return value - c * eps - xp.log(c * (1 + c)) - xp.log(2 * np.pi * curvature) / 2, eps

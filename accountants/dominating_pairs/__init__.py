@@ -1,0 +1,1 @@
+"""Dominating pairs, one kind a file; ``registry`` finds the pairs of a mechanism."""

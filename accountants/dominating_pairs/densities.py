@@ -1,0 +1,343 @@
+"""Pairs of the user's own by two densities: quadrature between knots, with its error estimated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import jax
+import numpy as np
+
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, log_ratio
+from dpkernels.numerics import Real, floating, gauss_legendre, like, map_over, namespace, without_derivative
+from dpkernels.pytrees import pytree
+from dpkernels.solve import bisect, turning_points
+
+LogDensity = Callable[[np.ndarray], Any]
+
+# Nodes of a panel: with more, panels are fewer and each smooth piece costs more.
+SIZE = 16
+NODES, _WEIGHTS = gauss_legendre(SIZE)
+# Panels of a piece at first, how often one is halved, the error of one allowed, and what needs no digits.
+_FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
+# By how much a log density may change on a panel, that its digits be good all over it, down to what mass.
+_RANGE, _LITTLE = 4.0, 1e-20
+# Where more panels than this are still unresolved, the density is not smooth: an error, not a longer wait.
+_MOST = 1 << 12
+# Points of a panel at which turns of the loss are looked for; two turns between neighbouring points go unseen.
+_SAMPLES = 65
+# Relative changes of the loss that are taken for none, since rounding turns them.
+_FLAT = 1e-9
+
+
+@dataclass(frozen=True)
+class Piece:
+    """An interval as the image of 0 < t < 1: affine, and of a half line  y = end -/+ scale s/(1 - s), s = 1 - t or t.
+
+    Attributes:
+        left: its lower end; may be -inf.
+        right: its upper end; may be inf if left is finite.
+        scale: a length. Arrays make many intervals, one for each entry of t.
+    """
+
+    left: Any
+    right: Any
+    scale: Any
+
+    def at(self, t: np.ndarray) -> np.ndarray:
+        """y."""
+        with np.errstate(all="ignore"):
+            rising, falling = self.left + self.scale * t / (1 - t), self.right - self.scale * (1 - t) / t
+            return self._choose(rising, falling, self.left + (self.right - self.left) * t)
+
+    def log_rate(self, t: np.ndarray) -> np.ndarray:
+        """log dy/dt."""
+        with np.errstate(all="ignore"):
+            rising, falling = np.log(self.scale) - 2 * np.log1p(-t), np.log(self.scale) - 2 * np.log(t)
+            return self._choose(rising, falling, np.log(self.right - self.left) + 0 * t)
+
+    def _choose(self, rising: np.ndarray, falling: np.ndarray, affine: np.ndarray) -> np.ndarray:
+        return np.where(np.isinf(self.right), rising, np.where(np.isinf(self.left), falling, affine))
+
+
+def pieces_of(knots: Sequence[float]) -> list[Piece]:
+    """The intervals between knots.
+
+    Raises:
+        ValueError: fewer than two knots, or knots that do not increase.
+    """
+    ends = np.asarray(knots, np.float64)
+    if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
+        raise ValueError(f"knots: {knots!r}; two or more increasing numbers are needed")
+    finite = ends[np.isfinite(ends)]
+    if not len(finite):
+        ends, finite = np.array([-np.inf, 0.0, np.inf]), np.zeros(1)
+    scale = float(np.ptp(finite)) or max(1.0, float(abs(finite[0])))
+    return [Piece(left, right, scale) for left, right in pairwise(ends.tolist())]
+
+
+def log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> list[np.ndarray]:
+    """Both log densities, in t."""
+    y = piece.at(t)
+    return [_checked(name, log_density, y) + piece.log_rate(t) for name, log_density in logs.items()]
+
+
+def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
+    with jax.enable_x64(True):
+        values = np.asarray(log_density(y), np.float64)
+    if values.shape != y.shape:
+        raise TypeError(f"{name}: gives shape {values.shape} at points of shape {y.shape}")
+    bad = np.isnan(values) | (values == np.inf)
+    if bad.any():
+        raise ValueError(f"{name}: is {values[bad][0]} at {y[bad][0]:.17g}; a log density is a number or -inf")
+    return values
+
+
+def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
+    """Ends of panels in t; those of no mass that counts at either end of the piece are left out."""
+    ends = np.linspace(0, 1, _FIRST + 1)
+    todo, done = np.stack([ends[:-1], ends[1:]], 1), []
+    for _ in range(_HALVINGS):
+        middle = todo.mean(1)
+        halves = np.stack([todo[:, 0], middle, middle, todo[:, 1]], 1).reshape(-1, 2)
+        whole, parts = _integrals(piece, logs, todo), _integrals(piece, logs, halves).reshape(3, -1, 2).sum(2)
+        fine = ((np.abs(whole - parts) <= _PRECISE * parts) | (parts <= _TINY)).all(0)
+        fine &= ~(_is_steep(piece, logs, todo) & (parts[:2] > _LITTLE)).any(0)
+        done.append(np.column_stack([todo, parts[:2].max(0)])[fine])
+        todo = halves.reshape(-1, 2, 2)[~fine].reshape(-1, 2)
+        if not len(todo):
+            return _without_ends(np.concatenate(done))
+        if len(todo) > _MOST:
+            break
+    names = " and ".join(logs)
+    raise ValueError(
+        f"{names}: not smooth near {piece.at(todo[0, 0]):.12g}; put a knot where a density jumps, bends or ends"
+    )
+
+
+def _integrals(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
+    """Of p, q and sqrt(p q) over panels."""
+    width = np.diff(panels, axis=1)
+    p, q = log_densities(piece, logs, panels[:, :1] + width * NODES)
+    return np.stack([(width * np.exp(values)) @ _WEIGHTS for values in (p, q, (p + q) / 2)])
+
+
+def _is_steep(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
+    """Whether p and q change much on panels."""
+    values = np.stack(log_densities(piece, logs, panels[:, :1] + np.diff(panels, axis=1) * NODES))
+    finite = np.isfinite(values)
+    top = np.where(finite, values, -np.inf).max(-1)
+    return top - np.where(finite, values, np.inf).min(-1) > _RANGE
+
+
+def _without_ends(panels: np.ndarray) -> tuple[float, ...]:
+    panels = panels[np.argsort(panels[:, 0])]
+    some = np.flatnonzero(panels[:, 2] > _TINY)
+    kept = panels[some[0] : some[-1] + 1] if len(some) else panels[:1]
+    return (*kept[:, 0].tolist(), float(kept[-1, 1]))
+
+
+def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
+    """The panels cut where the loss turns."""
+
+    def loss(t: np.ndarray) -> np.ndarray:
+        return log_ratio(*log_densities(piece, logs, t))
+
+    starts = []
+    for left, right in pairwise(ends):
+        x = np.linspace(left, right, _SAMPLES + 2)[1:-1]
+        level = loss(x)
+        turns = np.isfinite(level).all() and np.ptp(level) > _FLAT * (1 + np.abs(level).max())
+        found = turning_points(lambda t, _: loss(t), x[None])[0].tolist() if turns else []
+        starts += [left, *sorted(found)]
+    return (*starts, ends[-1])
+
+
+def nodes_on(
+    piece: Piece, logs: dict[str, LogDensity], start: float, end: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return (mass of p, mass of q, loss) at a panel's nodes."""
+    p, q = log_densities(piece, logs, start + (end - start) * NODES)
+    weight = (end - start) * _WEIGHTS
+    return weight * np.exp(p), weight * np.exp(q), log_ratio(p, q)
+
+
+_NORMALISED = 1e-9  # How far the mass of a density may be from 1.
+_BISECTIONS = 50  # For where p - e^eps q changes its sign: 2^-50 of a panel.
+# How far the loss goes beyond the outermost nodes, which are 1/190 of a panel from its ends, at most: of its range.
+_MARGIN = 0.05
+# From masses at the nodes to coefficients of Legendre polynomials, whose integral over a panel is the first one.
+_COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * NODES - 1, SIZE - 1).T
+
+
+@partial(pytree, static=("log_p", "log_q", "pieces"))
+@dataclass(frozen=True, eq=False)
+class Densities(DominatingPair):
+    """Two laws by their log densities, which are smooth between knots; made by ``densities``.
+
+    Attributes:
+        log_p: log density under one input.
+        log_q: under the other.
+        pieces: the pieces between knots, with the panels that quadrature cuts them into.
+        nodes: the panels' nodes.
+    """
+
+    log_p: LogDensity
+    log_q: LogDensity
+    pieces: tuple[tuple[Piece, tuple[float, ...]], ...]
+    nodes: PrivacyLossDistribution
+
+    joint: ClassVar[bool] = True
+    has_two_ways: ClassVar[bool] = True
+
+    def hockey_stick(self) -> Curve:
+        return _hockey_stick(self)
+
+    def largest_loss(self) -> Real:
+        raise TypeError("pair: Densities has no known largest loss")
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        """Panels are the pieces; those on which one density is 0 are atoms of infinite loss."""
+        ends = [(piece, *panel) for piece, ends in self.pieces for panel in pairwise(ends)]
+        columns = np.array([(piece.left, piece.right, piece.scale, *panel) for piece, *panel in ends])
+        p, q, loss = (np.asarray(leaf).reshape(len(ends), -1) for leaf in (self.nodes.p, self.nodes.q, self.nodes.loss))
+        finite = np.isfinite(loss).all(1)
+        if not np.isinf(loss[~finite]).all():
+            raise ValueError("log_p, log_q: one density becomes 0 between two knots; put a knot there")
+        atoms = PrivacyLossDistribution.of_masses(*(mass[~finite].sum(1) for mass in (p, q)))
+        left, right, scale, start, end = columns[finite].T
+
+        def logs(t: np.ndarray, i: np.ndarray) -> list[np.ndarray]:
+            piece = Piece(left[i], right[i], scale[i])
+            return log_densities(piece, {"log_p": self.log_p, "log_q": self.log_q}, t)
+
+        smooth = SmoothPieces(
+            start,
+            end,
+            lambda t, i: logs(t, i)[0],
+            lambda t, i: logs(t, i)[1],
+            lambda t, i: log_ratio(*logs(t, i)),
+            _no_steepness,
+            few=1,
+        )
+        return join([atoms, PrivacyLossDistribution.of_pieces(smooth)])
+
+    def mirror(self) -> Densities:
+        return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
+
+    def asymmetry(self) -> Any:
+        return np.inf
+
+    def check(self) -> None:
+        """Nothing: ``densities`` has checked it."""
+
+
+def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
+    """The pair of two laws with densities; a report may tell either way, and delta is the larger.
+
+    By 16-point Gauss-Legendre on panels between the knots, which are halved until both halves give the masses of p and
+    q and the integral of sqrt(p q) of the whole to 1e-12 of each. That is an estimate: ``bracket`` of such a pair holds
+    as far as these masses are right, and is not proved. The functions' own parameters are constants: derivatives are
+    in eps, delta and the sampling rate. With ``subsample``, q is the law without the record; replaced records are not
+    accounted for, nor is, of a pair that is not its own mirror, a neighbour with p in one report and q in the next.
+    There is no JSON form.
+
+    Args:
+        log_p: from NumPy float64 arrays of any shape to the log density there, -inf where it is 0.
+        log_q: the same of the other law.
+        knots: increasing, the first and the last being the ends of the support of both, possibly infinite; every
+            point where one of the two is not smooth, or becomes 0.
+
+    Raises:
+        ValueError: knots that do not increase, NaN or +inf as a log density, a density that does not integrate to 1
+            within 1e-9, or one that panels do not resolve, as where it has a jump that is no knot.
+        TypeError: a function that is none or does not keep the shape.
+
+    Example:
+        >>> from accountants import guarantee
+        >>> logistic = lambda y: -y - 2 * np.logaddexp(0, -y)
+        >>> pair = densities(logistic, lambda y: logistic(y - 0.1), (-np.inf, 0.0, np.inf))
+        >>> round(guarantee(pair).repeat(100).epsilon(1e-6), 4)
+        2.6118
+    """
+    logs = {"log_p": log_p, "log_q": log_q}
+    for name, log_density in logs.items():
+        if not callable(log_density):
+            raise TypeError(f"{name}: {log_density!r} is not a function")
+    pieces = tuple((piece, turned(piece, logs, panel_ends(piece, logs))) for piece in pieces_of(knots))
+    nodes = [nodes_on(piece, logs, *panel) for piece, ends in pieces for panel in pairwise(ends)]
+    p, q, loss = (np.concatenate(column) for column in zip(*nodes, strict=True))
+    pair = Densities(log_p, log_q, pieces, PrivacyLossDistribution(p, q, loss, 0 * p))
+    for name, mass in (("log_p", pair.nodes.p.sum()), ("log_q", pair.nodes.q.sum())):
+        if not abs(mass - 1) <= _NORMALISED:
+            raise ValueError(f"{name}: its density integrates to {mass:.12g} over the knots, and not to 1")
+    return pair
+
+
+def _no_steepness(left: np.ndarray, right: np.ndarray, piece: np.ndarray) -> np.ndarray:
+    """Say that quadrature is exact: panels were halved until it was, as an estimate."""
+    return 0 * left
+
+
+def _hockey_stick(pair: Densities) -> Curve:
+    """On a panel p - e^eps q changes its sign once at most; its positive part is an integral of Legendre polynomials.
+
+    The derivative needs none of where it changes: the integrand is 0 there.
+    """
+    xp = namespace(pair.nodes.p)
+    masses = [floating(xp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
+    p, q = (mass @ like(_COEFFICIENTS.T, mass) for mass in masses)
+    least, most = _losses_of_panels(floating(xp.asarray(pair.nodes.loss)).reshape(-1, SIZE))
+
+    def one(eps: Any) -> Any:
+        xp = namespace(eps, p)
+        gap = p - xp.exp(eps) * q
+        cut = without_derivative(_sign_change(gap))
+        part, whole = _integral(gap, cut), gap[:, 0]
+        rises = _value(gap, xp.ones_like(cut)) > _value(gap, -xp.ones_like(cut))
+        crossed = xp.maximum(xp.where(rises, whole - part, part), 0.0)
+        return xp.where(most <= eps, 0.0, xp.where(least >= eps, whole, crossed)).sum()
+
+    return lambda eps: map_over(one, eps.ravel()).reshape(eps.shape)
+
+
+def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
+    """The least and the largest loss of panels, which at their ends go beyond those of the nodes."""
+    xp = namespace(loss)
+    least, most = loss.min(-1), loss.max(-1)
+    finite = xp.isfinite(least) & xp.isfinite(most)
+    margin = _MARGIN * (xp.where(finite, most, 0.0) - xp.where(finite, least, 0.0))
+    return least - margin, most + margin
+
+
+def _legendre(x: Any, count: int) -> Any:
+    """P_0..P_(count - 1) at x, along a last axis."""
+    xp = namespace(x)
+    values = [xp.ones_like(x), x]
+    for n in range(1, count - 1):
+        values.append(((2 * n + 1) * x * values[-1] - n * values[-2]) / (n + 1))
+    return xp.stack(values, -1)
+
+
+def _value(coefficients: Any, x: Any) -> Any:
+    return (coefficients * _legendre(x, SIZE)).sum(-1)
+
+
+def _integral(coefficients: Any, x: Any) -> Any:
+    """From -1 to x, the whole being the first coefficient: (P_(n+1) - P_(n-1))/(2 (2 n + 1)), of P_0 (x + 1)/2."""
+    values = _legendre(x, SIZE + 1)
+    steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, SIZE) + 2, x)
+    return coefficients[:, 0] * (x + 1) / 2 + (coefficients[:, 1:] * steps).sum(-1)
+
+
+def _sign_change(gap: Any) -> Any:
+    """Where the gap of every panel changes its sign; an end, where it does not."""
+    xp = namespace(gap)
+    ones = xp.ones_like(gap[:, 0])
+    rises = _value(gap, ones) > _value(gap, -ones)
+    low, high = bisect(lambda x: (_value(gap, x) < 0) == rises, -ones, ones, _BISECTIONS)
+    return (low + high) / 2

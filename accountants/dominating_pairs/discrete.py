@@ -1,0 +1,300 @@
+"""Dominating pairs on finitely many reports: weight tables, randomised response, mechanisms given row by row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels import checks
+from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.mechanisms.central_piecewise import CentralPiecewise
+from dpkernels.mechanisms.optimal.grid import largest_ratio
+from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.pytrees import pytree
+
+_NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
+
+
+@partial(pytree, static=("moved", "near"))
+@dataclass(frozen=True)
+class Atoms(DominatingPair):
+    """Two laws on the same finitely many reports.
+
+    Attributes:
+        p: probabilities under one input, a 1-D array.
+        q: under the other.
+        moved: for even noise on a lattice, by how many points q is shifted from p; None for other laws.
+        near: for other laws, whether the two inputs are only within a sensitivity: inputs twice as far apart, as where
+            a record is replaced, may then have other laws.
+    """
+
+    p: Any
+    q: Any
+    moved: int | None = None
+    near: bool = False
+
+    joint: ClassVar[bool] = True
+    has_two_ways: ClassVar[bool] = True
+
+    def hockey_stick(self) -> Curve:
+        def at(eps: Any) -> Any:
+            xp = namespace(eps, self.p, self.q)
+            return xp.maximum(self.p - xp.exp(eps)[..., None] * self.q, 0.0).sum(-1)
+
+        return at
+
+    def largest_loss(self) -> Real:
+        return self.privacy_loss().loss.max()
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        xp = namespace(self.p, self.q)
+        return PrivacyLossDistribution.of_masses(*(floating(xp.asarray(mass)) for mass in (self.p, self.q)))
+
+    def mirror(self) -> Atoms:
+        return Atoms(self.q, self.p, near=self.near)
+
+    def asymmetry(self) -> Any:
+        if self.moved is not None:
+            return 0.0
+        gap = self.q - self.p[::-1]
+        return namespace(gap).abs(gap).max()
+
+    def check(self) -> None:
+        for name, mass in (("p", self.p), ("q", self.q)):
+            checks.within(name, mass, 0.0, 1.0)
+            if np.shape(mass) != np.shape(self.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
+                raise ValueError(f"{name}: is not of as many probabilities as the other, or they do not add up to 1")
+        if self.moved is not None:
+            _check_moved(self)
+
+
+def _check_moved(pair: Atoms) -> None:
+    n = checks.whole("moved", pair.moved, 1, len(pair.p) - 1)
+    weights = pair.p[: len(pair.p) - n]
+    falls = np.all(np.diff(weights[len(weights) // 2 :]) <= 0)
+    if any(pair.p[-n:]) or any(pair.q[:n]) or np.any(pair.q[n:] != weights):
+        raise ValueError(f"moved: {n}; q is not p so many points further on")
+    if np.any(weights != weights[::-1]) or not falls:
+        raise ValueError("p: of noise on a lattice is even and falls from the middle")
+
+
+def weights(p: Any, q: Any) -> Atoms:
+    """The pair of two laws on the same finitely many reports; a report may tell either way, and delta is the larger.
+
+    Composed reports are all of the one law or all of the other: p in every pair against q in every pair. Where a
+    neighbour may have p in one report and q in the next, as where values move in opposite directions, a pair that is
+    not its own mirror is not accounted for.
+
+    With ``subsample``, q is the law without the record; with replaced records, p and q are those of the two records
+    that are told apart best.
+
+    Args:
+        p: probabilities under one input, a 1-D array; JAX arrays stay differentiable.
+        q: under the other.
+
+    Raises:
+        ValueError: not two arrays of one length of numbers in [0, 1] that add up to 1.
+        TypeError: not numbers.
+    """
+    p, q = (mass if isinstance(mass, jax.Array) else np.asarray(mass) for mass in (p, q))
+    for name, mass in (("p", p), ("q", q)):
+        checks.within(name, mass, 0.0, 1.0)
+        known = checks.concrete(mass)
+        if np.ndim(mass) != 1 or np.shape(mass) != np.shape(p) or not np.size(mass):
+            raise ValueError(f"{name}: has shape {np.shape(mass)}; p and q are 1-D and of one length")
+        if known is not None and not abs(known.sum() - 1) <= _tolerance(mass):
+            raise ValueError(f"{name}: adds up to {known.sum():.12g}; probabilities add up to 1")
+    return Atoms(p, q)
+
+
+def _tolerance(mass: Any) -> float:
+    return _NORMALISED if mass.dtype.kind != "f" else max(_NORMALISED, 64 * float(np.finfo(mass.dtype).eps))
+
+
+def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
+    """The worst pair of (generalised) randomised response: the truth with probability e^eps/(e^eps + k - 1).
+
+    Any other category has 1/(e^eps + k - 1). Neighbouring: any two true categories x and x'; of the reports x, the
+    k - 2 others together, and x', the probabilities are (e^eps, k - 2, 1) and (1, k - 2, e^eps) over their sum.
+
+    Args:
+        epsilon: eps > 0 of one report; may be traced.
+        categories: k, at least 2.
+
+    Raises:
+        ValueError: epsilon not positive and finite, or fewer than two categories.
+        TypeError: categories is not a whole number.
+
+    Example:
+        >>> from accountants import guarantee
+        >>> round(guarantee(randomised_response(1.0, categories=4)).delta(0.0), 6)
+        0.300489
+    """
+    checks.positive("epsilon", epsilon)
+    k = checks.whole("categories", categories, 2, 1 << 53)
+    xp = namespace(epsilon)
+    low = xp.exp(-epsilon) / (1 + (k - 1) * xp.exp(-epsilon))
+    high = 1 - (k - 1) * low
+    p = xp.stack([high, low] if k == 2 else [high, (k - 2) * low, low])
+    return Atoms(p, p[::-1])
+
+
+def pure_points(epsilon: Any) -> Atoms:
+    """The pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), which no eps-DP mechanism exceeds."""
+    xp = namespace(epsilon)
+    p = xp.stack([1 / (1 + xp.exp(-epsilon)), 1 / (1 + xp.exp(epsilon))])
+    return Atoms(p, p[::-1])
+
+
+# Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.
+_DOTS, _LARGE = 256, 1 << 22
+# Losses closer together than this share a dot.
+_SAME = 1e-5
+# What a profile of masses of 1 in all is raised by: more than rounding makes it too small.
+_ROUNDING = 8 * 2.0**-53
+# Dots are left out where the profile is this near to the straight line without them, which is never below.
+_STRAIGHT = 1e-13
+
+
+def optimal_pair(mechanism: Optimal) -> Atoms:
+    """One pair of which the profile is the table's, at eps 0, its own eps and the dots between; above it, if barely.
+
+    Neighbours are those of the mechanism, of its own sensitivity.
+    """
+    return _traced(mechanism) if namespace(mechanism.probabilities) is jnp else _of_mechanism(mechanism)
+
+
+def _traced(mechanism: Optimal) -> Atoms:
+    """``optimal_pair`` of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    p, cells = mechanism.probabilities, mechanism.cells
+    ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
+    t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
+
+    def largest(at: Any) -> Any:
+        pairs = [pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:]))]
+        return jnp.stack([jnp.maximum(x - at * y, 0.0).sum(1).max() for x, y in pairs]).max()
+
+    f = jnp.append(jax.lax.map(largest, t[:-1]), 0.0)
+    return replace(of_dots(t, f), near=mechanism.sensitivity is not None)
+
+
+@lru_cache(maxsize=32)
+def _of_mechanism(mechanism: Optimal) -> Atoms:
+    near = mechanism.sensitivity is not None
+    return replace(dominating_pair(np.asarray(mechanism.probabilities, float), mechanism.cells), near=near)
+
+
+@lru_cache(maxsize=32)
+def rows_pair(form: ExactRows) -> Atoms:
+    """``optimal_pair`` of the integers that a release samples."""
+    table, near = form.table, form.certificate.sensitivity is not None
+    return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
+
+
+def central_pair(mechanism: CentralPiecewise) -> Atoms:
+    """The density and itself a sensitivity further on: it falls from its middle, so the largest shift is the worst.
+
+    On the scale v of the mechanism inputs are c <= 2 apart, and a step is as wide as c or wider. On one side of the
+    point half-way the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on as much of the
+    highest step as the other density's does not cover; it is -eps on their mirror images, and else 0.
+    """
+    xp = namespace(*jax.tree.leaves(mechanism))
+    E, steps = xp.exp(-mechanism.epsilon), mechanism.steps
+    c = xp.minimum(2 * mechanism.sensitivity / (mechanism.upper - mechanism.lower), 2.0)
+    level = mechanism.masses[0][0] / (2 * mechanism.core * (1 - E))
+    high = level * (xp.minimum(2 * mechanism.core, c) + c * (E ** np.arange(1, steps)).sum())
+    p = xp.stack([high, xp.maximum(1 - high - high * E, 0.0), high * E])
+    return Atoms(p, p[::-1], near=True)
+
+
+def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
+    """A pair, its own mirror, whose profile is the largest hockey stick of rows at most ``cells`` apart, or above.
+
+    With f the interpolated profile in t = e^eps, the loss ln t_i has the mass q_i = f'(t_i+) - f'(t_i-) under q and
+    t_i q_i under p, the loss -ln t_i the reverse, and loss 0 the rest.
+    """
+    t = np.exp(_dots(p, cells))
+    f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
+    kept = _corners(t, f)
+    return of_dots(t[kept], f[kept])
+
+
+def of_dots(t: RealArray, f: Real) -> Atoms:
+    """The pair, its own mirror, whose profile is f at e^eps = t, and straight between; see ``dominating_pair``."""
+    xp = namespace(t, f)
+    slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
+    q = xp.maximum(xp.diff(slopes), 0.0)
+    high = t[1:] * q
+    rest = xp.maximum(1 - q.sum() - high.sum(), 0.0)[None]
+    return Atoms(xp.concatenate([q[::-1], rest, high]), xp.concatenate([high[::-1], rest, q]))
+
+
+def _dots(p: np.ndarray, cells: int) -> np.ndarray:
+    """Values of eps from 0 to the largest loss: evenly spaced ones, and the losses of the rows furthest apart."""
+    level = math.log(largest_ratio(p, cells))
+    count = _DOTS if p.size * cells < _LARGE else _DOTS // 4
+    losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()
+    losses = np.unique(np.round(losses[losses < level], 9))
+    dots = np.unique(np.concatenate([np.linspace(0, level, count), losses]))
+    apart = np.flatnonzero(np.diff(dots, prepend=-1.0) > max(_SAME, 1e-3 * level if len(losses) > 4 * count else 0.0))
+    dots = dots[apart]
+    return np.append(dots[dots < level - _SAME], level)
+
+
+def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
+    """The fewest dots, or nearly, between which a convex f is straight to rounding; the first and the last are."""
+    kept = np.array([0, len(t) - 1])
+    while (above := np.interp(t, t[kept], f[kept]) - f).max() > _STRAIGHT:
+        kept = np.sort(np.append(kept, above.argmax()))
+    return kept
+
+
+def _largest(p: np.ndarray, cells: int, t: float) -> float:
+    """max over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
+    best = 0.0
+    for shift in range(1, cells + 1):
+        a, b = p[shift:], p[:-shift]
+        best = max(best, *(np.maximum(x - t * y, 0.0).sum(axis=1).max() for x, y in ((a, b), (b, a))))
+    return float(best)
+
+
+def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
+    """The table and the table as many cells further on as neighbours can be apart, both ways.
+
+    Raises:
+        ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity
+            than the certificate's.
+    """
+    certificate = form.certificate
+    if not isinstance(certificate, NoiseCertificate):
+        raise ValueError("mechanism: of noise on vectors only the certificate's epsilon and delta are known")
+    if sensitivity is not None and sensitivity > certificate.sensitivity:
+        raise ValueError(f"sensitivity: {sensitivity:g} is above the {certificate.sensitivity:g} certified")
+    if not certificate.table.is_unimodal:
+        raise ValueError("mechanism: its weights are not unimodal, so its worst shift is not known")
+    weights = np.array([float(weight) for weight in certificate.table.outcomes]) / certificate.table.total
+    none = np.zeros(certificate.shift)
+    near, far = np.concatenate([weights, none]), np.concatenate([none, weights])
+    even = bool((weights == weights[::-1]).all())
+    return (Atoms(near, far, certificate.shift),) if even else (Atoms(near, far), Atoms(far, near))
+
+
+def window_pair(form: ExactWindow) -> Atoms:
+    """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
+    table = form.table
+    if not table.falls:
+        return pure_points(form.certificate.realised_epsilon)
+    first, last = (table.row(s).astype(np.float64) / table.total for s in (0, table.shifts))
+    return Atoms(first, last)

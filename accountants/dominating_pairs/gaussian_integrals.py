@@ -1,0 +1,176 @@
+"""Hockey-stick divergences of Gaussian densities without cancellation, rounded upwards.
+
+Where p is a Gaussian and the loss rises with slope a towards the upper end, in units of sigma,
+
+    gain(start, width, a, lead) = integral over 0 < t < width of  phi(start + t) (1 - e^-(lead + a t)) dt,
+
+lead >= 0 being the loss at the start less eps. It is a difference of two masses,
+
+    Phi[start, start + width] - e^(a (start + a/2) - lead) Phi[start + a, start + a + width],
+
+which loses its digits where the loss hardly exceeds eps, as noise much wider than the sensitivity has it. There it is
+a sum of positive terms: Gauss-Legendre on the part of the interval that is not negligible.
+
+Functions take NumPy arrays (evaluated in float64) or JAX arrays (in their type).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.numerics import gauss_legendre, like, namespace
+
+_STANDARD = Gaussian(1.0)
+_NODES, _WEIGHTS = gauss_legendre(12)
+_PANELS = 8
+# A density below e^-40 of the largest one is negligible: it is less than half a unit in the last place.
+_NEGLIGIBLE = 40.0
+# The difference of masses is taken where it is at least this share of the first one.
+_SHARE = 0.25
+# Units in the last place that a mass may be off by, relatively, times 1 + the square of where it is.
+_UNITS = 16
+# No mass is left so far out, and its square is finite.
+_LARGE = 1e10
+
+
+def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
+    """Return an upper bound of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
+
+    Each is too large by a few units in the last place times 1 + start^2 and its like.
+
+    Args:
+        start: the lower end in units of sigma, finite; any shape, as the others.
+        width: not negative, may be infinite.
+        a: slope of the loss, positive.
+        lead: loss at the start less eps; not negative.
+    """
+    xp = namespace(start, width, a, lead)
+    kind = xp.finfo(xp.result_type(start, width, a, lead))
+    steps = xp.minimum(a, _LARGE) * (abs(start) + xp.minimum(a, _LARGE)) + lead
+    p, p_error = _mass(start, width)
+    q, q_error = _mass(start + a, width)
+    factor = xp.exp(xp.minimum(a * (start + a / 2) - lead, 0.97 * math.log(float(kind.max))))
+    apart = p - factor * q
+    error = p_error + factor * (q_error + kind.eps * _UNITS * steps * q)
+    near = apart < _SHARE * p
+    summed = _where_any(near, _by_nodes, start, width, a, lead)
+    least = _nearest(start, width)
+    summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(least**2)))
+    return xp.where(near, summed, apart + _frozen(error)), p + _frozen(p_error), q + _frozen(q_error)
+
+
+def endless_gain(start: Any, a: Any) -> Any:
+    """Return ``gain`` of an infinite width from where the loss is eps."""
+    xp = namespace(start, a)
+    kind = xp.finfo(xp.result_type(start, a))
+    steep = xp.minimum(a, _LARGE)
+    p, q = _tail(start), _tail(start + a)
+    factor = xp.exp(xp.minimum(a * (start + a / 2), 0.97 * math.log(float(kind.max))))
+    apart = p - factor * q
+    units = (1 + _nearest(start, np.inf) ** 2) * p
+    units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * (factor * q)
+    near = apart < _SHARE * p
+    summed = _where_any(near, _by_nodes, start, np.inf + 0 * start, a, 0.0 * start)
+    summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(_nearest(start, np.inf) ** 2)))
+    return xp.where(near, summed, apart + _frozen(_UNITS * kind.eps * units))
+
+
+def _tail(start: Any) -> Any:
+    """The mass above the start."""
+    xp = namespace(start)
+    beyond = _STANDARD.tail(xp.abs(start))
+    return xp.where(start < 0, 1 - beyond, beyond)
+
+
+def _mass(start: Any, width: Any) -> tuple[Any, Any]:
+    """The mass, and a bound of its error."""
+    xp = namespace(start, width)
+    far = start + width
+    across = (start < 0) & (far > 0)
+    near = xp.where(start >= 0, start, -far)
+    # Both parts where 0 is between the ends, else the one part as seen from 0.
+    value = _partial(xp.where(across, 0.0, near), xp.where(across, far, width))
+    value = value + _partial(0.0 * value, xp.where(across, -start, 0.0))
+    return value, xp.finfo(value.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * value
+
+
+def _partial(near: Any, width: Any) -> Any:
+    """The mass of [near, near + width] for near >= 0: between tails, or of a narrow part by Gauss-Legendre."""
+    xp = namespace(near, width)
+    some = xp.isfinite(near) & (width > 0)
+    near, width = xp.where(some, near, 1.0), xp.where(some, width, 1.0)
+    endless = xp.isinf(width)
+    width = xp.where(endless, 1.0, width)
+    apart = _STANDARD.tail(near) - xp.where(endless, 0.0, _STANDARD.tail(near + width))
+    narrow = some & ~endless & (width * (1 + near) < 1)
+    value = xp.where(narrow, _where_any(narrow, _narrow, near, width), apart)
+    return xp.where(some, value, 0.0)
+
+
+def _narrow(near: Any, width: Any) -> Any:
+    nodes, weights = (like(part, width) for part in (_NODES, _WEIGHTS))
+    return width * (_density(near[..., None] + width[..., None] * nodes) @ weights)
+
+
+def _density(x: Any) -> Any:
+    return namespace(x).exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
+    """The function of the values, 0 where none of them needs it."""
+    xp = namespace(needed, *values)
+    values = xp.broadcast_arrays(needed, *values)[1:]
+    if xp is jnp:
+        return jax.lax.cond(needed.any(), function, lambda first, *_: jnp.zeros_like(first), *values)
+    return function(*values) if np.any(needed) else np.zeros_like(values[0])
+
+
+def _nearest(start: Any, width: Any) -> Any:
+    """The distance from 0 of the point of the interval that is nearest to it, as far as it matters."""
+    xp = namespace(start, width)
+    return xp.clip(xp.maximum(start, -(start + width)), 0.0, _LARGE)
+
+
+def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
+    """The integral by Gauss-Legendre between the points at which the density becomes negligible."""
+    xp = namespace(start, width, a, lead)
+    reach = xp.sqrt(_nearest(*_frozen_all(start, width)) ** 2 + 2 * _NEGLIGIBLE)
+    first = xp.where(start < -reach, _frozen(-reach - start), 0.0)
+    last = xp.where(start + width > reach, _frozen(_to_reach(start, reach)), width)
+    total = 0 * (start + last + a + lead)
+    nodes, weights = (like(part, total) for part in (_NODES, _WEIGHTS))
+    length = (last - first) / _PANELS
+
+    def panel(total: Any, number: Any) -> tuple[Any, None]:
+        t = (first + number * length)[..., None] + length[..., None] * nodes
+        part = (_density(start[..., None] + t) * -xp.expm1(-(lead[..., None] + a[..., None] * t))) @ weights
+        return total + length * part, None
+
+    numbers = np.arange(_PANELS)
+    if xp is jnp:
+        return jax.lax.scan(panel, total, like(numbers.astype(float), total))[0]
+    for number in numbers:
+        total, _ = panel(total, number)
+    return total
+
+
+def _to_reach(start: Any, reach: Any) -> Any:
+    """reach - start, for start <= reach, without cancellation where reach^2 = start^2 + 80."""
+    xp = namespace(start, reach)
+    return xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
+
+
+def _frozen(value: Any) -> Any:
+    """The value without a derivative."""
+    return jax.lax.stop_gradient(value) if namespace(value) is jnp else value
+
+
+def _frozen_all(*values: Any) -> Any:
+    return tuple(map(_frozen, values))

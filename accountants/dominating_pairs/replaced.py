@@ -1,0 +1,185 @@
+"""Reports on Poisson samples whose neighbours replace one record by another.
+
+Given the rest of a sample, which shifts all three alike, the laws of a report are f without the record, and P and Q of
+density
+
+    p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D
+
+with the one record or the other, each in the sample with probability r.
+
+Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. At rate 1 it is noise moved by
+2 D. Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1),
+delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018), which the worst pair's samples
+attain. Proofs: docs/proofs/dominating_pairs.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
+
+import numpy as np
+
+from accountants.dominating_pairs import replaced_noise
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import Curve, DominatingPair, upper, with_added_record
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.privacy_loss import PrivacyLossDistribution
+from dpkernels import checks
+from dpkernels.numerics import namespace
+from dpkernels.pytrees import pytree
+
+# What symmetric pairs may differ by from their mirrors: given, and in the precision of a trace.
+_CONCRETE, _TRACED = 1e-9, 1e-4
+
+
+def check_replaceable(pairs: tuple[Any, ...]) -> None:
+    """Refuse pairs whose worst replaced record is not known.
+
+    Raises:
+        ValueError: asymmetric noise, tables or densities, or bounded mechanisms with a sensitivity; says why.
+        TypeError: a pair of an unknown type.
+    """
+    for pair in pairs:
+        if getattr(pair, "near", False):
+            raise ValueError(
+                "adjacency: 'replace' may move a value by twice the sensitivity that this bounded mechanism was made "
+                "for; take 'add_remove', or a mechanism for any two inputs"
+            )
+        if isinstance(pair, AdditivePair):
+            replaced_noise.check_replaceable(pair)
+        odd = checks.concrete(pair.asymmetry())
+        if odd is not None and not odd <= _CONCRETE:
+            raise ValueError(
+                "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
+                f"reversed; this {type(pair).__name__} is neither, or under tracing not known to be"
+            )
+
+
+@pytree
+@dataclass(frozen=True)
+class Replaced(DominatingPair):
+    """The worst pair of one release on a Poisson sample with one record replaced; its own mirror.
+
+    Attributes:
+        pair: a worst pair of the release on all the data, that of one of two records.
+        rate: r, in (0, 1].
+    """
+
+    pair: DominatingPair
+    rate: Any
+
+    @property
+    def joint(self) -> bool:  # type: ignore[override]
+        return self.pair.joint
+
+    @property
+    def rounds_up(self) -> bool:
+        """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
+        if isinstance(self.pair, AdditivePair):
+            return self.pair.rounds_up and not len(self.pair.noise.edges)
+        return not _is_lattice(self.pair)
+
+    def hockey_stick(self) -> Curve:
+        return replaced_stick(self.pair, self.rate)
+
+    def largest_loss(self) -> Any:
+        raise TypeError("pair: Replaced has no known largest loss")
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        return replaced_privacy_loss(self.pair, self.rate)
+
+    def mirror(self) -> Replaced:
+        return self
+
+    def asymmetry(self) -> Any:
+        return 0.0
+
+    def check(self) -> None:
+        checks.within("rate", self.rate, 0.0, 1.0)
+        self.pair.check()
+        check_replaceable((self.pair,))
+
+
+def _is_lattice(pair: Any) -> bool:
+    return isinstance(pair, Atoms) and pair.moved is not None
+
+
+@singledispatch
+def replaced_stick(pair: Any, rate: Any) -> Curve:
+    """The hockey stick of the worst pair, exactly, from a pair of inputs without samples.
+
+    Bounded mechanisms have that of an added record; a pair is its own mirror up to rounding, and so the larger of both.
+    """
+    sticks = [with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.has_two_ways else []))]
+    odd = pair.asymmetry()
+    known = namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
+
+    def at(eps: Any) -> Any:
+        values = [stick(eps) for stick in sticks]
+        return known * namespace(*values).stack(values).max(0)
+
+    return at
+
+
+@replaced_stick.register
+def _(pair: AdditivePair, rate: Any) -> Curve:
+    return replaced_noise.replaced_hockey_stick(pair, rate)
+
+
+@replaced_stick.register
+def _(pair: Atoms, rate: Any) -> Curve:
+    if pair.moved is None:
+        return replaced_stick.dispatch(object)(pair, rate)
+    return _three(pair, rate).hockey_stick()
+
+
+@singledispatch
+def replaced_privacy_loss(pair: Any, rate: Any) -> PrivacyLossDistribution:
+    """Return the distribution of the privacy loss of the worst pair, from a pair of inputs without samples."""
+    return _of_bounded(pair, rate)
+
+
+def _of_bounded(pair: Any, rate: Any) -> PrivacyLossDistribution:
+    whole = pair.privacy_loss().subsampled(rate).symmetrized()
+    odd = pair.asymmetry()
+    known = namespace(odd, rate).where(odd <= _TRACED, 1.0, np.nan)
+    return whole if namespace(known) is np else whole.scaled(known)
+
+
+# Laws on a lattice
+
+
+@replaced_privacy_loss.register
+def _(pair: Atoms, rate: Any) -> PrivacyLossDistribution:
+    return _of_bounded(pair, rate) if pair.moved is None else _three(pair, rate).privacy_loss()
+
+
+def _three(pair: Atoms, rate: Any) -> Atoms:
+    """p moved forwards and back: p has the weights in front and q, which is as much further on, behind."""
+    n = int(pair.moved or 0)
+    xp = namespace(pair.p, rate)
+    none = xp.zeros(n)
+    middle = xp.concatenate([pair.q, none])
+    forth, back = xp.concatenate([none, pair.q]), xp.concatenate([pair.p, none])
+    return Atoms((1 - rate) * middle + rate * forth, (1 - rate) * middle + rate * back)
+
+
+def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
+    """The worst pair of a table, as a table."""
+    if pair.moved is not None:
+        return _three(pair, rate)
+    xp = namespace(pair.p, pair.q, rate)
+    p, q = rate * pair.p + (1 - rate) * pair.q, pair.q
+    # What is rounding would count twice, and be taken off from the rest.
+    positive = p > q * (1 + 64 * xp.finfo(p.dtype).eps)
+    p, q = xp.where(positive, p, 0.0), xp.where(positive, q, 0.0)
+    rest = xp.maximum(1 - p.sum(keepdims=True) - q.sum(keepdims=True), 0.0)
+    known = xp.where(pair.asymmetry() <= _TRACED, 1.0, xp.nan)
+    return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
+
+
+@replaced_privacy_loss.register
+def _(pair: AdditivePair, rate: Any) -> PrivacyLossDistribution:
+    return replaced_noise.replaced_privacy_loss(pair, rate)

@@ -1,0 +1,100 @@
+"""A check of the bound from which brackets are proven, against sampled derivatives of the density."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.jet import jet
+
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+
+_ORDER = 8
+_ROUNDING = 1e-6
+
+
+def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> None:
+    """Compare ``noise.steepness`` with the derivatives of the density on random panels between knots.
+
+    A bracket of composed noise is proven if |f'| <= s f and |f^(8)| <= s^8 f for the density f and the s that
+    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a class of your own. It finds
+    a bound that is too small where it samples; it is no proof of the bound.
+
+    Args:
+        noise: a distribution whose ``log_prob`` also takes JAX arrays.
+        points: how many panels are sampled, from 10 to 10^6.
+        seed: of the panels.
+
+    Raises:
+        ValueError: a derivative exceeds the bound; the message gives the panel, the order and both numbers.
+
+    Example:
+        >>> import dpkernels as dpk
+        >>> check_steepness(dpk.Logistic(2.0))
+    """
+    checks.whole("points", points, 10, 10**6)
+    left, right, z = _panels(noise, points, seed)
+    bound = np.broadcast_to(np.asarray(noise.steepness(left, right), np.float64), z.shape)
+    with jax.enable_x64(True):
+        ratios = _of_exponential([np.asarray(one, np.float64) for one in _taylor(noise.log_prob, jnp.asarray(z))])
+    for order in (1, _ORDER):
+        size = np.abs(ratios[order] * math.factorial(order))
+        bad = np.flatnonzero(~(size <= bound**order * (1 + _ROUNDING)))
+        if len(bad):
+            k = bad[np.argmax(size[bad] / np.maximum(bound[bad] ** order, 1e-300))]
+            raise ValueError(
+                f"noise: {type(noise).__name__}.steepness({left[k]:.6g}, {right[k]:.6g}) is {bound[k]:.6g}, but "
+                f"|f^({order})|/f is {size[k] ** (1 / order):.6g}^{order} at {z[k]:.6g}; the bound must be at least "
+                "that, or brackets are not proven"
+            )
+
+
+def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return panels (left, right), which hold no knot, and a point of each; some panels are far out."""
+    draws = np.random.default_rng(seed)
+    tails = 10.0 ** -draws.uniform(0.3, 16.0, count)
+    start = np.where(draws.random(count) < 0.5, noise.inverse(tails, np.ones(count, bool)), 0.0)
+    start = np.where(start == 0.0, noise.inverse(tails, np.zeros(count, bool)), start)
+    start = np.where(draws.random(count) < 0.5, noise.icdf(draws.random(count)), start)
+    end = start + draws.exponential(0.3, count) * float(noise.isf(np.float64(0.25)) - noise.icdf(np.float64(0.25)))
+    knots = np.concatenate([np.asarray(noise.knots, float), np.asarray(noise.support, float)])
+    knots = np.unique(knots[np.isfinite(knots)])
+    # A panel ends before the next knot, and begins a little after the last one.
+    after = np.searchsorted(knots, start, side="right")
+    end = np.minimum(end, np.append(knots, np.inf)[after])
+    start = np.maximum(start, np.append(-np.inf, knots)[after])
+    share = draws.uniform(1e-3, 1 - 1e-3, count)
+    return start, end, start + share * (end - start)
+
+
+def _taylor(function: Callable[[Any], Any], z: Any) -> list[Any]:
+    """Return the Taylor coefficients of the function at every z, of order 0 to 8."""
+    ones, zeros = jnp.ones_like(z), jnp.zeros_like(z)
+    try:
+        value, series = jet(function, (z,), ((ones, *[zeros] * (_ORDER - 1)),))
+    except (
+        TypeError,
+        NotImplementedError,
+    ):  # An operation without a rule for Taylor series: slower.
+        value, series = function(z), []
+        for _ in range(_ORDER):
+            function = _derivative(function)
+            series.append(function(z))
+    return [value, *(np.asarray(one) / math.factorial(k) for k, one in enumerate(series, 1))]
+
+
+def _derivative(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda z: jax.jvp(function, (z,), (jnp.ones_like(z),))[1]
+
+
+def _of_exponential(coefficients: list[np.ndarray]) -> list[np.ndarray]:
+    """Return the Taylor coefficients of e^g over e^g(z), from those of g: n b_n = sum of k a_k b_(n - k)."""
+    found = [np.ones_like(coefficients[0])]
+    for n in range(1, _ORDER + 1):
+        found.append(sum(k * coefficients[k] * found[n - k] for k in range(1, n + 1)) / n)
+    return found

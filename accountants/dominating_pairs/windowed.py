@@ -1,0 +1,459 @@
+"""The dominating pair of a windowed mechanism: two densities on the same reports, each with its own window."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from accountants.dominating_pairs.additive import total
+from accountants.dominating_pairs.base import Curve, DominatingPair
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
+from dpkernels import checks
+from dpkernels.mechanisms.windowed.bases import Base, Constant
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.windowed.windows import Uniform, Window
+from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, namespace, without_derivative
+from dpkernels.pytrees import pytree
+from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
+
+# How far beyond the reports a window of a file may reach, for rounding.
+_ROUNDING = 1e-12
+
+
+@pytree
+@dataclass(frozen=True)
+class WindowedPair(DominatingPair):
+    """p and q: a base, and a window on it at one of two places; on the scaled reports [-1, 1].
+
+    The numbers have no unit: neither the place nor the unit of the data has any effect on them.
+
+    Attributes:
+        window: a window that falls from its middle.
+        base: a base that falls from 0.
+        width: m in (0, 2), the width of the window.
+        relative_height: k/y, the window's peak over the base's.
+        apart: how far the middle of p's window is to the right of the middle of q's.
+        centre: the point half-way between both middles; 0 for the two ends of the input interval.
+    """
+
+    window: Window
+    base: Base
+    width: Any
+    relative_height: Any
+    apart: Any
+    centre: Any = 0.0
+
+    @property
+    def level(self) -> Any:
+        """y, the base's height at its peak."""
+        return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
+
+    @property
+    def height(self) -> Any:
+        """k, the window's peak."""
+        return self.relative_height * self.level
+
+    def hockey_stick(self) -> Curve:
+        return divergence_of_windowed(_floating(self))
+
+    def largest_loss(self) -> Real:
+        return largest_loss_of_windowed(_floating(self))
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        pair = _floating(self)
+        if self.window.is_flat and self.base.is_flat:
+            return _flat(pair)
+        apart = checks.concrete(self.apart)
+        if apart is not None and np.all(apart == 0):
+            one = namespace(pair.width).ones_like(pair.width)[None]
+            return PrivacyLossDistribution.of_masses(one, one)
+        own, other = (self._pieces(side_of(one, beyond=True)) for one in (pair, pair.mirror()))
+        return join([own, other.mirrored()])
+
+    def _pieces(self, side: Side) -> PrivacyLossDistribution:
+        """The pieces between the knots of both densities, on one side."""
+
+        def log_density(number: int) -> Callable[[Any, Any], Any]:
+            density, inside = side.densities[number]
+            return lambda e, i: namespace(e, side.left).log(density(e, inside[i]))
+
+        def loss(e: Any, i: Any) -> Any:
+            return side.loss(e, side.in_p[i], side.in_q[i])
+
+        return PrivacyLossDistribution.of_pieces(
+            SmoothPieces(side.left, side.right, log_density(0), log_density(1), loss, self._steepness)
+        )
+
+    @property
+    def _steepness(self) -> Callable[[Any, Any, Any], Any] | None:
+        """That of the window and of the base, whichever is larger; None where one of them says none."""
+        steep, flat = self.window.steepness, self.base.steepness
+        if steep is None or flat is None:
+            return None
+        return lambda left, _, __: 0 * left + max(steep / float(self.width), flat)
+
+    def mirror(self) -> WindowedPair:
+        return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
+
+    def asymmetry(self) -> Any:
+        return namespace(self.centre).abs(self.centre)
+
+    def check(self) -> None:
+        self.window.check()
+        self.base.check()
+        checks.within("width", self.width, 0.0, 2.0, open_ends=True)
+        checks.positive("relative_height", self.relative_height)
+        room = 1 - self.width / 2 + _ROUNDING
+        for sign in (1, -1):
+            checks.within("apart, centre", self.centre + sign * self.apart / 2, -room, room)
+
+
+def pair_of_ends(mechanism: Windowed) -> WindowedPair:
+    """The pair of the two ends of the input interval, at which the window meets the ends of the reports."""
+    m = mechanism
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width)
+
+
+def square_wave_pair(mechanism: SquareWave) -> WindowedPair:
+    """The same of a square wave, whose window may cover all but little of the reports: 1/b of them, and less."""
+    b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
+    return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
+
+
+def windowed_pair(mechanism: Windowed, x: Any, other: Any) -> WindowedPair:
+    """The pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
+    m = mechanism
+    share = (x - other) / (m.upper - m.lower)
+    off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
+    reach = 1 - m.width / 2
+    return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 * reach * share, reach * off)
+
+
+def _floating(pair: WindowedPair) -> WindowedPair:
+    xp = namespace(*jax.tree.leaves(pair))
+    return jax.tree.map(lambda leaf: floating(xp.asarray(leaf)), pair)
+
+
+def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
+    """A flat window on a flat base: within p's window alone, within both or neither, and within q's alone."""
+    xp = namespace(*jax.tree.leaves(pair))
+    alone = xp.minimum(xp.abs(pair.apart), pair.width)
+    high, low = (pair.level + pair.height) * alone, pair.level * alone
+    same = (pair.level + pair.height) * (pair.width - alone) + pair.level * (2 - pair.width - alone)
+    loss = xp.where(pair.apart == 0, 0.0, xp.log1p(pair.relative_height))
+    p = xp.stack([high, same, low])
+    return PrivacyLossDistribution(p, p[::-1], xp.stack([loss, 0 * loss, -loss]), 0 * p)
+
+
+class Side(NamedTuple):
+    """Pieces between the knots of both densities, from the end of the reports to the point half-way.
+
+    Attributes:
+        pair: the pair, for which p's window is on this side.
+        apart: the distance of the windows' middles.
+        margin: the distance of p's window from the end of the reports.
+        left: the outer end of each piece.
+        right: its inner end.
+        in_p: whether p's window covers the piece.
+        in_q: whether q's window does.
+    """
+
+    pair: Any
+    apart: Any
+    margin: Any
+    left: Any
+    right: Any
+    in_p: Any
+    in_q: Any
+
+    def p(self, e: Any, inside: Any) -> Any:
+        """The density of p at e; at the end of a piece its limit from inside the piece."""
+        return self._base(e) + self._window(e, inside)
+
+    def q(self, e: Any, inside: Any) -> Any:
+        """The density of q."""
+        return self._base(e) + self._window(e - self.apart, inside)
+
+    def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
+        """The log of p/q."""
+        ratio = self.p(e, in_p) / self.q(e, in_q)
+        return namespace(ratio).log(ratio)
+
+    @property
+    def densities(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Both densities, each with whether its window covers the pieces."""
+        return (self.p, self.in_p), (self.q, self.in_q)
+
+    def _base(self, e: Any) -> Any:
+        return self.pair.level * self.pair.base.inward(self.margin + e)
+
+    def _window(self, e: Any, inside: Any) -> Any:
+        z = e / self.pair.width
+        xp = namespace(z)
+        return xp.where(inside, self.pair.height * self.pair.window.inward(xp.clip(z, 0.0, 1.0)), 0.0)
+
+
+def side_of(pair: Any, *, beyond: bool = False) -> Side:
+    """The side on which p's window is.
+
+    Args:
+        pair: a ``WindowedPair`` pair.
+        beyond: whether the reports beyond p's window count too; the loss is 0 there.
+    """
+    xp = namespace(*jax.tree.leaves(pair))
+    width, apart = pair.width, xp.abs(pair.apart)
+    to_the_right = xp.where(pair.apart >= 0, 1.0, -1.0)
+    margin = xp.maximum((1 - width / 2 - apart / 2) - to_the_right * pair.centre, 0.0)
+    shares = np.unique(np.concatenate([0.5 - pair.window.kinks, 0.5 + pair.window.kinks]))
+    base = np.unique(np.concatenate([1 - pair.base.kinks, 1 + pair.base.kinks]))
+    last = (width + apart) / 2
+    first = -margin if beyond else 0 * last
+    # Of q's window only the outer half is on this side.
+    knots = xp.concatenate(
+        [xp.stack([first, last]), width * shares, apart + width * shares[shares < 0.5], base - margin]
+    )
+    ends = xp.sort(xp.clip(knots, first, last))
+    left, right = ends[:-1], ends[1:]
+    middle = left + (right - left) / 2
+    return Side(pair, apart, margin, left, right, (middle > 0) & (middle < width), middle > apart)
+
+
+# Cells that a piece is searched in for turns of the loss, and the most turns that are kept.
+_CELLS, _TURNS = 64, 3
+# Halvings for a turn, to the last digit of float64; steps for a cut, of which the table below leaves a small bracket.
+_BISECTIONS, _NEWTON_STEPS = 60, 3
+# Relative distance from a knot at which its one side is looked at; pieces shorter than the second need no turns.
+_INSET, _LEAST = 1e-12, 1e-13
+# Units in the last place by which the derivatives of two equal densities may differ.
+_UNITS = 16
+# So many values of linear pieces are computed together.
+_TOGETHER = 1 << 20
+# Shares of a run at which its loss is tabled: dense near the top.
+_SHARES = np.linspace(0, 1, 257) ** 2
+_NODES, _WEIGHTS = gauss_legendre(8)
+
+
+def _is_linear(pair: Any) -> bool:
+    return pair.window.is_linear and pair.base.is_linear
+
+
+def divergence_of_windowed(pair: DominatingPair) -> Curve:
+    """eps -> delta(eps)."""
+    return _linear(side_of(pair)) if _is_linear(pair) else _smooth(side_of(pair))
+
+
+def largest_loss_of_windowed(pair: Any) -> Any:
+    """The supremum of the loss."""
+    side = side_of(pair)
+    xp = namespace(side.left)
+    if not _is_linear(pair):
+        return _side_runs(side).loss.max()
+    loss = xp.stack([side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)])
+    return xp.where(side.right > side.left, loss, 0.0).max()
+
+
+# Piecewise linear densities
+
+
+def _linear(side: Side) -> Curve:
+    """With values a > 0 > b at the ends of a piece of width w, the positive part has mass w a^2 / (2 (a - b))."""
+    p, q = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
+    items = *p, *q, side.right - side.left
+
+    def term(item: Any) -> Curve:
+        p0, p1, q0, q1, width = item
+
+        def at(eps: Real) -> Any:
+            xp = namespace(eps, p0)
+            ends = p0 - xp.exp(eps) * q0, p1 - xp.exp(eps) * q1
+            high, low = xp.maximum(*ends), xp.minimum(*ends)
+            crossing = (high > 0) & (low < 0)
+            part = high / xp.where(crossing, high - low, 1.0)
+            return width / 2 * xp.where(crossing, high * part, xp.where(high > 0, high + low, 0.0))
+
+        return at
+
+    def delta(eps: Any) -> Any:
+        # A table has thousands of pieces: of plain numbers they are taken together, for some eps at a time.
+        if namespace(eps, side.left) is not np or np.size(eps) * len(side.left) > _TOGETHER:
+            return total(term, items, eps)
+        return term(items)(np.asarray(eps)[..., None]).sum(-1)
+
+    return delta
+
+
+# Smooth densities
+
+
+class _Runs(NamedTuple):
+    """Intervals on which the loss is monotone: where it is larger, the signed way to the other end, the loss there.
+
+    And whether the windows of p and of q cover them.
+    """
+
+    top: Any
+    extent: Any
+    loss: Any
+    in_p: Any
+    in_q: Any
+
+
+def _rate(side: Side, e: Any) -> RealArray:
+    """The derivative of the loss, p'/p - q'/q; 0 where rounding alone tells these apart, as where p and q are equal.
+
+    Of both derivatives and of what they add to the loss over the piece.
+    """
+
+    def relative(density: Any, inside: Any) -> Any:
+        value, slope = jax.jvp(lambda at: density(at, inside), (e,), (jnp.ones_like(e),))
+        return slope / value
+
+    of_p, of_q = (relative(density, inside) for density, inside in side.densities)
+    width, units = side.right - side.left, _UNITS * jnp.finfo(e.dtype).eps
+    told = jnp.abs(of_p - of_q) * width > units * (1 + (jnp.abs(of_p) + jnp.abs(of_q)) * width)
+    return jnp.where(told, of_p - of_q, 0.0)
+
+
+def _runs(side: Side, cells: int, most: int) -> _Runs:
+    xp = namespace(side.left)
+    left: Any
+    right: Any
+    in_p: Any
+    in_q: Any
+    if xp is np:
+        left, right, in_p, in_q = _cut_at_turns(side, cells)
+    else:
+        ends = jnp.concatenate([side.left[None], _turns(side, cells, most), side.right[None]])
+        left, right = ends[:-1].ravel(), ends[1:].ravel()
+        in_p, in_q = (jnp.tile(inside, len(ends) - 1) for inside in (side.in_p, side.in_q))
+    width = right - left
+    near, far = (side.loss(e, in_p, in_q) for e in (left, right))
+    falling = near >= far
+    top, loss = xp.where(falling, left, right), xp.where(width <= 0, -np.inf, xp.maximum(near, far))
+    return _Runs(top, xp.where(falling, width, -width), loss, in_p, in_q)
+
+
+def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
+    """Return (left, right, in_p, in_q) of the pieces of plain numbers, cut where the loss turns."""
+    some = np.flatnonzero(side.right > side.left)
+    left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
+    low, high = _inside(left, right)
+    shares: Any = shares_with_ends(cells + 1)
+    points = low[:, None] * (1 - shares) + high[:, None] * shares
+    turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
+    starts, rows = np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])
+    order = np.lexsort((starts, rows))
+    starts, rows = starts[order], rows[order]
+    last = np.append(rows[1:] != rows[:-1], np.ones(min(len(rows), 1), bool))
+    ends = np.where(last, right[rows], np.append(starts[1:], 0.0)[: len(rows)])
+    return starts, ends, in_p[rows], in_q[rows]
+
+
+def _inside(left: Any, right: Any) -> tuple[Any, Any]:
+    """Both ends of an interval, from its inside: at a knot the loss may bend."""
+    inset = _INSET * (right - left) + 4 * np.finfo(left.dtype).eps * (abs(left) + abs(right))
+    return left + inset, right - inset
+
+
+def _turns(pieces: Side, cells: int, most: int) -> Real:
+    """Where the loss turns in each piece, increasing; shape (most, pieces), filled up with the piece's right end.
+
+    A turn is bracketed by a change of sign of the loss's derivative between cells. NaN if there are more.
+    """
+    left, right = jax.lax.stop_gradient(_inside(pieces.left, pieces.right))
+    grid = left + (right - left) * jnp.linspace(0, 1, cells + 1, dtype=left.dtype)[:, None]
+    rising = _rate(pieces, grid) > 0
+    changes = rising[:-1] != rising[1:]
+
+    low, high = bisect(lambda x: (_rate(pieces, x) > 0) == rising[:-1], grid[:-1], grid[1:], _BISECTIONS)
+    found = jnp.sort(jnp.where(changes, (low + high) / 2, jnp.inf), 0)[:most]
+    fits = (changes.sum(0) <= most) | (pieces.right - pieces.left <= _LEAST)
+    return jnp.where(fits, jnp.where(jnp.isfinite(found), found, pieces.right), jnp.nan)
+
+
+def _smooth(side: Side) -> Curve:
+    runs = _side_runs(side)
+    table = _drops(side, runs)
+
+    def term(item: Any) -> Curve:
+        run, drops = item
+
+        def at(eps: Any) -> Any:
+            xp = namespace(eps, run.top)
+            share = _share(side, run, drops, eps)
+            e = run.top + run.extent * share[..., None] * like(_NODES, share)
+            gap = side.p(e, run.in_p) - xp.exp(eps)[..., None] * side.q(e, run.in_q)
+            return xp.abs(run.extent) * share * (gap @ like(_WEIGHTS, share))
+
+        def at_most(eps: Any) -> Any:
+            """Also where the loss is NaN."""
+            needless = (eps >= run.loss).all()
+            if namespace(eps, run.loss) is np:
+                return np.zeros_like(eps) if needless else at(eps)
+            return jax.lax.cond(needless, jnp.zeros_like, at, eps)
+
+        return at_most
+
+    return lambda eps: total(term, (runs, table), eps)
+
+
+def _side_runs(side: Side) -> _Runs:
+    """In the cells of a table the loss turns once at most."""
+    tabulated = side.pair.window.is_table or side.pair.base.is_table
+    return _runs(side, *((1, 1) if tabulated else (_CELLS, _TURNS)))
+
+
+def _drops(side: Side, runs: _Runs) -> Real:
+    """sqrt(loss at the top - loss) at the shares of a run; shape (runs, shares). About linear near a smooth top."""
+    xp = namespace(runs.top)
+    e = runs.top[:, None] + runs.extent[:, None] * like(_SHARES, runs.top)
+    loss = side.loss(e, runs.in_p[:, None], runs.in_q[:, None])
+    drop = xp.sqrt(xp.maximum(xp.where(runs.extent[:, None] != 0, runs.loss[:, None] - loss, 0.0), 0.0))
+    return np.maximum.accumulate(drop, axis=1) if xp is np else without_derivative(jax.lax.cummax(drop, axis=1))
+
+
+def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
+    """Return the share of a run, from its top, where the loss is above eps: bracketed by the table, then its root.
+
+    An error in the share loses its square: the integrand is 0 at the end. So the first derivative of delta needs none
+    of the share; JAX numbers have one, for the second.
+    """
+    xp = namespace(eps, drops, run.top)
+    frozen, level = without_derivative((run, eps))
+    shares = like(_SHARES, drops)
+    drop = xp.sqrt(xp.maximum(frozen.loss - level, 0.0))
+    j = xp.clip(xp.searchsorted(drops, drop, side="right") - 1, 0, len(shares) - 2)
+    low, high, step = shares[j], shares[j + 1], drops[j + 1] - drops[j]
+    partial = (drop > 0) & (drop < drops[-1])
+    share: Any
+    if xp is np:
+        share = falling_root(lambda share: _gap(side, run, share, eps), low, high)
+    else:
+        share = low + (high - low) * jnp.clip((drop - drops[j]) / jnp.where(step > 0, step, 1.0), 0.0, 1.0)
+        for _ in range(_NEWTON_STEPS):
+            share = jnp.clip(share - _newton_step(side, frozen, share, level), low, high)
+        share = jax.lax.stop_gradient(share)
+        share = jnp.clip(share - jnp.where(partial, _newton_step(side, run, share, eps), 0.0), low, high)
+    return xp.where(drop <= 0, 0.0, xp.where(partial, share, 1.0))
+
+
+def _gap(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
+    """p - e^eps q at a share of a run: not the loss, which may bend by e^eps where the window ends."""
+    e = run.top + run.extent * share
+    return side.p(e, run.in_p) - namespace(e, eps).exp(eps) * side.q(e, run.in_q)
+
+
+def _newton_step(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
+    """The gap over its derivative in the share; JAX numbers only."""
+
+    def gap(share: Any) -> Any:
+        return _gap(side, run, share, eps)
+
+    rate = jax.lax.stop_gradient(jax.jvp(gap, (share,), (jnp.ones_like(share),))[1])
+    return gap(share) / jnp.where(rate != 0, rate, 1.0)

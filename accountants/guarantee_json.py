@@ -1,0 +1,87 @@
+"""Guarantees as JSON: frozen dataclasses by name, numbers and arrays as they are."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from accountants.composition.self_composed import SelfComposed
+from accountants.dominating_pairs.additive import AdditivePair
+from accountants.dominating_pairs.base import Mixed
+from accountants.dominating_pairs.discrete import Atoms
+from accountants.dominating_pairs.windowed import WindowedPair
+from dpkernels.distributions.base import Distribution, Noise
+from dpkernels.mechanisms.windowed.bases import Shape
+from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
+
+# The classes that a file may hold beside distributions with a density, windows and bases. Files name them, and the
+# fields of some, as below if not by their own names.
+_CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
+_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term"}
+_FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
+_UNKNOWN = "is not of this version's guarantees"
+
+
+def _names(classes: tuple[type, ...]) -> dict[str, type]:
+    return {_CLASS_NAMES.get(kind, kind.__name__): kind for kind in _known(classes)}
+
+
+def _known(classes: tuple[type, ...]) -> tuple[type, ...]:
+    densities = (kind for kind in Noise.classes().values() if issubclass(kind, Distribution))
+    return *classes, *_CLASSES, *densities, *Shape.kinds()
+
+
+def _fields(kind: Any) -> dict[str, str]:
+    """Return the names in a file of the fields of a class."""
+    return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
+
+
+def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
+    """Return what ``json`` writes for an item whose dataclasses are all known.
+
+    Args:
+        item: a guarantee, a pair or a part of one.
+        classes: further classes that it may hold.
+
+    Raises:
+        TypeError: it holds something that cannot be saved, such as a density of the user's own.
+    """
+    if item is None or isinstance(item, str):
+        return item
+    if isinstance(item, tuple):
+        return {"tuple": [to_json_form(entry, classes) for entry in item]}
+    if dataclasses.is_dataclass(item) and type(item) in _known(classes):
+        name = _CLASS_NAMES.get(type(item), type(item).__name__)
+        values = {there: to_json_form(getattr(item, here), classes) for here, there in _fields(item).items()}
+        return {"type": name, **values}
+    if isinstance(item, int):
+        return item
+    array = np.asarray(item)
+    if array.dtype.kind not in "iuf":
+        raise TypeError(
+            f"{type(item).__name__} has no JSON form; only distributions, shapes and pairs made of numbers can be saved"
+        )
+    return float(array) if array.ndim == 0 else {"array": array.tolist()}
+
+
+def from_json_form(form: Any, classes: tuple[type, ...] = ()) -> Any:
+    """Return the item that ``to_json_form`` was given.
+
+    Raises:
+        ValueError: the form holds something unknown.
+    """
+    if form is None or isinstance(form, int | float | str):
+        return form
+    if not isinstance(form, dict):
+        raise ValueError(f"form: {type(form).__name__} {_UNKNOWN}")
+    if "tuple" in form:
+        return tuple(from_json_form(entry, classes) for entry in form["tuple"])
+    if "array" in form:
+        return np.array(form["array"], np.float64)
+    kind: Any = _names(classes).get(form.get("type", ""))
+    fields = _fields(kind) if kind else {}
+    if kind is None or set(form) - {"type"} != set(fields.values()):
+        raise ValueError(f"form: {form.get('type')!r} {_UNKNOWN}")
+    return kind(**{here: from_json_form(form[there], classes) for here, there in fields.items()})

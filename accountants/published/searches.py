@@ -1,0 +1,287 @@
+"""The sources' own searches and choices of parameters, for comparison with ``tune``.
+
+The searches are reproduced as searches: which points they try, in which order, and what they keep. What they try is
+evaluated as the gradient method evaluates it, and what they keep is certified by the same accountant, which may refuse
+it. Families and objectives are those of ``accountants.tune``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants import recycling
+from accountants.dominating_pairs.base import as_float64
+from accountants.published.recycling import published_excess, published_search
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.reweighted import Reweighted
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.named import WINDOWS, piecewise
+from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+from dpkernels.mechanisms.windowed.windows import Window
+from dpkernels.numerics import Real, RealArray, namespace
+
+_STEPS = (0.1, 0.01, 0.001)  # The source's, one a round.
+_BATCH = 4096  # Points evaluated at once; the last batch is filled up, so that one shape is compiled.
+
+
+@dataclass(frozen=True)
+class Enumerated:
+    """The result of a published search.
+
+    Attributes:
+        source: whose it is.
+        mechanism: its choice.
+        parameters: by the family's names.
+        value: its objective, in its natural direction.
+        evaluations: how often the objective, or for recycling the privacy profile, was computed.
+        rounds: the best value after each round.
+    """
+
+    source: str
+    mechanism: Any
+    parameters: dict[str, Any]
+    value: float
+    evaluations: int
+    rounds: list[float]
+
+
+def piecewise_search(family: Any, objective: Any) -> Enumerated:
+    """Return what Zhang 2024's search of composite mechanisms finds for a piecewise one; sound, and not the optimum."""
+    return _zhang(WINDOWS[family.window], Constant(), family, objective, lambda m, _: {"eta": 2 / m})
+
+
+def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
+    """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid; sound, not the optimum.
+
+    Args:
+        family: of ``tune.composite``, with the constant or the quartic base.
+        objective: what is compared; the source's is ``variance_at`` the middle.
+        stop_at: V_t of Algorithm 2, an objective that is good enough: no round is begun after one that reaches it. The
+            authors' released code has none and runs all three.
+
+    Raises:
+        ValueError: another base; no point of the grid is feasible.
+    """
+    if isinstance(family.base, Base) and not isinstance(family.base, Constant):
+        raise ValueError("family: the source's search has the constant and the quartic base")
+
+    def named(m: float, base: Base) -> dict[str, Any]:
+        return {"m": m} if family.base is not None else {"m": m, "r": base.lowest}
+
+    return _zhang(family.window, family.base, family, objective, named, stop_at)
+
+
+def _zhang(
+    window: Window,
+    base: Base | None,
+    family: Any,
+    objective: Any,
+    named: Callable[[float, Base], dict[str, Real]],
+    stop_at: float | None = None,
+) -> Enumerated:
+    """Run Zhang 2024, Algorithms 1 and 2, as the authors' released code has them.
+
+    Three rounds over a grid of (y, k, m) with y, k in (0, 1) and m in (0, 2], of steps 0.1, 0.01 and 0.001, each
+    around the best of the round before. L follows from total probability 1. Feasible are k + y <= 1 and
+    k <= y (e^eps - 1); with the quartic base t = (y + k) e^-eps. The objective is the caller's; the source's is the
+    variance at the middle.
+    """
+    ends: Any = ((0.0, 1.0), (0.0, 1.0), (0.0, 2.0))
+    chosen: Any = None
+    rounds: list[float] = []
+    count = 0
+    for step in _STEPS:
+        points = _feasible(np.stack([part.ravel() for part in _grid(ends, step)], -1), family, window, base)
+        if len(points) == 0:
+            continue
+        values = objective.sign * _values(objective, family, window, base, points)
+        count += len(points)
+        at = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
+        if chosen is None or values[at] < chosen[0]:
+            chosen = values[at], points[at]
+        rounds.append(objective.sign * float(chosen[0]))
+        if stop_at is not None and chosen[0] <= objective.sign * stop_at:
+            break
+        ends = tuple((max(value - step, 0.0), value + step) for value in chosen[1][:3])
+    if chosen is None:
+        raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
+    shape, m, relative = (np.asarray(part).item() for part in _scaled(chosen[1], base, window, family.epsilon))
+    made_base = Quartic(shape) if base is None else base
+    made = Windowed(window, made_base, m, relative, family.lower, family.upper, family.epsilon)
+    return Enumerated("Zhang 2024", made, named(m, made_base), rounds[-1], count, rounds)
+
+
+def _grid(ends: tuple[tuple[float, float], tuple[float, float], tuple[float, float]], step: float) -> list[np.ndarray]:
+    axes = [np.arange(round(low / step), round(high / step) + 1) * step for low, high in ends]
+    return list(np.meshgrid(*axes, indexing="ij"))
+
+
+def _feasible(points: np.ndarray, family: Any, window: Window, base: Base | None) -> np.ndarray:
+    y, k, m = points.T
+    mass = window.area * k * m
+    good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
+    points = points[good]
+    _, width, _ = _scaled(points.T, base, window, family.epsilon)
+    return points[width < 2]
+
+
+def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
+    """(edge r = t/y of the quartic base, m, k/y) on the output interval [-1, 1], where the source's is [-L, L]."""
+    y, k, m = point
+    r = np.minimum((y + k) / y * np.exp(-epsilon), 1.0) if base is None else np.ones_like(y)
+    area = (r + 4) / 5 if base is None else 1.0
+    L = (1 - window.area * k * m) / (2 * y * area)
+    return r, m / L, k / y
+
+
+def _values(objective: Any, family: Any, window: Window, base: Base | None, points: np.ndarray) -> np.ndarray:
+    """The objective at every point, in batches of one shape, so that it is compiled once."""
+    r, m, relative = _scaled(points.T, base, window, family.epsilon)
+    interval = np.array([family.lower, family.upper, family.epsilon], np.float64)
+    values = []
+    with jax.enable_x64(True):
+        for rows in _batches(np.stack([r, m, relative], -1)):
+            shape = window, base
+            values.append(np.asarray(_objective_at(shape, as_float64(objective), interval, rows)))
+    return np.concatenate(values)[: len(points)]
+
+
+def _batches(rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), _BATCH):
+        piece = rows[start : start + _BATCH]
+        yield np.concatenate([piece, np.repeat(piece[:1], _BATCH - len(piece), 0)])
+
+
+@jax.jit
+def _objective_at(shape: tuple[Window, Base], objective: Any, interval: RealArray, rows: Real) -> Real:
+    window, base = shape
+    lower, upper, epsilon = interval
+
+    def one(row: Any) -> Any:
+        made = Quartic(row[0]) if base is None else base
+        return objective(Windowed(window, made, row[1], row[2], lower, upper, epsilon))
+
+    return jax.vmap(one)(rows)
+
+
+_RATE_WIDTH = 1e-3  # How close to the best rate the search ends.
+
+
+def recycled_search(family: Any, objective: Any) -> Enumerated:
+    """Return what Jiang 2024, Algorithm 2 with 1 inside, finds; **not sound**, see ``published_budget``.
+
+    Raises:
+        ValueError: an objective other than an acceptance at the family's theta.
+    """
+    _check_acceptance(family, objective)
+    budget = family.epsilon, family.delta, family.sensitivity
+    best, count = published_recycling(family.kernel, family.theta, *budget)
+    made = Additive(best, family.sensitivity, family.epsilon, family.delta)
+    return Enumerated("Jiang 2024", made, {}, float(best.acceptance), count, [float(best.acceptance)])
+
+
+def sampled_search(family: Any, objective: Any) -> Enumerated:
+    """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
+
+    It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
+    has the budget that ``accountants.subsampling.on_sample`` allows on the sample. What is wrong
+    with Algorithm 2 is wrong here. The acceptance that is compared is the true one of noise and error of sampling
+    together, by quadrature. The source's is the reciprocal of its eq. (13), ``published_acceptance_rate``,
+    which can claim several times as much.
+
+    Raises:
+        ValueError: an objective other than an acceptance at the family's theta.
+    """
+    _check_acceptance(family, objective)
+    found: list[tuple[float, float, Any]] = []
+    counts = []
+
+    def acceptance(p: float) -> float:
+        law, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
+        value = float(recycling.acceptance(law, family.theta, float(family.rate.error(p))))
+        found.append((value, p, law))
+        counts.append(count)
+        return value
+
+    acceptance(ternary(acceptance, _sparsest(family), 1.0, _RATE_WIDTH))
+    value, p, law = max(found, key=lambda one: one[0])
+    eps, delta, D = family.on_sample(p)
+    made = recycling.Subsampled(Additive(law, D, eps, delta), p, float(family.rate.error(p)), value)
+    rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
+    return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(counts), rounds)
+
+
+def ternary(function: Callable[[float], float], low: float, high: float, width: float) -> float:
+    """Return the top of one hill on [low, high]; a third is dropped until the interval is at most that wide."""
+    while high - low > width:
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if function(first) < function(second):
+            low = first
+        else:
+            high = second
+    return (low + high) / 2
+
+
+def _sparsest(family: Any) -> float:
+    """The least rate tried: delta/p is a probability, and eps on the sample at most what a mechanism may have."""
+    densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
+    return max(2 * float(family.delta), float(densest) * (1 + 1e-9))
+
+
+def _check_acceptance(family: Any, objective: Any) -> None:
+    if objective.theta is None or objective.theta != family.theta:
+        raise ValueError(
+            f"objective: {objective.name}; the source's search is for the acceptance at the family's theta"
+        )
+
+
+def published_recycling(
+    kernel: Distribution, theta: float, eps: float, delta: float, D: float
+) -> tuple[Reweighted, int]:
+    """Return (Algorithm 2's noise, how often the published profile was computed); **not sound**."""
+    count = 0
+
+    def excess(q: Real, parameters: tuple[Any, ...]) -> Any:
+        nonlocal count
+        count += 1
+        return published_excess(q, parameters)
+
+    choice = published_search(type(kernel), theta, eps, delta, D, excess)
+    return Reweighted(choice.kernel, -theta, theta, 1 - choice.q), count
+
+
+def published_eta(epsilon: Real) -> Real:
+    """Return Ma 2021's eta of Theorem 4 (eq. 19), sound and not the optimum.
+
+    eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps. It minimises
+    (eta^3 + E - 1)/(eta - 1)^2, the variance in the middle with eps and the window's probability q both held.
+    Normalisation ties q to eta, q = E/(E + eta - 1), so that the variance has the factor E + eta - 1 as well:
+    **not the optimum**. The worst-case variance at eta_0 is 21 % above the least at eps = 0.5 and 15 % at eps = 2
+    (``python -m benchmarks.literature``).
+
+    Args:
+        epsilon: positive; any shape.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20].
+    """
+    checks.epsilon(epsilon)
+    xp = namespace(epsilon)
+    root = xp.exp(xp.arccosh(xp.exp(epsilon)) / 3)  # cbrt(E + sqrt(E^2 - 1)); the other one is its reciprocal.
+    return 1 + root + 1 / root
+
+
+def published_piecewise(*, epsilon: float, lower: float, upper: float) -> Windowed:
+    """Return type I at ``published_eta``: sound and unbiased, but noisier than ``dpkernels.piecewise``.
+
+    Raises:
+        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+    """
+    return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=float(published_eta(epsilon)))

@@ -1,1 +1,0 @@
-"""The sources' own searches, for comparison."""

@@ -1,0 +1,71 @@
+"""The five loops of docs/gradients.md beside ``tune.best`` and enumeration; draws the picture of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+_DOCS = Path(__file__).parents[1] / "docs"
+_EXAMPLES = {
+    "eta": "eta of `piecewise`",
+    "shape": "m, k and y of `composite`",
+    "recycled": "q of `budget_recycled`",
+    "rate": "sampling rate",
+    "split": "split of a budget",
+}
+
+
+def page() -> dict[str, Any]:
+    """Run the examples of the page; return their names."""
+    names: dict[str, Any] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", (_DOCS / "gradients.md").read_text(), re.DOTALL | re.MULTILINE):
+        exec(compile(block, "docs/gradients.md", "exec"), names)
+    return names
+
+
+def rows(names: dict[str, Any]) -> dict[str, tuple[str, float, float, float]]:
+    """Return parameters, value of the loop, of ``tune.best`` and of the enumeration, by example."""
+    tune, z = names["tune"], {key: names[f"{key}_path"][-1] for key in _EXAMPLES}
+    rate = 1e-3 ** np.sin(z["rate"][0]) ** 2
+    shares = np.exp(z["split"][:3]) / np.exp(z["split"][:3]).sum()
+    grid = np.stack(np.meshgrid(*[np.linspace(0.05, 0.9, 171)] * 2), -1).reshape(-1, 2)
+    thirds = np.column_stack([grid, 1 - grid.sum(1)])[grid.sum(1) < 0.99]
+    split = (names["weights"] * float(names["sigma"]) ** 2 / thirds).sum(1).min()
+    rates = [names["on_samples"](np.array([at])) for at in np.linspace(0.0, 0.6, 7)]
+    q = 1 / (1 + np.exp(-z["recycled"][0]))
+    together, alike = (tune.best(names[name], tune.worst_variance).value for name in ("together", "alike"))
+    return {
+        "eta": (f"eta = {1 + np.exp(z['eta'][0]):.4f}", z["eta"][-1], names["eta_best"].value, names["eta_grid"]),
+        "shape": (
+            f"m = {names['m']:.4f}, k = {names['k']:.4f}, y = {names['y']:.5f}",
+            z["shape"][-1],
+            names["shape_best"].value,
+            names["shape_grid"],
+        ),
+        "recycled": (f"q = {q:.4f}", z["recycled"][-1], 1 - names["recycled_best"].value, names["recycled_grid"]),
+        "rate": (f"p = {rate:.6f}", z["rate"][-1], together, float(min(rates))),
+        "split": (f"shares {', '.join(f'{share:.4f}' for share in shares)}", z["split"][-1], 6 * alike, split),
+    }
+
+
+def main() -> None:
+    """Print the table and draw the picture."""
+    import matplotlib.pyplot as plt
+
+    names = page()
+    for key, (parameters, *values) in rows(names).items():
+        steps = len(names[f"{key}_path"])
+        print(f"| {_EXAMPLES[key]} | {parameters} | {steps} | {' | '.join(f'{value:.8g}' for value in values)} |")
+    figure, axes = plt.subplots(1, 5, figsize=(15, 3), layout="constrained")
+    for axis, (key, title) in zip(axes, _EXAMPLES.items(), strict=True):
+        axis.plot(names[f"{key}_path"][:, -1], color="tab:blue")
+        axis.set(title=title.replace("`", ""), xlabel="step")
+    axes[0].set_ylabel("objective")
+    figure.savefig(_DOCS / "_static" / "gradients.svg", metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,252 @@
+"""What runs the parts of a dataset: threads of this process, or tasks on a Ray cluster.
+
+Ray runs again what a dead worker or machine did not finish. The key goes to a task as an argument of its own, a few
+bytes that Ray keeps in the description of the task, in the memory of the driver and of the workers. What is in the
+object store, and so may be written to disks, is the job. ``release.ray_data`` cannot use these tasks: its blocks are
+not files whose size and time can be checked, so it hashes their values instead.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import click
+import jax
+
+from dpkernels.cli.dataset import ray_watch
+from dpkernels.cli.dataset.parts import Part, Secret, Task, TaskError, Versioned, run_task
+from dpkernels.release.engines import CORES
+from dpkernels.release.ray_data import understood
+
+_MOST_THREADS = 16  # each holds about 100 MB
+
+
+@dataclass(frozen=True)
+class LocalEngine:
+    """Every thread reads, perturbs and writes a part.
+
+    Attributes:
+        threads: how many.
+    """
+
+    threads: int = min(CORES, _MOST_THREADS)
+
+    def ready(self) -> AbstractContextManager[None]:
+        """It always is."""
+        return nullcontext()
+
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results of the task for the parts, in the order in which they are done."""
+        waiting, running = iter(parts), set[Future[Any]]()
+        pool = ThreadPoolExecutor(self.threads, thread_name_prefix="parts")
+        try:
+            while True:
+                for part in islice(waiting, self.threads - len(running)):
+                    running.add(pool.submit(run_task, task, job, secret, part))
+                if not running:
+                    return
+                finished, running = wait(running, return_when=FIRST_COMPLETED)
+                for one in finished:
+                    yield one.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+_IN_FLIGHT = 1000  # tasks that Ray knows at a time: enough for its autoscaler, little for its memory
+_STOP_SECONDS = 30.0  # for tasks that are cancelled to end
+_STORE_BYTES = 80 << 20  # of the object store of a cluster of our own, Ray's least; it holds one job
+
+
+@dataclass(frozen=True)
+class RayEngine:
+    """Tasks on a cluster.
+
+    Attributes:
+        address: of a cluster; empty for one of this machine, that begins and ends with the release.
+        cpus: of a task.
+        gpus: of a task, 0 or 1.
+        resources: others of a task, by name.
+        retries: how often a part is tried again.
+    """
+
+    address: str = ""
+    cpus: float = 1
+    gpus: int = 0
+    resources: Mapping[str, float] = field(default_factory=dict)
+    retries: int = 10
+
+    def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
+        """Yield the results of the task for the parts, in the order in which they are done.
+
+        Raises:
+            OSError: a part failed more often than it may be tried, or there is no such cluster.
+            ModuleNotFoundError: Ray is not installed.
+        """
+        import ray
+        import ray.cloudpickle as pickle
+
+        with self.ready():
+            described = ray.put(pickle.dumps((task, job)))
+            remote, options = ray.remote(_task), self._options()
+            waiting, running = iter(parts), dict[Any, Part]()
+            try:
+                while True:
+                    for part in islice(waiting, _IN_FLIGHT - len(running)):
+                        named = remote.options(name=f"part {part.number}", **options)
+                        running[named.remote(described, secret, part, self.gpus)] = part
+                    if not running:
+                        return
+                    for one in ray.wait(list(running))[0]:
+                        yield _answer(ray, one, running.pop(one))
+            finally:
+                for one in running:
+                    ray.cancel(one, force=True)
+                if running:
+                    ray.wait(list(running), num_returns=len(running), timeout=_STOP_SECONDS)
+
+    def _options(self) -> dict[str, Any]:
+        options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "resources": dict(self.resources)}
+        return {**options, "max_retries": self.retries, "retry_exceptions": [OSError]}
+
+    @contextmanager
+    def ready(self) -> Iterator[None]:
+        """A connection to the cluster, for as long as it is needed; one that the caller has is used.
+
+        Raises:
+            click.UsageError: a cluster of our own would not have what a task needs.
+            OSError: there is no such cluster.
+            ModuleNotFoundError: Ray is not installed.
+        """
+        import ray
+
+        if ray.is_initialized():
+            yield
+            return
+        # It reports to its makers what a cluster is used for, unless told not to.
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own = {} if self.address else {"object_store_memory": _STORE_BYTES, "include_dashboard": False}
+        if not self.address:  # else Ray leaves a token in the home folder, which opens later clusters to its readers
+            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        stop = signal.getsignal(signal.SIGTERM)
+        try:
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="ERROR", **own)
+        except ConnectionError as error:
+            raise OSError(f"--address: {self.address}: {error}") from error
+        _restore(stop)
+        with nullcontext() if self.address else _watched(ray.nodes()[0]["ObjectStoreSocketName"]):
+            try:
+                self._check_there(ray.cluster_resources())
+                yield
+            finally:
+                ray.shutdown()
+                _restore(stop)
+
+    def _check_there(self, there: Mapping[str, float]) -> None:
+        """Refuse what a cluster of our own, which does not grow, will never have: tasks would wait for ever.
+
+        Raises:
+            click.UsageError: it does not have it.
+        """
+        for name, amount in {"CPU": self.cpus, "GPU": self.gpus, **self.resources}.items():
+            if not self.address and amount > there.get(name, 0):
+                found = f"a task needs {amount:g} {name}, this machine has {there.get(name, 0):g}"
+                raise click.UsageError(f"--engine ray: {found}; --address names a cluster")
+
+
+@contextmanager
+def _watched(socket: str) -> Iterator[None]:
+    """End what Ray leaves of a cluster of our own if this process is killed; see ``ray_watch``.
+
+    Args:
+        socket: a file in the folder ``sockets`` of the cluster's session.
+    """
+    session = Path(socket).parent.parent.name
+    command = [sys.executable, "-I", "-S", ray_watch.__file__, session]
+    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=nothing, stderr=nothing, start_new_session=True) as watch:
+        try:
+            yield
+        finally:
+            with suppress(BrokenPipeError):
+                watch.communicate(b".")
+
+
+def _restore(handler: Any) -> None:
+    """Ray sets a handler of its own."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
+def _answer(ray: Any, one: Any, part: Part) -> Any:
+    """Return what a task returned.
+
+    Raises:
+        OSError: nothing, as often as it was tried.
+    """
+    try:
+        return ray.get(one)
+    except ray.exceptions.RayError as error:
+        problem = getattr(error, "cause", None) or error
+        # Ray's own messages have many lines, which end with advice.
+        text = str(problem).strip().partition("\n")[0]
+        raise OSError(f"{part.file}, part {part.number}: {type(problem).__name__}: {text}") from None
+
+
+def _task(described: bytes, secret: Secret | None, part: Part, gpus: int) -> Any:
+    task, job = understood(described)
+    if not gpus:  # a machine's accelerators are for those who asked for them
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        return run_task(task, job, secret, part)
+    except OSError:
+        raise  # to be tried again; its words are of the system
+    except Exception as error:  # Ray keeps exceptions where others read them, and any other may name a value
+        return TaskError(f"{part.file}: {type(error).__name__}: {error}")
+
+
+def engine(given: Mapping[str, Any]) -> LocalEngine | RayEngine:
+    """Return the engine that the options describe.
+
+    Args:
+        given: the values of the options by name; None or empty where one was not given.
+
+    Raises:
+        click.UsageError: an option that the engine does not have, or a wrong one.
+    """
+    wanted = {name: value for name, value in given.items() if name != "engine" and value not in (None, ())}
+    if given["engine"] != "ray":
+        if wanted:
+            raise click.UsageError(f"--{next(iter(wanted)).replace('_', '-')}: is for --engine ray")
+        return LocalEngine()
+    address = wanted.get("address", "")
+    if address.startswith("ray://"):
+        raise click.UsageError(
+            "--address: behind ray:// another process would be the driver and hold the key; run this command on a "
+            "machine of the cluster, with --address auto"
+        )
+    resources = dict(_resource(text) for text in wanted.get("task_resource", ()))
+    return RayEngine(
+        address, wanted.get("task_cpus", 1.0), wanted.get("task_gpus", 0), resources, wanted.get("retries", 10)
+    )
+
+
+def _resource(text: str) -> tuple[str, float]:
+    name, _, amount = text.partition("=")
+    try:
+        if name and float(amount) > 0:
+            return name, float(amount)
+    except ValueError:
+        pass
+    raise click.UsageError(f"--task-resource: {text!r} is not NAME=N, N positive")

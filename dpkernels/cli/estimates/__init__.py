@@ -1,1 +1,0 @@
-"""What released reports say of the values behind them: ``dpkernels estimate``."""

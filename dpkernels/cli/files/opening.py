@@ -1,0 +1,22 @@
+"""The class that reads and writes a file of each format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dpkernels.cli.files.arrays import ArrayFile
+from dpkernels.cli.files.delimited import DelimitedFile
+from dpkernels.cli.files.formats import Source
+from dpkernels.cli.files.layout import Layout
+from dpkernels.cli.files.parquet import ParquetFile
+
+
+def open_source(path: Path, layout: Layout) -> Source:
+    """Return a file whose header has been read.
+
+    Raises:
+        ValueError: it is not a readable file of that format.
+    """
+    if layout.kind == "parquet":
+        return ParquetFile(path, layout)
+    return ArrayFile(path, layout) if layout.kind == "npy" else DelimitedFile(path, layout)

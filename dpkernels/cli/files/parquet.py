@@ -1,0 +1,299 @@
+"""``.parquet``, read and written row group by row group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow.parquet import FileMetaData
+
+from dpkernels.cli.files import buffers
+from dpkernels.cli.files.formats import Numbers, Source
+from dpkernels.cli.files.layout import Layout
+
+
+def writer_options(footer: FileMetaData) -> dict[str, Any]:
+    """Options of ``pyarrow.parquet.ParquetWriter``."""
+    first = footer.row_group(0)
+    columns = [first.column(at) for at in range(first.num_columns)]
+    return {
+        "compression": {column.path_in_schema: _codec(column) for column in columns},
+        "use_dictionary": [column.path_in_schema for column in columns if column.has_dictionary_page],
+        "write_statistics": [column.path_in_schema for column in columns if column.is_stats_set],
+        "version": footer.format_version if footer.format_version in ("1.0", "2.4") else "2.6",
+        "use_deprecated_int96_timestamps": _all_int96(footer),
+    }
+
+
+def differences(old: FileMetaData, new: FileMetaData, replaced: set[str], groups: Sequence[int]) -> list[str]:
+    """Return what of some row groups of a file another file does not have, the types of replaced columns apart."""
+    found = [*_schema_differences(old, new, replaced)]
+    codecs = [{_codec(column) for column in _chunks(one)} for one in (old, new)]
+    if codecs[1] and codecs[0] - codecs[1]:  # a file without rows has no codecs
+        found.append(f"compression by {', '.join(sorted(codecs[0] - codecs[1]))}")
+    sizes = [_sizes(old, groups), _sizes(new, range(new.num_row_groups))]
+    if not sizes[1]:
+        found.append("the row groups of a file whose rows were all dropped")
+    elif sizes[0] != sizes[1]:
+        many = f"{len(sizes[0])} row group{'s' * (len(sizes[0]) > 1)}"
+        found.append(f"{many}, now {len(sizes[1])}, of other sizes")
+    if any(old.row_group(at).sorting_columns for at in range(old.num_row_groups)):
+        found.append("the note of the columns it is sorted by")
+    if any(column.bloom_filter_offset is not None for column in _chunks(old)):
+        found.append("Bloom filters")
+    if any(column.has_column_index or column.has_offset_index for column in _chunks(old)):
+        found.append("the page index")
+    return found
+
+
+def _schema_differences(old: FileMetaData, new: FileMetaData, replaced: set[str]) -> Iterator[str]:
+    for at in range(min(old.num_columns, new.num_columns)):
+        before, after = old.schema.column(at), new.schema.column(at)
+        if before.path in replaced:
+            continue
+        for word in ("path", "physical_type", "logical_type", "max_definition_level", "max_repetition_level"):
+            one, other = (str(getattr(column, word)) for column in (before, after))
+            if one != other:
+                yield f"column {before.path!r}: {word.replace('_', ' ')} {one}, now {other}"
+
+
+def _chunks(footer: FileMetaData) -> Iterator[Any]:
+    """Yield every column of every row group."""
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        yield from map(group.column, range(group.num_columns))
+
+
+def _sizes(footer: FileMetaData, groups: Iterable[int]) -> list[int]:
+    return [footer.row_group(at).num_rows for at in groups]
+
+
+def _codec(chunk: Any) -> str:
+    return "NONE" if chunk.compression == "UNCOMPRESSED" else chunk.compression
+
+
+def _all_int96(footer: FileMetaData) -> bool:
+    """Return whether timestamps are INT96, which a writer writes for all or for none."""
+    columns = [footer.schema.column(at) for at in range(footer.num_columns)]
+    others = any(column.logical_type.type == "TIMESTAMP" for column in columns)
+    return not others and any(column.physical_type == "INT96" for column in columns)
+
+
+# Rows of a piece, and about its bytes, at most: they bound the memory of wide tables.
+PIECE_ROWS = 1 << 16
+_PIECE_BYTES = 1 << 24
+# Metadata that writers put into every file.
+_WRITERS = {b"ARROW:schema", b"pandas", b"PARQUET:field_id"}
+_BUFFER_BYTES, _REMOTE_BYTES = 1 << 20, 1 << 23  # read of a column at once; a request to a store takes 10 to 50 ms
+GROUP_BYTES = 1 << 26  # of a row group in memory; a larger one is written as several
+
+
+@dataclass(frozen=True)
+class GroupPart:
+    """Rows of one row group, and whether they are its last."""
+
+    table: pa.Table
+    last: bool
+
+    def __len__(self) -> int:
+        return len(self.table)
+
+
+class ParquetFile(Source):
+    """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
+
+    Args:
+        path: the file; where it is on another file system, how errors call it.
+        form: how it is written.
+        groups: the first of its row groups that are read and the one after the last; by default all.
+        opened: opens the file, where it is not this machine's.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        form: Layout,
+        groups: tuple[int, int] | None = None,
+        opened: Callable[[], pa.NativeFile] | None = None,
+    ) -> None:
+        self.path, self._remote = path, opened
+        with self._opened() as file:
+            self._footer, self._schema = file.metadata, file.schema_arrow
+        self.names = self._schema.names
+        self._chosen_groups = range(*(groups or (0, self._footer.num_row_groups)))
+        self._groups = [self._footer.row_group(at) for at in self._chosen_groups]
+        self._rows = sum(group.num_rows for group in self._groups)
+        self.also_copied = ["(the file's own metadata)"] if set(self._schema.metadata or ()) - _WRITERS else []
+        self._chosen: Sequence[str | None] = ()
+        self._plain: list[str] = []  # columns whose dictionaries are not kept
+        self._done = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Names and types of its columns; what writers add to them is left out."""
+        return self._schema.remove_metadata()
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Rows and bytes, before compression, of every row group that is read."""
+        return [(group.num_rows, group.total_byte_size) for group in self._groups]
+
+    @property
+    def fraction(self) -> float:
+        return self._done / max(1, self._rows)
+
+    def pieces(self, chosen: Sequence[str | None]) -> Generator[GroupPart, None, None]:
+        self._chosen = chosen
+        # Stored widths, so an estimate; it bounds what is read at once from a table of long texts.
+        width = max(1, sum(group.total_byte_size for group in self._groups) // max(1, self._rows))
+        rows = max(1, min(PIECE_ROWS, _PIECE_BYTES // width))
+        with self._opened() as file:
+            for at, group in zip(self._chosen_groups, self._groups, strict=True):
+                left = group.num_rows
+                # Threads would each keep memory, and are no faster beside the work on the piece before.
+                for batch in file.iter_batches(rows, row_groups=[at], use_threads=False):
+                    left -= len(batch)
+                    self._done += len(batch)
+                    yield GroupPart(pa.Table.from_batches([batch]), left == 0)
+
+    def numbers(self, piece: GroupPart, name: str | None, start: int) -> Numbers:
+        column = piece.table.column(name)
+        if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type)):
+            raise ValueError(f"holds {column.type}; only integers and floats can be perturbed")
+        if not column.null_count:
+            return Numbers.of(buffers.numbers(column.combine_chunks()))
+        return Numbers.of(buffers.numbers(column.combine_chunks()), _nulls(column))
+
+    def labels(self, piece: GroupPart, name: str) -> pa.Array:
+        column = piece.table.column(name)
+        if pa.types.is_nested(column.type):
+            raise ValueError(f"column {name!r}: holds {column.type}; groups are of plain values")
+        return column.combine_chunks()
+
+    def replaced(self, piece: GroupPart, reports: dict[str | None, Numbers]) -> GroupPart:
+        table = piece.table
+        for name, report in reports.items():
+            at, missing = self.names.index(str(name)), report.missing
+            if missing is None:
+                column = buffers.array(report.values)
+            else:  # what was null is null, and what was no number is none
+                values = np.where(missing, report.values.dtype.type(np.nan), report.values)
+                column = buffers.array(values, _nulls(table.column(at)))
+            # Metadata of the column may be about its values.
+            field = table.schema.field(at).with_type(column.type).with_metadata(None)
+            table = table.set_column(at, field, column)
+        return replace(piece, table=table)
+
+    def kept(self, replaced: GroupPart, rows: np.ndarray) -> GroupPart:
+        return GroupPart(self._decoded(replaced.table).filter(buffers.array(rows)), replaced.last)
+
+    def reordered(self, pieces: Sequence[GroupPart], order: np.ndarray) -> Iterator[GroupPart]:
+        table = pa.concat_tables([self._decoded(piece.table) for piece in pieces])
+        ends = [end for end, piece in zip(accumulate(map(len, pieces)), pieces, strict=True) if piece.last]
+        for begin, end in zip([0, *ends], ends, strict=False):
+            for at in range(begin, end, PIECE_ROWS):
+                upto = min(at + PIECE_ROWS, end)
+                yield GroupPart(table.take(buffers.array(order[at:upto])), upto == end)
+
+    def _decoded(self, table: pa.Table) -> pa.Table:
+        """Return a table without dictionaries, which hold values of omitted rows, in the order of the file."""
+        for at, field in enumerate(table.schema):
+            if pa.types.is_dictionary(field.type):
+                values = field.with_type(field.type.value_type)
+                table = table.set_column(at, values, table.column(at).cast(values.type))
+                self._plain = sorted({*self._plain, field.name})
+            elif _has_dictionary(field.type):
+                raise ValueError(
+                    f"column {field.name!r} has dictionaries inside {field.type}; they show rows and order"
+                )
+        return table
+
+    def size(self, replaced: GroupPart) -> int:
+        return replaced.table.nbytes
+
+    def place(self, piece: GroupPart, row: int, start: int) -> str:
+        return f"row {row}"
+
+    def not_kept(self, output: Path) -> list[str]:
+        chosen = {str(name) for name in self._chosen}
+        found = differences(self._footer, pq.read_metadata(output), chosen, self._chosen_groups)
+        found += [f"column {name!r}: its dictionary of values" for name in self._plain]
+        described = [name for name in sorted(chosen) if set(self._schema.field(name).metadata or ()) - _WRITERS]
+        return found + [f"column {name!r}: its metadata" for name in described]
+
+    @contextmanager
+    def sink(self, path: Path) -> Iterator[_ParquetSink]:
+        with pa.OSFile(str(path), "wb") as file:
+            sink = _ParquetSink(file, self._footer)
+            try:
+                yield sink
+                sink.close()
+            finally:
+                sink.forget()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Arrow's errors about a file's contents do not say which file. A store's may pass, and are the system's."""
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            kind = OSError if self._remote and isinstance(error, OSError) else ValueError
+            raise kind(f"{self.path}: is not a readable Parquet file: {error}") from error
+
+    @contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        # Page by page: without a buffer, or with pre_buffer, a whole row group is read into memory.
+        with pa.OSFile(str(self.path)) if self._remote is None else self._remote() as file, self._named():
+            size = _BUFFER_BYTES if self._remote is None else _REMOTE_BYTES
+            yield pq.ParquetFile(file, buffer_size=size, pre_buffer=False)
+
+
+class _ParquetSink:
+    """Gathers a row group, and writes it when it is whole, or too large to be held, in the manner of another file."""
+
+    def __init__(self, file: pa.NativeFile, like: pq.FileMetaData) -> None:
+        self._file = file
+        self._like = like
+        self._writer: Any = None
+        self._held: list[pa.Table] = []
+
+    def write(self, piece: GroupPart) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._file, piece.table.schema, **writer_options(self._like))
+        self._held.append(piece.table)
+        if piece.last or sum(table.nbytes for table in self._held) >= GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        group = pa.concat_tables(self._held)
+        self._held = []
+        if len(group):
+            self._writer.write_table(group, row_group_size=len(group))
+        # Else the allocator keeps what the pages took: 60 MiB.
+        pa.default_memory_pool().release_unused()
+
+    def close(self) -> None:
+        """Write the footer."""
+        if self._writer is not None:
+            self._writer.close()
+
+    def forget(self) -> None:
+        """Keep the writer's destructor from writing to a file that is closed by then."""
+        if self._writer is not None:
+            self._writer.is_open = False
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    """Return whether a type or one inside it is a dictionary's."""
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _nulls(column: pa.ChunkedArray) -> np.ndarray:
+    return buffers.truths(pc.is_null(column).combine_chunks())

@@ -1,0 +1,327 @@
+"""Where files are: on this machine, by name or pattern, or on any file system that Arrow knows by its URI.
+
+Unlike ``glob``, a pattern leaves nothing out in silence: a folder that cannot be read is an error, and the caller sees
+links that lead nowhere.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import glob
+import os
+import re
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
+from typing import Any
+from urllib.parse import unquote
+
+import click
+from pyarrow import fs
+
+from dpkernels.cli.text import shown
+
+FILE, FOLDER, GONE = "is a file", "is a folder", "is gone"
+_KINDS = {
+    stat.S_IFREG: FILE,
+    stat.S_IFDIR: FOLDER,
+    stat.S_IFIFO: "is a pipe",
+    stat.S_IFSOCK: "is a socket",
+    stat.S_IFCHR: "is a device",
+    stat.S_IFBLK: "is a device",
+}
+
+
+def kind(path: Path) -> str:
+    """Return what a name is, in words: ``FILE`` and ``FOLDER`` also for links that lead to one."""
+    try:
+        return _KINDS.get(stat.S_IFMT(path.stat().st_mode), "is not a file")
+    except (FileNotFoundError, NotADirectoryError):
+        return "is a link that leads nowhere" if path.is_symlink() else GONE
+    except OSError as error:  # a loop of links, a folder that must not be looked into
+        return f"cannot be read ({error.strerror})"
+
+
+def expanded(pattern: str) -> Iterator[Path]:
+    """Yield what matches a pattern with ``*``, ``**``, ``?`` and ``[]``; a name that begins with a dot needs a dot.
+
+    Raises:
+        click.UsageError: a folder on the way leads into itself, or a link where a folder may be leads nowhere.
+        OSError: a folder on the way cannot be read.
+    """
+    parts = Path(pattern).parts
+    first = next((at for at, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    yield from _matches(Path(*parts[:first]), parts[first:], ())
+
+
+def matches(pattern: str, path: Path) -> bool:
+    """Return whether a path, which need not exist, matches a pattern; links are not followed."""
+    return _match(Path(os.path.abspath(pattern)).parts, path.parts)  # noqa: PTH100
+
+
+def _match(parts: tuple[str, ...], names: tuple[str, ...]) -> bool:
+    if not parts:
+        return not names
+    if parts[0] == "**":
+        return any(_match(parts[1:], names[at:]) for at in range(len(names) + 1))
+    return bool(names) and fnmatch.fnmatchcase(names[0], parts[0]) and _match(parts[1:], names[1:])
+
+
+def _matches(path: Path, parts: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """Yield what matches the parts of a pattern in a folder."""
+    if not parts:
+        if os.path.lexists(path):
+            yield path
+        return
+    if not _is_folder(path):
+        return
+    part, rest = parts[0], parts[1:]
+    if not glob.has_magic(part):
+        yield from _matches(path / part, rest, above)
+    elif part == "**":
+        yield from _below(path, rest, above)
+    else:
+        for name in _names(path):
+            if fnmatch.fnmatchcase(name, part) and (part[0] == "." or name[0] != "."):
+                yield from _matches(path / name, rest, above)
+
+
+def _below(path: Path, rest: tuple[str, ...], above: tuple[tuple[int, int], ...]) -> Iterator[Path]:
+    """Yield what matches the rest of a pattern in a folder and in all folders below it."""
+    own = path.stat()
+    if (own.st_dev, own.st_ino) in above:
+        raise click.UsageError(f"IN: {shown(str(path))} leads into itself, so a pattern with ** never ends")
+    above = (*above, (own.st_dev, own.st_ino))
+    if rest:
+        yield from _matches(path, rest, above)
+    for name in _names(path):
+        if name[0] != ".":
+            if _is_folder(path / name):
+                yield from _below(path / name, rest, above)
+            elif not rest:
+                yield path / name
+
+
+def _is_folder(path: Path) -> bool:
+    """Return whether a name on the way is a folder, refused where that cannot be known."""
+    what = kind(path)
+    if what not in (FOLDER, GONE, *_KINDS.values()):
+        raise click.UsageError(f"IN: {shown(str(path))} {what}, and a pattern may mean files in it; remove it")
+    return what == FOLDER
+
+
+def _names(path: Path) -> list[str]:
+    return sorted(one.name for one in path.iterdir())
+
+
+# Keys in an URI would be in the release's description, which engines may spill to disks.
+_SECRETS = re.compile(r"[?&][^=&]*(key|secret|token|pass|pwd|sig)[^=&]*=|://[^/?]*@", re.IGNORECASE)
+
+_STORED = {fs.FileType.File: FILE, fs.FileType.Directory: FOLDER}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A file or folder.
+
+    Attributes:
+        path: in its file system.
+        uri: of the file system, as it was given; empty for this machine's.
+    """
+
+    path: str
+    uri: str = ""
+
+    @classmethod
+    def of(cls, text: str) -> Place:
+        """Return what an argument names.
+
+        Raises:
+            click.UsageError: an URI that Arrow does not know, or with keys in it.
+        """
+        if "://" not in text:
+            return cls(str(Path(text).absolute()))
+        if _SECRETS.search(unquote(text)):
+            raise click.UsageError("URI: has keys in it; keep them where every machine finds its own")
+        try:
+            system, path = fs.FileSystem.from_uri(text)
+        except (ValueError, OSError, NotImplementedError) as error:
+            raise click.UsageError(f"{text}: {error}") from error
+        return cls(path, "" if isinstance(system, fs.LocalFileSystem) else text)
+
+    def __str__(self) -> str:
+        return f"{self.uri.partition('://')[0]}://{self.path}" if self.uri else self.path
+
+    @property
+    def name(self) -> str:
+        """The last part of its path."""
+        return PurePosixPath(self.path).name
+
+    @property
+    def local(self) -> Path | None:
+        """Its path on this machine, if it is there."""
+        return None if self.uri else Path(self.path)
+
+    @property
+    def system(self) -> Any:
+        """Its file system; machines that are given the place open their own."""
+        return _system(self.uri)
+
+    def child(self, name: str) -> Place:
+        """Return a file in this folder."""
+        return Place(f"{self.path.rstrip('/')}/{name}", self.uri)
+
+    def opened(self) -> Any:
+        """Return the file, for reading anywhere in it."""
+        return self.system.open_input_file(self.path)
+
+    def read(self) -> Any:
+        """Return the file's bytes as they are: Arrow would unpack one whose name ends in .gz."""
+        return self.system.open_input_stream(self.path, compression=None)
+
+    def write(self) -> Any:
+        """Return a new file, of the bytes that it is given."""
+        return self.system.open_output_stream(self.path, compression=None)
+
+    def stamp(self) -> tuple[int, int, str]:
+        """Size, time of modification in ns, and ETag where there are any: another one, another file.
+
+        Raises:
+            FileNotFoundError: it is not a file.
+        """
+        found = self.system.get_file_info(self.path)
+        if found.type != fs.FileType.File:
+            raise FileNotFoundError(2, "No such file", str(self))
+        if not self.uri:
+            return found.size, found.mtime_ns, ""
+        with self.opened() as file:
+            tag = (file.metadata() or {}).get("ETag", b"")
+        return found.size, found.mtime_ns or 0, tag.decode()
+
+    @contextmanager
+    def at_hand(self) -> Iterator[Path]:
+        """The file on this machine: itself, or a copy without a name, which goes with the process however that ends."""
+        if self.local is not None:
+            yield self.local
+            return
+        with TemporaryFile() as copy:
+            with self.read() as source:
+                shutil.copyfileobj(source, copy, 1 << 22)
+            copy.flush()
+            yield Path(f"/dev/fd/{copy.fileno()}")
+
+
+@lru_cache(maxsize=64)
+def _system(uri: str) -> Any:
+    return fs.FileSystem.from_uri(uri)[0] if uri else fs.LocalFileSystem()
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files of a dataset.
+
+    Attributes:
+        files: in the order of their names, which is that of the rows.
+        folder: the folder that they are all files of; None for a file or a pattern.
+        skipped: the names in the folder that are not data, because they begin with a dot or an underscore; of a
+            pattern, the folders that match it.
+    """
+
+    files: list[Place]
+    folder: Place | None = None
+    skipped: tuple[str, ...] = ()
+
+
+def find(text: str) -> Found:
+    """Find the files of a dataset.
+
+    Args:
+        text: a file, a folder, or a pattern with ``*``, ``**``, ``?`` and ``[]``; of an URI ``*`` and ``**`` alone.
+            In folders, names that begin with a dot or an underscore are not data.
+
+    Raises:
+        click.UsageError: there are none; a folder inside the folder; or a name that is no file that can be read: a
+            link that leads nowhere or to itself, a pipe, a socket, a device.
+    """
+    if "://" not in text and not Path(text).exists():
+        found = _expanded(text)
+    elif "://" in text and "*" in text:
+        found = Found(_matching(text))
+    else:
+        found = _inside(Place.of(text), text)
+    if not found.files:
+        raise click.UsageError(f"IN: {text} names no file")
+    return replace(found, files=sorted(set(found.files), key=lambda one: one.path))
+
+
+def _inside(place: Place, text: str) -> Found:
+    info = place.system.get_file_info(place.path)
+    if info.type == fs.FileType.File:
+        return Found([place])
+    if info.type != fs.FileType.Directory:
+        raise click.UsageError(f"IN: {text} does not exist")
+    if place.local is not None:
+        names = {path.name: kind(path) for path in place.local.iterdir()}
+    else:
+        entries = place.system.get_file_info(fs.FileSelector(place.path))
+        names = {one.base_name: _STORED.get(one.type, "is not a file") for one in entries}
+    data = sorted(name for name in names if name[:1] not in "._")
+    for name in data:
+        if names[name] == FOLDER:
+            raise click.UsageError(f"IN: {text} has a folder in it, {shown(name)}; a pattern says which files")
+        if names[name] != FILE:
+            raise click.UsageError(f"IN: {text} has {shown(name)} in it, which {names[name]}; remove it")
+    return Found([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
+
+
+def _expanded(pattern: str) -> Found:
+    """Return the files of this machine that match a pattern."""
+    found, folders = list[Place](), list[str]()
+    for path in expanded(pattern):
+        if (what := kind(path)) == FOLDER:
+            folders.append(str(path))
+        elif what == FILE:
+            found.append(Place.of(str(path)))
+        else:
+            raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {what}; remove it")
+    deep = "**" in PurePosixPath(pattern).parts  # which matches folders for the files in them
+    return Found(found, None, () if deep else tuple(sorted(folders)))
+
+
+def would_match(pattern: str, folder: Place, name: str) -> bool:
+    """Return whether a file of this name in a folder would match a pattern.
+
+    Args:
+        pattern: as for ``find``.
+        folder: that may not exist yet.
+        name: of the file.
+    """
+    path = folder.child(name).path
+    if "://" not in pattern:
+        return not folder.uri and matches(pattern, Path(path))
+    if "*" not in pattern:
+        return False
+    place, whole = _stored(pattern)
+    return place.system == folder.system and whole.fullmatch(path) is not None
+
+
+def _matching(text: str) -> list[Place]:
+    """Return the files of a store whose paths match a pattern."""
+    place, whole = _stored(text)
+    entries = place.system.get_file_info(fs.FileSelector(place.path, recursive=True))
+    return [Place(one.path, place.uri) for one in entries if one.is_file and whole.fullmatch(one.path)]
+
+
+def _stored(text: str) -> tuple[Place, re.Pattern[str]]:
+    """Return the folder with all matches of a pattern's URI, and the pattern as a regular expression of paths."""
+    pattern, mark, options = text.partition("?")
+    base, _, rest = pattern.partition("*")
+    base, _, begun = base.rpartition("/")
+    place = Place.of(base + mark + options)
+    wanted = re.escape(begun + "*" + rest).replace(r"\*\*", ".*").replace(r"\*", "[^/]*")
+    return place, re.compile(re.escape(place.path.rstrip("/") + "/") + wanted)

@@ -1,0 +1,121 @@
+"""What a release does to rows besides noise: missing values, rounding, and their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+
+from dpkernels.cli.files.formats import Numbers, Source
+from dpkernels.random import host
+
+# Rows are held in memory to be shuffled.
+MOST_SHUFFLED_BYTES = 1 << 30
+MOST_DECIMALS = 15  # of reports that are rounded
+_LIMIT = f"they are held in memory, at most {MOST_SHUFFLED_BYTES}"
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """Choices of one release.
+
+    Attributes:
+        missing: "error", "keep" or "drop".
+        decimals: to which reports are rounded; None for not.
+        shuffle: whether rows are put into a random order.
+        shuffleable: whether they could be: not the rows of a dataset, which are nowhere held together.
+    """
+
+    missing: str = "error"
+    decimals: int | None = None
+    shuffle: bool = False
+    shuffleable: bool = True
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON form."""
+        return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
+
+    def notices(self) -> list[str]:
+        """Return what a reader of the output learns of the rows, in sentences."""
+        lines = []
+        if self.missing == "keep":
+            lines.append("missing values are kept: which values are missing is revealed, and NOT protected")
+        if self.missing == "drop":
+            lines.append("rows with missing values are dropped: that a row is not there is NOT protected")
+        if self.decimals is not None:
+            lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
+        if not self.shuffle:
+            advice = (
+                "--shuffle-rows prevents this" if self.shuffleable else "shuffle the rows beforehand to prevent this"
+            )
+            lines.append(f"the order of rows is kept: if they are sorted by a column, it reveals ranks; {advice}")
+        return lines
+
+    def check_size(self, path: Path) -> None:
+        """Refuse early what is too large to be shuffled.
+
+        Raises:
+            click.UsageError: the file is.
+        """
+        if self.shuffle and (size := path.stat().st_size) > MOST_SHUFFLED_BYTES:
+            raise click.UsageError(f"--shuffle-rows: {path} has {size} bytes; {_LIMIT}")
+
+    def check_droppable(self, source: Source) -> None:
+        """Refuse to leave rows out of what has none.
+
+        Raises:
+            click.UsageError: no rows of one value each.
+        """
+        if self.missing == "drop" and not source.droppable:
+            raise click.UsageError(f"--missing drop: {source.path} has no rows of one value each that could be dropped")
+
+    def check_held(self, size: int) -> None:
+        """Refuse rows that are too large to be shuffled.
+
+        Raises:
+            ValueError: they are.
+        """
+        if size > MOST_SHUFFLED_BYTES:
+            raise ValueError(f"--shuffle-rows: the rows take more than {size} bytes; {_LIMIT}")
+
+    def rounded(self, reports: np.ndarray) -> np.ndarray:
+        """Reports with few decimals; those too large to have any are as they were."""
+        if self.decimals is None:
+            return reports
+        with np.errstate(over="ignore", invalid="ignore"):
+            rounded = np.round(reports, self.decimals)
+        return np.where(np.isfinite(rounded), rounded, reports)
+
+
+def filled(numbers: Numbers) -> np.ndarray:
+    """Return the values, the first that there is in the places of missing ones."""
+    if numbers.missing is None:
+        return numbers.values
+    return np.where(numbers.missing, numbers.values[np.argmin(numbers.missing)], numbers.values)
+
+
+def complete(columns: Iterable[Numbers]) -> np.ndarray | None:
+    """Return the rows in which no column has a missing value; None for all."""
+    masks = [column.missing for column in columns if column.missing is not None]
+    return ~np.logical_or.reduce(masks) if masks else None
+
+
+def permutation(key: bytes, rows: int) -> np.ndarray:
+    """Return a uniformly random order: that of random 64-bit words, all drawn again where two are equal.
+
+    Args:
+        key: 32 bytes.
+        rows: how many.
+    """
+    for stream in count():
+        words = np.empty(rows, "<u8")
+        host.fill(words, key, stream, 0)
+        order = np.argsort(words)
+        if (np.diff(words[order]) > 0).all():
+            return order
+    raise AssertionError

@@ -1,0 +1,400 @@
+"""Mechanisms by name: the constructors of the package, with the options that their arguments are.
+
+A public constructor of ``dpkernels`` whose required arguments are options of the command is a mechanism of the command,
+without an entry here. The exceptions are below: names for choices, and constructors with other arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
+from types import UnionType
+from typing import Any, get_args
+
+import click
+
+import dpkernels
+from dpkernels import _HOMES, checks
+from dpkernels.cli.options import OPTIONS, flag, flags
+from dpkernels.cli.text import aligned
+from dpkernels.decimals import shortest
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.exact.sampler import ExactSampler
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.mechanisms.named import MECHANISMS
+from dpkernels.mechanisms.optimal.grid import covers
+from dpkernels.mechanisms.optimal.mechanism import Optimal
+from dpkernels.mechanisms.optimal.program import ProgramError
+from dpkernels.mechanisms.optimal.search import optimal
+from dpkernels.mechanisms.windowed.mechanism import Windowed
+
+Constructor = Callable[..., Mechanism]
+
+# A release states these itself: they have no default.
+_CLAIM = ("epsilon", "delta", "sensitivity")
+# Where a constructor requires one of these and it is not given, ``accountants.calibrate`` finds it for the claim.
+_SCALES = ("sigma", "scale")
+# No other bounded mechanism has a lower worst-case variance than the best of these.
+_CLOSED_FORMS = ("duchi", "hybrid", "piecewise")
+CHOICES = {"closed-form": _CLOSED_FORMS, "auto": ("optimal", *_CLOSED_FORMS)}
+DEFAULT = "closed-form"
+
+
+def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str:
+    """Return the mechanism of least worst-case variance among those of a choice.
+
+    Raises:
+        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
+    """
+    tried = [one for one in CHOICES[name] if one != "optimal" or covers(epsilon)]
+    made = {one: MECHANISMS[one](epsilon=epsilon, lower=lower, upper=upper) for one in tried}
+    return min(made, key=lambda one: float(made[one].worst_variance))
+
+
+def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the name and the options of the mechanism that a choice selects; another name selects itself.
+
+    For the objective ``distribution`` that is piecewise: no family that ``tune --objective distribution`` compares has
+    a smaller error, and its reports are unbiased.
+
+    Raises:
+        ValueError: as for the mechanism.
+    """
+    own = {key: value for key, value in options.items() if key != "objective"}
+    if name not in CHOICES:
+        return name, dict(options)
+    if options.get("objective") == "distribution":
+        return "piecewise", {**own, "eta": eta_for_distribution(**own)}
+    return chosen_name(name, **own), own
+
+
+@lru_cache(maxsize=16)
+def eta_for_distribution(*, epsilon: float, lower: float, upper: float) -> float:
+    """Return the eta of ``piecewise`` with which 10^5 reports estimate the distribution best.
+
+    Raises:
+        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
+    """
+    from accountants import tune
+
+    family = tune.piecewise(epsilon=epsilon, lower=lower, upper=upper)
+    return float(tune.best(family, tune.distribution()).parameters["eta"])
+
+
+def _closed_form(*, epsilon: float, lower: float, upper: float) -> Mechanism:
+    return _choice("closed-form", {"epsilon": epsilon, "lower": lower, "upper": upper})
+
+
+def _auto(*, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
+    return _choice("auto", {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
+
+
+def _choice(name: str, options: Mapping[str, Any]) -> Mechanism:
+    name, own = chosen(name, options)
+    return MECHANISMS[name](**own)
+
+
+def _piecewise(*, epsilon: float, lower: float, upper: float, eta: float | None = None) -> Windowed:
+    return dpkernels.piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=eta)
+
+
+def _bounded(constructor: Constructor, *, epsilon: float, lower: float, upper: float) -> Mechanism:
+    return constructor(epsilon=epsilon, lower=lower, upper=upper)
+
+
+def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper: float) -> Optimal:
+    return optimal(epsilon=epsilon, lower=lower, upper=upper, sensitivity=sensitivity)
+
+
+def _truncated_laplace(
+    *, epsilon: float, delta: float, sensitivity: float, noise_upper: float | None = None
+) -> Additive:
+    """Return the upper end of this noise has another name than that of the input interval."""
+    try:
+        return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
+    except ValueError as error:
+        name, colon, text = str(error).partition(":")
+        raise ValueError(("noise-upper" if name == "upper" else name) + colon + text) from error
+
+
+def _recycled_gaussian(
+    *,
+    sensitivity: float,
+    theta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    sigma: float | None = None,
+    q: float | None = None,
+) -> Additive:
+    claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
+    return _recycled(Gaussian, "--sigma", sigma, q, theta, claim)
+
+
+def _recycled_laplace(
+    *,
+    sensitivity: float,
+    theta: float,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    scale: float | None = None,
+    q: float | None = None,
+) -> Additive:
+    claim = {"epsilon": epsilon, "delta": delta, "sensitivity": sensitivity}
+    return _recycled(Laplace, "--scale", scale, q, theta, claim)
+
+
+def _recycled(family: Any, option: str, width: float | None, q: float | None, theta: float, claim: Any) -> Additive:
+    """Recycle the budget of a kernel; its width and q are calibrated to the claim where they are not given."""
+    kernel: Distribution | None = None if width is None else family(width)
+    if kernel is not None and q is not None:
+        return dpkernels.budget_recycled(kernel, theta=theta, q=q, **claim)
+    from accountants import calibrate
+
+    _check_claim(option if kernel is None else "--q", claim)
+    if kernel is not None:
+        return calibrate.budget_recycled(kernel, theta=theta, **claim)
+    return calibrate.budget_recycled(family, theta=theta, q=q, **claim)
+
+
+def _check_claim(option: str, given: Mapping[str, Any]) -> None:
+    if any(given.get(name) is None for name in _CLAIM):
+        raise ValueError(f"{option}: missing; give it, or --epsilon and --delta, to which it is calibrated")
+
+
+@dataclass(frozen=True)
+class NamedConstructor:
+    """A mechanism of the command.
+
+    Attributes:
+        name: the mechanism's name.
+        construct: makes it from its options.
+    """
+
+    name: str
+    construct: Constructor
+
+    @cached_property
+    def _arguments(self) -> Mapping[str, inspect.Parameter]:
+        return {name: one for name, one in inspect.signature(self.construct).parameters.items() if one.kind == _BY_NAME}
+
+    @cached_property
+    def options(self) -> dict[str, bool]:
+        """Its options in the order of help, and whether each may be left out."""
+        found = self._arguments
+        return {
+            name: found[name].default is not inspect.Parameter.empty or name in _SCALES
+            for name in OPTIONS
+            if name in found
+        }
+
+    @property
+    def is_central(self) -> bool:
+        """Whether it is a bounded mechanism for inputs at most a sensitivity apart."""
+        return {"lower", "sensitivity"} <= self.options.keys()
+
+    def required(self, release: bool) -> list[str]:
+        """Return what must be given: for a release the whole claim; the sensitivity, in the data's unit, always."""
+        always = _CLAIM if release else ("sensitivity",)
+        return [name for name, optional in self.options.items() if not optional or name in always]
+
+    def check(self, given: Iterable[str], release: bool) -> None:
+        """Refuse options that the mechanism does not have, and a missing option.
+
+        Raises:
+            click.UsageError: names the option.
+        """
+        given, required = list(given), self.required(release)
+        for name in given:
+            if name not in self.options:
+                raise click.UsageError(f"{flag(name)}: {self.name} has no such option; it has {flags(self.options)}")
+        if missing := [name for name in required if name not in given]:
+            shown = ", ".join(map(flag, missing))
+            raise click.UsageError(f"{shown}: missing; {self.name} needs {flags(required)}")
+
+    def make(self, options: Mapping[str, Any]) -> Mechanism:
+        """Return the mechanism of these options; a scale that is not given is calibrated to the claim.
+
+        Raises:
+            ValueError: as for the constructor; neither a scale nor a claim is given.
+        """
+        empty = inspect.Parameter.empty
+        scale = [name for name in _SCALES if name not in options and name in self._arguments]
+        if not scale or self._arguments[scale[0]].default is not empty:
+            return self.construct(**options)
+        from accountants import calibrate
+
+        _check_claim(flag(scale[0]), options)
+        return getattr(calibrate, self.name.replace("-", "_"))(**options)
+
+
+_BY_NAME = inspect.Parameter.KEYWORD_ONLY
+
+
+def _constructors() -> Iterator[tuple[str, Constructor]]:
+    """Yield every name and its constructor: the exceptions, then whatever else the package has."""
+    special: dict[str, Constructor] = {
+        **{name: partial(_bounded, constructor) for name, constructor in MECHANISMS.items()},
+        "piecewise": _piecewise,
+        "closed-form": _closed_form,
+        "auto": _auto,
+        "optimal-central": _optimal_central,
+        "truncated-laplace": _truncated_laplace,
+        "recycled-laplace": _recycled_laplace,
+        "recycled-gaussian": _recycled_gaussian,
+    }
+    yield from special.items()
+    for name in [name for name, home in _HOMES.items() if home.startswith("mechanisms.")]:  # others load for long
+        one = getattr(dpkernels, name)
+        if (word := name.replace("_", "-")) not in special and inspect.isfunction(one) and _is_constructor(one):
+            yield word, one
+
+
+def _is_constructor(function: Callable[..., Any]) -> bool:
+    """Return whether a function makes a mechanism, and whatever it requires is an option of the command."""
+    signature = inspect.signature(function, eval_str=True)
+    made, arguments = signature.return_annotation, signature.parameters.items()
+    kinds = get_args(made) if isinstance(made, UnionType) else (made,)
+    return all(isinstance(kind, type) and issubclass(kind, Mechanism) for kind in kinds) and all(
+        one.kind == _BY_NAME and (name in OPTIONS or one.default is not one.empty) for name, one in arguments
+    )
+
+
+CONSTRUCTORS = {name: NamedConstructor(name, constructor) for name, constructor in _constructors()}
+
+
+def listing() -> list[str]:
+    """Return every mechanism with what a release needs and what else it may have."""
+    heading = ["mechanism", "required", "optional"]
+    notes = [
+        "closed-form is whichever of piecewise, hybrid and duchi has the lowest worst-case variance for the budget;",
+        "auto also tries optimal. auto --objective distribution is piecewise, with the width that estimates the",
+        "distribution of the values best. An optional argument that is not given is chosen for the mechanism;",
+        "`dpkernels perturb --help` explains each. Use square-wave for the distribution of the values alone: the mean",
+        "of its reports is biased.",
+    ]
+    return [*aligned([heading, *map(_listed, CONSTRUCTORS.values())]), "", *notes]
+
+
+def _listed(one: NamedConstructor) -> list[str]:
+    required = one.required(release=True)
+    more = [name for name in one.options if name not in required]
+    return [one.name, " ".join(map(flag, required)), " ".join(map(flag, more))]
+
+
+def named(name: str, where: str = "") -> NamedConstructor:
+    """Return the constructor of a name.
+
+    Raises:
+        click.UsageError: there is no such mechanism; the message begins with ``where``.
+    """
+    if name not in CONSTRUCTORS:
+        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {', '.join(CONSTRUCTORS)}")
+    return CONSTRUCTORS[name]
+
+
+def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
+    """Return the mechanism.
+
+    Args:
+        name: its name.
+        options: the options that were given.
+        where: what an error begins with.
+        release: whether it needs a claim; accounting does not.
+
+    Raises:
+        click.UsageError: there is no such mechanism; an option is missing, unknown or out of range; or its linear
+            program fails.
+    """
+    found = named(name, where)
+    try:
+        found.check(options, release)
+        if "delta" in options:
+            checks.within("delta", options["delta"], 0.0, 1.0, open_ends=True)
+        return found.make(options)
+    except click.UsageError as error:
+        raise click.UsageError(where + error.message) from error
+    except (ValueError, ProgramError) as error:
+        raise click.UsageError(where + str(error)) from error
+
+
+def build_exact_sampler(
+    name: str, options: Mapping[str, Any], where: str = ""
+) -> tuple[str, ExactSampler, dict[str, Any]]:
+    """Return the name of the mechanism, which for a choice is the one chosen, its exact sampler and its options.
+
+    Raises:
+        click.UsageError: as ``mechanism``.
+        CertificateError: its integers do not have the guarantee.
+    """
+    made = mechanism(name, options, where)
+    try:
+        own, given = chosen(name, options)
+        return own, exact_sampler(made), given
+    except CertificateError as error:
+        instead = _feasible(made) if str(error).startswith("delta:") else ""
+        raise CertificateError(f"{where}{error}{instead}") from error
+
+
+def _feasible(made: Any) -> str:
+    """Return the epsilon that noise has at its delta, where that can be said."""
+    from accountants import epsilon
+
+    try:
+        found = epsilon(made, made.delta)
+    except (TypeError, ValueError):
+        return ""
+    if found <= made.epsilon * (1 + 1e-9):  # The noise has its claim; it is the table that does not.
+        return ""
+    return f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
+
+
+def spread(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return the options of each column.
+
+    An option given once is for every column whose mechanism has it; given as often as there are such columns, for
+    these in their order.
+
+    Args:
+        names: the mechanism of each column.
+        given: the values of each option that was given, in their order.
+
+    Raises:
+        click.UsageError: an unknown mechanism, an option that none has, or one given another number of times.
+    """
+    chosen = [named(name) for name in names]
+    columns: list[dict[str, Any]] = [{} for _ in chosen]
+    for option, values in given.items():
+        having = [column for column, one in zip(columns, chosen, strict=True) if option in one.options]
+        if not having:
+            raise click.UsageError(f"{flag(option)}: {_without(names)}")
+        those = "" if len(having) == len(names) else " whose mechanism has it"
+        check_count(option, len(values), len(having), those)
+        each = list(values) * (len(having) if len(values) == 1 else 1)
+        for column, value in zip(having, each, strict=True):
+            column[option] = value
+    return columns
+
+
+def _without(names: Sequence[str]) -> str:
+    different = list(dict.fromkeys(names))
+    if len(different) == 1:
+        return f"{different[0]} has no such option"
+    return f"none of {', '.join(different)} has such an option"
+
+
+def check_count(option: str, count: int, columns: int, those: str = "") -> None:
+    """Refuse an option that is given neither once nor once a column.
+
+    Raises:
+        click.UsageError: says what is allowed.
+    """
+    if count not in (1, columns):
+        allowed = "once" if columns == 1 else f"once, or once for each of the {columns} columns{those}"
+        raise click.UsageError(f"{flag(option)}: given {count} times; give it {allowed}")

@@ -1,1 +1,0 @@
-"""Mechanisms from options: which there are, what they take, and what their certificates say."""

@@ -1,0 +1,503 @@
+"""Confidence intervals of the true values behind released ones, exact from the integers that were sampled.
+
+A release of x is  y = h (P + C):  h is the cell of the noise table, C the code that was drawn, and P the position of x,
+
+    P = floor((n + r) / M),    n = floor(x/g + 1/2),    r = floor(word M / 2^32),
+
+with g the grain and M = h/g. So both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in x.
+The interval holds the x at which both are above (1 - confidence)/2. It moves with y, so two fractions describe it.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.decimals import rational, shortest
+from dpkernels.estimation.intervals import shown
+from dpkernels.estimation.noise_sums import CombinedNoise, sum_of
+from dpkernels.exact.noise.certificate import AdditiveCertificate
+from dpkernels.exact.noise.sampler import ExactNoise
+from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.registry import exact_sampler
+from dpkernels.numerics import Real
+from dpkernels.release import containers
+
+_WORD = 1 << 32
+# Ends of intervals are rounded outwards by so much of a step when true values are known to be multiples of it.
+_ROUNDING = 1e-6
+_MOST_DOUBLINGS, _MOST_HALVINGS = 200, 60
+
+
+def confidence_interval(
+    released: Any, mechanism: Any, confidence: float = 0.95, *, together: bool = False, lattice: float | None = None
+) -> tuple[Any, Any]:
+    """Return lower and upper bounds of the true values behind released ones.
+
+    Each interval contains the true value with at least this probability, whatever the value is. Both ways to miss it
+    have at most half of the rest. The probabilities are those of the certified integers that ``perturb`` samples from,
+    with the rounding of the true value to their grid. Using it costs no privacy.
+
+    Args:
+        released: what ``perturb`` returned for additive noise: a number, an array or a column.
+        mechanism: what made it: the additive mechanism (on vectors or not), its exact form, or its certificate.
+        confidence: in (0, 1).
+        together: let all intervals hold at once with this probability, rather than each by itself.
+        lattice: a number that every true value is a multiple of, such as 1.0 for counts; the ends are then multiples
+            too. By default that of the mechanism, if it is on vectors and has one.
+
+    Returns:
+        (low, high): floats for a number, otherwise arrays of the shape of ``released``.
+
+    Raises:
+        ValueError: a number that the mechanism cannot have released; confidence not in (0, 1); lattice not positive.
+        TypeError: the mechanism is not additive noise; released does not hold numbers.
+
+    Example:
+        >>> import dpkernels as dpk
+        >>> noise = dpk.laplace(epsilon=1.0, sensitivity=1.0)
+        >>> dpk.confidence_interval(120.0, noise, 0.95, lattice=1.0)
+        (118.0, 122.0)
+    """
+    checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+    table, step = table_of(mechanism, lattice)
+    y, single = _numbers(released, table)
+    low, high = bounds_of(y, table, together_of(confidence, y.size) if together else confidence)
+    extra = _rounding_of(y, single, table)
+    low, high = _on_lattice(low - extra, high + extra, step)
+    return (float(low), float(high)) if y.ndim == 0 else (low, high)
+
+
+def released_values(released: Any, mechanism: Any, *, lattice: float | None = None) -> Any:
+    """Return released values that remember their noise, so that what is computed from them has intervals.
+
+    Sums, differences, multiples and ratios of the results have ``value`` and ``interval(confidence)``. Make them once
+    for every release: a value that is used twice is then known to have the same noise, and values of two calls are
+    taken to have independent noise.
+
+    Args:
+        released: as of ``confidence_interval``.
+        mechanism: as of ``confidence_interval``.
+        lattice: as of ``confidence_interval``.
+
+    Returns:
+        A ``ReleasedValue`` for a number, otherwise a NumPy array of them, to which NumPy's sums and products apply.
+
+    Raises:
+        ValueError, TypeError: as of ``confidence_interval``.
+
+    Example:
+        >>> import dpkernels as dpk
+        >>> total = dpk.released_values(5000.0, dpk.laplace(epsilon=0.5, sensitivity=100.0))
+        >>> people = dpk.released_values(200.0, dpk.laplace(epsilon=0.5, sensitivity=1.0), lattice=1.0)
+        >>> mean = total / people
+        >>> [round(number, 1) for number in (mean.value, *mean.interval(0.95))]
+        [25.0, 21.9, 28.1]
+    """
+    table, step = table_of(mechanism, lattice)
+    y, single = _numbers(released, table)
+    extra = _rounding_of(y, single, table)
+    made = np.empty(y.shape, object)
+    for at in np.ndindex(y.shape):
+        made[at] = ReleasedValue({_Release(Fraction(float(y[at])), table, float(extra[at]), step): Fraction(1)})
+    return made[()] if y.ndim == 0 else made
+
+
+def bounds_of(y: np.ndarray, table: NoiseTable, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ends of the interval of each true value by itself, rounded outwards."""
+    below, above = (math.nextafter(float(reach), math.inf) for reach in reaches(table, (1 - rational(confidence)) / 2))
+    return np.nextafter(y - below, -np.inf), np.nextafter(y + above, np.inf)
+
+
+def together_of(confidence: float, count: int) -> float:
+    """Return the confidence of each of so many independent intervals that hold at once with the given one."""
+    return min(math.nextafter(confidence ** (1 / count), 1.0), math.nextafter(1.0, 0.0))
+
+
+@lru_cache(maxsize=256)
+def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
+    """(a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
+    below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
+    M, half_grain = table.grains, Fraction(2) ** (table.grain - 1)
+    bound = tail * table.total * _WORD
+
+    def at_most(code: int) -> int:
+        return below[min(max(code - table.first + 1, 0), table.codes)]
+
+    def at_least(code: int) -> int:
+        return table.total - at_most(code - 1)
+
+    def is_likely(n: int, weight: Callable[[int], int]) -> bool:
+        """Whether grain n, at the released value 0, has a tail probability above the bound."""
+        q, f = divmod(n, M)
+        up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
+        return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
+
+    grains = range((-table.last - 2) * M, (-table.first + 2) * M)
+    lowest = grains[bisect_left(grains, True, key=lambda n: is_likely(n, at_least))]
+    highest = grains[bisect_left(grains, True, key=lambda n: not is_likely(n, at_most))] - 1
+    return (1 - 2 * lowest) * half_grain, (2 * highest + 1) * half_grain
+
+
+@dataclass(frozen=True, eq=False)
+class _Release:
+    """One released number.
+
+    Attributes:
+        y: the number.
+        table: its noise.
+        rounding: how far the number may be from the integer multiple of the cell that it stands for.
+        lattice: what the true value is a multiple of, or None.
+    """
+
+    y: Fraction
+    table: NoiseTable
+    rounding: float
+    lattice: float | None
+
+    @property
+    def input_room(self) -> float:
+        """How far a position may be from the true value."""
+        cell = self.table.cell
+        on_cells = self.lattice is not None and (Fraction(self.lattice) / cell).denominator == 1
+        return self.rounding if on_cells else self.rounding + float(cell - Fraction(2) ** (self.table.grain - 1))
+
+
+class ReleasedValue:
+    """A released value, or a linear combination of released values and numbers; made by ``released_values``.
+
+    Add, subtract, multiply and divide by numbers as usual. A ratio of two is a ``ReleasedRatio``.
+    """
+
+    def __init__(self, terms: Mapping[_Release, Fraction], constant: Fraction = Fraction(0)) -> None:
+        self._terms = {release: factor for release, factor in terms.items() if factor}
+        self._constant = constant
+
+    @property
+    def value(self) -> float:
+        """The same combination of the released numbers."""
+        return float(self._constant + sum(factor * release.y for release, factor in self._terms.items()))
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return bounds that contain the true value with at least this probability, half of the rest on each side.
+
+        For one released value they are those of ``confidence_interval``; for several they are rounded outwards.
+
+        Raises:
+            ValueError: confidence not in (0, 1), or so near to 1 that the convolution of many values cannot tell.
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        tail = (1 - rational(confidence)) / 2
+        if not self._terms:
+            return self.value, self.value
+        if len(self._terms) == 1:
+            ((release, factor),) = self._terms.items()
+            reach = reaches(release.table, tail)
+            down, up = reach if factor > 0 else reach[::-1]
+            extra = abs(float(factor)) * release.rounding
+            middle = self._constant + factor * release.y
+            low, high = float(middle - abs(factor) * down) - extra, float(middle + abs(factor) * up) + extra
+        else:
+            noise = self.noise
+            _check_resolved(noise, float(tail), confidence)
+            low = self.value - noise.upper_quantile(float(tail)) - noise.room
+            high = self.value + noise.mirrored().upper_quantile(float(tail)) + noise.room
+        low, high = np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+        constant = float(self._constant)
+        ends = _on_lattice(np.asarray(low - constant), np.asarray(high - constant), self._step)
+        return (float(low), float(high)) if self._step is None else tuple(constant + float(end) for end in ends)  # type: ignore[return-value]
+
+    @property
+    def noise(self) -> CombinedNoise:
+        """What the released combination has more than the true one, but for up to the noise's ``room``."""
+        counts: dict[tuple[NoiseTable, Fraction], int] = {}
+        for release, factor in self._terms.items():
+            counts[release.table, factor] = counts.get((release.table, factor), 0) + 1
+        parts = [sum_of(table, count).scaled(float(factor * table.cell)) for (table, factor), count in counts.items()]
+        room = sum(abs(float(factor)) * release.input_room for release, factor in self._terms.items())
+        return CombinedNoise.of(parts).with_room(room)
+
+    @property
+    def _step(self) -> float | None:
+        """What the combination, less its constant, is a multiple of, if that is known."""
+        steps = [release.lattice and factor * Fraction(release.lattice) for release, factor in self._terms.items()]
+        if not steps or any(step is None for step in steps):
+            return None
+        common = math.lcm(*(step.denominator for step in steps))  # type: ignore[union-attr]
+        return float(Fraction(math.gcd(*(int(step * common) for step in steps)), common))  # type: ignore[operator]
+
+    def __add__(self, other: Any) -> ReleasedValue:
+        if isinstance(other, ReleasedValue):
+            terms = dict(self._terms)
+            for release, factor in other._terms.items():
+                terms[release] = terms.get(release, Fraction(0)) + factor
+            return ReleasedValue(terms, self._constant + other._constant)
+        number = _number(other)
+        return NotImplemented if number is None else ReleasedValue(self._terms, self._constant + number)
+
+    def __mul__(self, other: Any) -> ReleasedValue:
+        number = _number(other)
+        if number is None:
+            return NotImplemented
+        return ReleasedValue(
+            {release: factor * number for release, factor in self._terms.items()}, self._constant * number
+        )
+
+    def __neg__(self) -> ReleasedValue:
+        return self * -1
+
+    def __sub__(self, other: Any) -> ReleasedValue:
+        return self + -other
+
+    def __rsub__(self, other: Any) -> ReleasedValue:
+        return -self + other
+
+    def __truediv__(self, other: Any) -> Any:
+        if isinstance(other, ReleasedValue):
+            return ReleasedRatio(self, other)
+        number = _number(other)
+        return NotImplemented if number is None else self * (1 / number)
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReleasedRatio:
+    """The ratio of two linear combinations of released values.
+
+    Attributes:
+        numerator: the one above.
+        denominator: the one below.
+    """
+
+    numerator: ReleasedValue
+    denominator: ReleasedValue
+
+    @property
+    def value(self) -> float:
+        """The ratio of the released values; NaN where the denominator is 0."""
+        below = self.denominator.value
+        return self.numerator.value / below if below else math.nan
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return bounds that contain the true ratio with at least this probability.
+
+        It inverts the tests of  numerator - r denominator = 0  over all r, as Fieller's theorem does for normal noise.
+        Where the denominator cannot be told from 0 the interval is (-inf, inf).
+
+        Raises:
+            ValueError: as of ``ReleasedValue.interval``.
+
+        Source: E. C. Fieller, "Some problems in interval estimation", J. R. Stat. Soc. B 16 (1954).
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        tail = float((1 - rational(confidence)) / 2) * (1 - 1e-12)
+        above, below = self.numerator, self.denominator
+        if below.value < 0:
+            above, below = -above, -below
+        # With T2 the true denominator, tests at the tail P(T1 <= r T2) + P(T2 <= 0) refuse every smaller r too, since
+        # P(T1 <= r T2, T2 > 0) increases in r.
+        noise = below.noise
+        _check_resolved(noise, tail, confidence)
+        left = tail - noise.tail(below.value - noise.room)
+        if left <= 0:
+            return -math.inf, math.inf
+
+        def refuses(r: float, sign: float) -> bool:
+            """Whether the true ratio is not r, nor beyond it on the side of the sign."""
+            pivot = (above - below * r) * -sign
+            noise = pivot.noise
+            return noise.tail(pivot.value - noise.room) <= left
+
+        low, high = (_last_refused(refuses, self.value, sign) for sign in (-1.0, 1.0))
+        return float(np.nextafter(low, -np.inf)), float(np.nextafter(high, np.inf))
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+def _last_refused(refuses: Callable[[float, float], bool], start: float, sign: float) -> float:
+    """Return the refused ratio nearest to the start on one side of it, or an infinity if none is found."""
+    distance = max(abs(start), 1.0) * 1e-9
+    for _ in range(_MOST_DOUBLINGS):
+        if refuses(outer := start + sign * distance, sign):
+            break
+        distance *= 2
+    else:
+        return sign * math.inf
+    inner = start
+    for _ in range(_MOST_HALVINGS):
+        middle = (inner + outer) / 2
+        if abs(outer - inner) <= 1e-9 * abs(outer - start) or not min(inner, outer) < middle < max(inner, outer):
+            break
+        inner, outer = (inner, middle) if refuses(middle, sign) else (middle, outer)
+    return outer
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class ReleasedQuantile:
+    """A quantile of values whose counts in bins were released; made by ``histogram_quantile``.
+
+    Attributes:
+        value: the quantile of the released counts, which are taken to be uniform within a bin.
+    """
+
+    value: float
+    _edges: np.ndarray
+    _above: tuple[ReleasedValue, ...]
+
+    def interval(self, confidence: float = 0.95) -> tuple[float, float]:
+        """Return two edges between which the true quantile is with at least this probability.
+
+        Raises:
+            ValueError: confidence not in (0, 1).
+        """
+        checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
+        tail = float((1 - rational(confidence)) / 2) * (1 - 1e-12)
+        last = len(self._edges) - 1
+        lower, upper = 0, last
+        for k, excess in enumerate(self._above, 1):  # excess >= 0 is: the quantile is at most edge k
+            if not _is_negative(excess, tail):
+                break
+            lower = k
+        for k in range(last - 1, lower, -1):
+            if not _is_negative(-self._above[k - 1], tail):
+                break
+            upper = k
+        return float(self._edges[lower]), float(self._edges[upper])
+
+    def __repr__(self) -> str:
+        return _shown(self)
+
+
+def _is_negative(excess: ReleasedValue, tail: float) -> bool:
+    """Whether the test that the true value is 0 or more refuses."""
+    noise = excess.noise.mirrored()
+    return noise.tail(-excess.value - noise.room) <= tail
+
+
+def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -> ReleasedQuantile:
+    """Return a quantile of values whose counts in bins were released with noise.
+
+    The quantile is the smallest x that a share p of the values does not exceed. It is known no better than to a bin.
+
+    Args:
+        counts: of the d bins, from ``released_values``.
+        edges: (d + 1,) increasing ends of the bins; the bins hold (edge, next edge], and the first one its lower end.
+        p: in (0, 1).
+
+    Raises:
+        ValueError: edges that do not increase, or are not one more than the counts; p not in (0, 1).
+
+    Example:
+        >>> import numpy as np, dpkernels as dpk
+        >>> noise = dpk.on_vectors(dpk.laplace(epsilon=1.0), dimensions=3, norm="l1", lattice=1.0)
+        >>> counts = dpk.released_values(np.array([40.0, 100.0, 60.0]), noise)
+        >>> dpk.histogram_quantile(counts, [0, 10, 20, 30], 0.5).interval(0.95)
+        (10.0, 20.0)
+    """
+    checks.within("p", p, 0.0, 1.0, open_ends=True)
+    ends = np.asarray(edges, np.float64)
+    if ends.shape != (len(counts) + 1,) or not (np.diff(ends) > 0).all():
+        raise ValueError(f"edges: must be {len(counts) + 1} increasing numbers, the ends of {len(counts)} bins")
+    whole = sum(counts[1:], counts[0])
+    above = tuple(part - whole * p for part in accumulate(counts[:-1]))
+    shares = np.cumsum([0.0, *(max(count.value, 0.0) for count in counts)])
+    share = p * shares[-1]
+    k = min(max(int(np.searchsorted(shares, share)), 1), len(counts))
+    part = (share - shares[k - 1]) / (shares[k] - shares[k - 1]) if shares[k] > shares[k - 1] else 0.5
+    return ReleasedQuantile(float(ends[k - 1] + part * (ends[k] - ends[k - 1])), ends, above)
+
+
+def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
+    """The table of additive noise, and what true values are multiples of."""
+    certificate = source
+    if not isinstance(source, AdditiveCertificate):
+        form = exact_sampler(source)
+        if not isinstance(form, ExactNoise):
+            raise TypeError(
+                f"mechanism: {type(source).__name__} is not additive noise; `estimate` is for local reports"
+            )
+        certificate = form.certificate
+    if lattice is not None:
+        checks.positive("lattice", lattice)
+        return certificate.table, float(lattice)
+    return certificate.table, getattr(getattr(certificate, "claim", None), "lattice", None)
+
+
+def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, bool]:
+    """Released numbers as float64, and whether they were float32.
+
+    Raises:
+        ValueError: one that no release can have made.
+    """
+    try:
+        array = np.asarray(containers.unwrap(released)[0])
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"released: {str(error).removeprefix('x: ')}") from error
+    y, single = array.astype(np.float64), array.dtype == np.float32
+    check_possible("released", y, table, single=single)
+    return y, single
+
+
+def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool = False) -> None:
+    """Refuse numbers that are no multiples of the cell, where floats hold these.
+
+    Raises:
+        ValueError: names the first.
+    """
+    cell = float(table.cell)
+    with np.errstate(invalid="ignore"):
+        is_exact = _rounding_of(y, single, table) == 0
+        bad = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
+    if bad.any():
+        at = np.unravel_index(int(bad.argmax()), bad.shape)
+        place = f"number {at[0]}" if len(at) == 1 else f"number {tuple(map(int, at))}" if at else "it"
+        raise ValueError(
+            f"{name}: {place} is {shortest(y[at])}, no multiple of {shortest(cell)}; this mechanism cannot have made "
+            "it (values that were rounded, or simulated, are not its own)"
+        )
+
+
+def _rounding_of(y: np.ndarray, single: bool, table: NoiseTable) -> np.ndarray:
+    """How far a float may be from the multiple of the cell that it was made of: 0 where floats hold all of these."""
+    digits = 24 if single else 53
+    return np.where(np.abs(y) < 2.0 ** (digits + table.grain), 0.0, np.abs(y) * 2.0 ** (2 - digits))
+
+
+def _on_lattice(low: np.ndarray, high: np.ndarray, step: float | None) -> tuple[np.ndarray, np.ndarray]:
+    """The smallest and the largest multiple of the step within the ends."""
+    if step is None:
+        return low, high
+    return np.ceil(low / step - _ROUNDING) * step, np.floor(high / step + _ROUNDING) * step
+
+
+def _number(value: Any) -> Fraction | None:
+    """A finite number as a fraction; None for what is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating | Fraction):
+        return None
+    return value if isinstance(value, Fraction) else Fraction(value.item() if isinstance(value, np.generic) else value)
+
+
+def _check_resolved(noise: CombinedNoise, tail: float, confidence: float) -> None:
+    if tail <= 2 * noise.slack:
+        raise ValueError(
+            f"confidence: {confidence} is too near 1 for sums of so many values; at most {1 - 5 * noise.slack:.12g}"
+        )
+
+
+def _shown(one: Any) -> str:
+    low, high = one.interval()
+    return f"{type(one).__name__}({shown(one.value)}, 95 % interval from {shown(low)} to {shown(high)})"

@@ -1,0 +1,386 @@
+"""Build noise tables: masses of a density on bins, or of points on a lattice, rounded up to integers.
+
+A bin's weight is the density's mass in it, so a table is the density's noise seen through a rounding of the report,
+and inherits its guarantee. Rounding weights up can take at most one unit of 2^-bits a code from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from functools import partial, singledispatch
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dpkernels.decimals import shortest
+from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.discrete import Lattice
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.noise.certificate import (
+    GRAINS,
+    NoiseCertificate,
+    VectorClaim,
+    VectorNoiseCertificate,
+    certify_noise,
+    certify_vector,
+)
+from dpkernels.exact.noise.table import NoiseTable, cells_apart
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.additive_vector import AdditiveVector
+from dpkernels.numerics import Real, gauss_legendre
+
+BITS = 64  # log2 of a total: one random word a value.
+# Tables of the first size stay in the processor's cache. The second is for a tiny delta, of which the rounding of the
+# first one's many weights would be too large a part. Wide noise may take up to the most.
+_SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
+_FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
+# Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
+_GRID_BITS = 22
+# And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 grains have room in integers.
+_GRAIN_BITS = 27
+# How much wider than the claim's exact noise a table may be, to make up for its rounding.
+STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
+Certified = TypeVar("Certified")
+_NODES, _WEIGHTS = gauss_legendre(16)
+
+
+def noise_certificate(mechanism: Additive) -> NoiseCertificate:
+    """The certified table of a mechanism's noise: the narrowest that has the claim.
+
+    Raises:
+        CertificateError: the mechanism claims nothing, or no table has the claim; says what the best one has.
+    """
+    D, epsilon, delta = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
+    if D is None or epsilon is None or not delta:
+        raise CertificateError(
+            f"mechanism: claims sensitivity {D}, epsilon {epsilon}, delta {delta}; a release needs all three and "
+            "delta > 0, see Additive.claim"
+        )
+    if delta < 2.0**-BITS:
+        raise CertificateError(f"delta: {delta:g} is below 2^-{BITS}, the least that a table's last code weighs")
+
+    def certified(codes: int, stretch: float) -> NoiseCertificate:
+        table = next(noise_tables(mechanism.noise, Fraction(D), codes=codes, stretches=(stretch,)))
+        return certify_noise(table, D, epsilon, delta)
+
+    return narrowest([partial(certified, codes) for codes in _SIZES])
+
+
+def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
+    """The certificate of the narrowest table that has its claim, of the first kind of table of which one has.
+
+    Args:
+        kinds: each the certificate of a table so much wider than asked for, or a CertificateError.
+
+    Raises:
+        CertificateError: not even the widest tables have the claim.
+    """
+    for certified in kinds:
+        with suppress(CertificateError):
+            return certified(STRETCHES[0])
+        try:
+            widest = certified(
+                STRETCHES[-1]
+            )  # Where this fails, those between would, one slow attempt after the other.
+        except CertificateError as failed:
+            error = failed
+            continue
+        for stretch in STRETCHES[1:-1]:
+            with suppress(CertificateError):
+                return certified(stretch)
+        return widest
+    raise CertificateError(f"{error}, although the noise is {STRETCHES[-1]:.3g} wider than asked for") from error
+
+
+@singledispatch
+def noise_tables(
+    noise: Any,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
+    """Tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
+
+    Args:
+        noise: a law.
+        sensitivity: D, exactly.
+        bits: log2 of the total.
+        codes: how many codes the table should have at most; wide noise takes more.
+        stretches: how much wider than the law each table is.
+
+    Raises:
+        CertificateError: the noise is too wide or too narrow for a table; says what is feasible.
+        TypeError: an unknown law.
+    """
+    raise TypeError(f"noise: {type(noise).__name__} has no table")
+
+
+@noise_tables.register
+def _(
+    noise: Distribution,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
+    """D is cut into n cells, a power of two or, since a cell is whole grains, a few less."""
+    D = float(sensitivity)
+    grain, grains = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
+    parts = cells_apart(sensitivity, grain, grains)
+    return (table for table, _ in density_tables(noise, D, parts, grain, grains, bits, stretches))
+
+
+def density_tables(
+    noise: Distribution,
+    sensitivity: float,
+    parts: float,
+    grain: int,
+    grains: int,
+    bits: int = BITS,
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[tuple[NoiseTable, float]]:
+    """Tables in which D is ``parts`` cells, and how much wider than the law each is, as a factor.
+
+    Raises:
+        CertificateError: the noise is too wide for a table, or too narrow.
+    """
+    low, high = _ends(noise, sensitivity, bits)
+    if _spread(noise, bits) * parts < sensitivity:
+        raise CertificateError(
+            f"noise: is within {_spread(noise, bits):.3g}; too narrow for sensitivity {shortest(sensitivity)}"
+        )
+    if (high - low) * parts > _MOST_CODES * sensitivity:
+        raise CertificateError(
+            f"noise: is {(high - low) / sensitivity:.3g} sensitivities of {parts:.3g} cells wide; a table holds at "
+            f"most {_MOST_CODES} cells"
+        )
+    for stretch in stretches:
+        cell = sensitivity / parts / (1 + stretch)
+        first, last = math.floor(low / cell + 0.5), math.ceil(high / cell - 0.5)
+        masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, cell), -first)
+        yield _table(masses, first, bits, grain, grains), 1 + stretch
+
+
+@noise_tables.register
+def _(
+    noise: Lattice,
+    sensitivity: Fraction,
+    bits: int = BITS,
+    codes: int = _SIZES[0],
+    stretches: Sequence[float] = STRETCHES,
+) -> Iterator[NoiseTable]:
+    """One code a lattice point; the law is stretched on the lattice."""
+    grain, grains = lattice_grid(noise.step, sensitivity)
+    for stretch in stretches:
+        weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
+        yield _table(weights / weights.sum(), -noise.reach, bits, grain, grains)
+
+
+def _ends(noise: Distribution, sensitivity: float, bits: int) -> tuple[float, float]:
+    """Where the support ends, or D beyond where what is left weighs less than a code's unit.
+
+    A code without a partner D further out would count in delta; this way only codes of one unit have none.
+    """
+    (low, high), (first, last) = (float(end) for end in noise.support), _quantiles(noise, bits)
+    return max(low, first - sensitivity), min(high, last + sensitivity)
+
+
+def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
+    """Where less than a code's unit is left on either side."""
+    tail = np.float64(2.0 ** -(bits + 1))
+    return float(noise.icdf(tail)), float(noise.isf(tail))
+
+
+def _spread(noise: Distribution, bits: int) -> float:
+    first, last = _quantiles(noise, bits)
+    return last - first
+
+
+def width(noise: Distribution, sensitivity: float, bits: int = BITS) -> float:
+    """How wide a table of the noise is, in data units."""
+    low, high = _ends(noise, sensitivity, bits)
+    return high - low
+
+
+def _masses(noise: Distribution, edges: np.ndarray, cell: float) -> np.ndarray:
+    """The mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
+
+    Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
+    """
+    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / cell, edges[0], edges[-1])
+    points = np.union1d(edges, cuts)
+    widths = np.diff(points)
+    pieces = cell * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * cell) @ _WEIGHTS)
+    masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
+    mirrored = np.allclose(masses, masses[::-1], rtol=1e-12, atol=0)
+    return (masses + masses[::-1]) / 2 if mirrored else masses
+
+
+def _parts(span: float, sensitivity: float, codes: int) -> int:
+    """n, the cells a sensitivity is cut into: the largest power of two that keeps to the number of codes, or 1."""
+    return 1 << min(_FINEST, max(0, math.floor(math.log2(codes * sensitivity / span))))
+
+
+def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
+    """(grain, M) with n cells of M grains just covering D, whose grains number 2^22 to 2^23.
+
+    Raises:
+        CertificateError: D is too small or too large for floats.
+    """
+    grain = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
+    if not GRAINS[0] <= grain <= GRAINS[1]:
+        raise CertificateError(
+            f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
+        )
+    grains = math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grain), parts))
+    return grain, grains
+
+
+def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
+    """(grain, M) with M 2^grain = step exactly, and few enough grains in ``sensitivity`` for 64-bit integers.
+
+    Raises:
+        CertificateError: step is not a whole number below 2^32 times a power of two, or too fine.
+    """
+    exact = Fraction(float(step))
+    odd = exact.numerator >> ((exact.numerator & -exact.numerator).bit_length() - 1)
+    unit = exact / odd
+    room = _GRAIN_BITS - math.ceil(sensitivity / unit).bit_length()
+    if odd >= 1 << 32 or room < 0:
+        raise CertificateError(
+            f"step: {float(step)!r} is not a short binary fraction, or too fine for sensitivity "
+            f"{shortest(float(sensitivity))}; reports would not be its exact multiples: use 1, 0.5, 0.25, ... or "
+            "rescale the data to whole numbers"
+        )
+    spare = min(room, max(0, _GRID_BITS + 1 - odd.bit_length()))
+    return round(math.log2(unit)) - spare, odd << spare
+
+
+def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
+    """The masses without the last digits' noise: every law falls away from 0, and flat parts are flat.
+
+    Where the law begins or ends within the cell of 0, the next cell is the largest.
+    """
+    near = [j for j in (centre, centre - 1, centre + 1) if 0 <= j < len(masses)]
+    top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
+    left, right = masses[top::-1], masses[top:]
+    return np.concatenate([np.minimum.accumulate(left)[:0:-1], np.minimum.accumulate(right)])
+
+
+def _table(masses: np.ndarray, first: int, bits: int, grain: int, grains: int) -> NoiseTable:
+    weights = _rounded_up([int(mass) for mass in np.ldexp(masses, bits + 40)], 1 << bits)
+    weights[-first] += (1 << bits) - sum(weights)
+    if weights[-first] >> bits:
+        raise CertificateError("noise: too narrow; it is 0 for certain")
+    return NoiseTable(np.array(weights, np.uint64), first, bits, grain, grains)
+
+
+def _rounded_up(masses: list[int], total: int) -> list[int]:
+    """ceil(mass s) for the largest scale s, but for 2^-40 of a unit a code, at which they sum to at most ``total``.
+
+    Raises:
+        CertificateError: there are more codes than units of weight.
+    """
+    if len(masses) >= total:
+        raise CertificateError(f"noise: {len(masses)} codes for a total of {total}")
+    unit, mass = total.bit_length() + 40, sum(masses)
+    low, high = ((total - len(masses)) << unit) // mass, (total << unit) // mass + 1
+    for _ in range(40):
+        middle = (low + high) // 2
+        fits = sum(-(-mass * middle >> unit) for mass in masses) <= total
+        low, high = (middle, high) if fits else (low, middle)
+    return [-(-mass * low >> unit) for mass in masses]
+
+
+# Rounding to cells may add this to the sensitivity before a finer table is tried, and before it is refused.
+_SMALL, _LARGE = 1e-3, 0.1
+_VECTOR_SIZES = (1 << 16, 1 << 18)  # Codes of the tables tried, in order.
+
+
+def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
+    """The certified table of a vector mechanism: the narrowest that has the claim.
+
+    Raises:
+        CertificateError: no table has the claim; says what the best one has.
+    """
+    return narrowest([lambda stretch: certify_vector(*_stretched(vector.coordinate.noise, vector, stretch))])
+
+
+@singledispatch
+def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    """A table of the noise, so much wider than asked for, and what is claimed of it."""
+    raise TypeError(f"noise: {type(noise).__name__} has no table")
+
+
+@_stretched.register
+def _(noise: Lattice, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
+        raise CertificateError(
+            f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
+        )
+    table = next(noise_tables(noise, Fraction(vector.coordinate.sensitivity), stretches=(stretch,)))
+    return table, _claim(vector, None)
+
+
+@_stretched.register
+def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+    own = float(vector.coordinate.sensitivity)
+    grain, grains, parts = _finest(noise, vector, own)
+    table, wider = next(density_tables(noise, own, float(parts), grain, grains, stretches=(stretch,)))
+    return table, _claim(vector, _sigma(noise, float(parts) / own * wider))
+
+
+@singledispatch
+def _sigma(noise: Distribution, cells: float) -> float | None:
+    """The Gaussian's standard deviation, at so many cells a data unit; None for noise judged in l1."""
+    return None
+
+
+@_sigma.register
+def _(noise: Gaussian, cells: float) -> float | None:
+    return float(noise.sigma) * cells
+
+
+def _claim(vector: AdditiveVector, sigma: float | None) -> VectorClaim:
+    m = vector.coordinate
+    lattice = None if vector.lattice is None else float(vector.lattice)
+    D = float(vector.sensitivity)
+    return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, sigma)
+
+
+def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
+    """(grain, M, cells between neighbours) of the coarsest table whose rounding adds little to the sensitivity.
+
+    Raises:
+        CertificateError: even the finest adds more than a tenth.
+    """
+    claim = _claim(vector, _sigma(noise, 1.0))
+    for codes in _VECTOR_SIZES:
+        grain, grains = _cut(noise, vector, own, codes)
+        parts = claim.cells(cell := grains * Fraction(2) ** grain, grains)
+        added = float(parts * cell) / own - 1
+        if added <= _SMALL:
+            break
+    if added > _LARGE:
+        raise CertificateError(
+            f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
+            "they are multiples of (lattice=1.0 for counts), or release fewer at a time"
+        )
+    return grain, grains, parts
+
+
+def _cut(noise: Distribution, vector: AdditiveVector, own: float, codes: int) -> tuple[int, int]:
+    """(grain, M) of cells so small that noise takes about ``codes`` of them, at most a cell a sensitivity."""
+    wide = width(noise, own)
+    if vector.lattice is None:
+        parts = 1 << max(0, math.floor(math.log2(max(1.0, codes * own / wide))))
+        return grid(Fraction(own), parts)
+    grain, grains = lattice_grid(vector.lattice, Fraction(own))
+    while grains % 2 == 0 and wide / float(grains * Fraction(2) ** grain) < codes / 2:
+        grains //= 2
+    return grain, grains

@@ -1,0 +1,115 @@
+"""Exact samplers: a mechanism, its verified integers, and the map from an input and random words to a report."""
+
+from __future__ import annotations
+
+import abc
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from dpkernels.numerics import RealArray
+
+# Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
+NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
+
+# Vectors as long as the processor has them: half the time of XLA's 256 bits. Matrices are multiplied by one thread,
+# however many there are. Of versions of JAX that are known to know these options.
+ON_CPU: dict[str, Any] | None = None
+if jax.__version_info__ < (0, 11):
+    ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
+
+
+@dataclass(frozen=True)
+class Words:
+    """Random words a sampler needs, one a value: word i of the stream belongs to value i."""
+
+    stream: int
+    bits: int
+
+
+class ExactSampler(abc.ABC):
+    """A mechanism as a release samples it. Made by ``certify``."""
+
+    mechanism: Any
+    certificate: Any
+
+    @property
+    @abc.abstractmethod
+    def words(self) -> tuple[Words, ...]:
+        """What ``reports`` takes, in order."""
+
+    @property
+    @abc.abstractmethod
+    def negligible(self) -> float:
+        """Inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields alone: what is cached is made again from them, and compiled programs cannot be pickled."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def variance_cost(self) -> float:
+        """The certificate's bound on the worst-case variance over the mechanism's own, minus 1."""
+        return float(self.certificate.worst_variance) / float(self.mechanism.worst_variance) - 1
+
+    @abc.abstractmethod
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        """Reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
+
+    @cached_property
+    def compiled(self) -> jax.stages.Wrapped:
+        """The jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
+
+        The reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
+        largest valid input. A value outside them is replaced before it meets noise.
+        """
+
+        def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
+            keys = order_keys(x)
+            inside = (ends[0] <= keys) & (keys <= ends[1])
+            return self.reports(jnp.where(inside, x, jnp.zeros_like(x)), *words), inside.all()
+
+        return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+
+
+def order_keys(x: Any) -> Any:
+    """Return integers in the order of the floats x; the key of -0 is one below that of 0.
+
+    Comparisons of keys are exact also on a processor that reads subnormal numbers as 0. NaN is beyond the infinities.
+    """
+    bits = x.view(np.dtype(f"int{8 * x.dtype.itemsize}"))
+    return bits ^ ((bits >> (8 * x.dtype.itemsize - 1)) & np.iinfo(bits.dtype).max)
+
+
+def concrete_mechanism(mechanism: Any) -> Any:
+    """A mechanism with Python numbers for parameters.
+
+    Raises:
+        TypeError: a parameter is traced, or an array.
+    """
+    return jax.tree.map(_concrete, mechanism)
+
+
+def refuse_traced(leaf: object) -> None:
+    """Refuse a parameter that has no value yet.
+
+    Raises:
+        TypeError: it is traced.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        raise TypeError(
+            "mechanism: a traced mechanism cannot be certified, because its integers need its parameters' values; "
+            "give concrete ones outside jit and vmap, and under grad those of jax.lax.stop_gradient"
+        )
+
+
+def _concrete(leaf: Any) -> float:
+    refuse_traced(leaf)
+    if np.ndim(leaf):
+        raise TypeError(f"mechanism: a parameter has shape {np.shape(leaf)}; certify mechanisms of numbers, one each")
+    return float(leaf)

@@ -1,0 +1,98 @@
+"""Missing values of arrays, columns and tables: which rows have them, and the rows without."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from dpkernels import checks
+from dpkernels.release import containers
+
+CHOICES = ("refuse", "keep", "drop")
+
+
+def check_choice(missing: str) -> None:
+    """Refuse an unknown treatment.
+
+    Raises:
+        ValueError: names the choices.
+    """
+    checks.one_of("missing", missing, CHOICES)
+
+
+def is_missing(x: Any) -> np.ndarray:
+    """(n,) whether each row of an array or a column has a missing value: NaN, null, or a masked entry.
+
+    Raises:
+        TypeError: not an array or a column whose values can be missing.
+    """
+    match containers.kind(x):
+        case "numpy":
+            mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)
+            mask = mask | np.isnan(np.ma.getdata(x)) if x.dtype.kind == "f" else mask
+            return mask.reshape(len(x), -1).any(axis=1)
+        case "pandas":
+            return x.isna().to_numpy()
+        case "polars":
+            return (x.is_null() | x.is_nan().fill_null(False) if x.dtype.is_float() else x.is_null()).to_numpy()
+        case "pyarrow":
+            import pyarrow.compute as pc
+
+            return np.asarray(pc.is_null(x, nan_is_null=True))
+        case _:
+            raise TypeError(f"missing: {type(x).__name__} is not a NumPy array nor a pandas, polars or pyarrow column")
+
+
+def in_any(columns: Iterable[Any]) -> np.ndarray:
+    """(n,) whether any of a table's columns is missing in a row."""
+    return np.any([is_missing(column) for column in columns], axis=0)
+
+
+def rows_of(x: Any, rows: np.ndarray) -> Any:
+    """The given rows of an array, a column or a table; pandas keeps their labels."""
+    match containers.kind(x):
+        case "pandas":
+            return x.iloc[rows]
+        case "polars" if containers.is_table(x):
+            return x[rows]
+        case "polars":
+            return x.gather(rows)
+        case "pyarrow":
+            return x.take(rows)
+        case _:
+            return np.ma.getdata(x)[rows]
+
+
+def stood_in(x: Any, mask: np.ndarray) -> Any:
+    """The same column with the first value that is there in the place of each missing one."""
+    found = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
+    return found.set_axis(x.index) if containers.kind(x) == "pandas" else found
+
+
+def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
+    """Reports with the rows of the mask missing, as ``like`` writes what is missing."""
+    match containers.kind(made):
+        case "pandas":
+            return made.mask(mask)
+        case "polars":
+            return made.set(type(made)(mask), None)
+        case "pyarrow":
+            import pyarrow as pa
+            import pyarrow.compute as pc
+
+            return pc.if_else(pa.array(mask), pa.scalar(None, made.type), made)
+        case _ if isinstance(like, np.ma.MaskedArray):
+            return np.ma.array(made, mask=np.broadcast_to(mask.reshape(-1, *[1] * (made.ndim - 1)), made.shape))
+        case _:
+            made[mask] = np.nan
+            return made
+
+
+def without_missing(x: Any) -> Any:
+    """The rows of an array or a column that have no missing value; anything else as it is."""
+    if containers.kind(x) not in ("numpy", "pandas", "polars", "pyarrow") or np.ndim(x) == 0 or containers.is_table(x):
+        return x
+    gone = is_missing(x)
+    return rows_of(x, np.flatnonzero(~gone)) if gone.any() else x

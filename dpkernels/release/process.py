@@ -1,0 +1,94 @@
+"""This process, as JAX sees it: whether it was forked after JAX had run, and a device for threads of our own.
+
+This is the one file of the release that uses private interfaces of JAX, because there are no public ones. Each has a
+fall-back that is tested.
+
+* Whether JAX has run. A child that was forked afterwards would wait for ever for threads that it does not have. If the
+  question cannot be asked, the answer is yes, and such a child is refused.
+* A CPU client whose programs run in the thread that calls them. JAX's own client hands a program to other threads, and
+  to wake one takes as long as working on 20,000 values. ``benchmarks.sampling`` measures the release with it. Without
+  it the reports are the same, and come later.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+import jax
+
+_had_run = _after_fork = False
+_forgotten: list[Callable[[], Any]] = []
+
+
+def jax_has_run() -> bool:
+    """Return whether JAX has started its threads; True where it cannot be asked."""
+    try:
+        from jax._src import xla_bridge
+
+        return xla_bridge.backends_are_initialized()
+    except (AttributeError, ImportError):
+        return True
+
+
+def forget_after_fork(forget: Callable[[], Any]) -> None:
+    """Call ``forget`` in every child that is forked: a fork copies no threads."""
+    _forgotten.append(forget)
+
+
+def _before_fork() -> None:
+    global _had_run  # Asked before: in the child, a lock that another thread held would never be free.
+    _had_run = _after_fork or jax_has_run()
+
+
+def _note_fork() -> None:
+    global _after_fork
+    _after_fork = _had_run
+    for forget in _forgotten:
+        forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_child=_note_fork)
+
+
+def check_process() -> None:
+    """Refuse to work where JAX would wait for ever for threads that a fork did not copy.
+
+    Raises:
+        RuntimeError: this process was forked from one in which JAX had run.
+    """
+    if _after_fork:
+        raise RuntimeError(
+            "this process was forked after JAX had run, and JAX's threads are not in it; start workers by "
+            "multiprocessing.get_context('spawn'), or fork before JAX runs"
+        )
+
+
+@cache
+def calling_thread_device() -> Any:
+    """Return a CPU device that runs a program in the thread that calls it, or JAX's own where there is none."""
+    try:
+        from jax._src.lib import xla_client
+
+        with _environment("PJRT_NPROC", "1"):  # The number of its threads, and of the parts that a program is cut into.
+            client: Any = xla_client.make_cpu_client(asynchronous=False, num_devices=1)
+        return client.devices()[0]
+    except (AttributeError, ImportError, TypeError):  # Another version of JAX.
+        return jax.local_devices(backend="cpu")[0]
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of this process's environment for as long as the context lasts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before

@@ -1,0 +1,98 @@
+"""Few releases on Poisson samples against nested quadrature: delta_n(eps) = E_p delta_(n-1)(eps - loss)."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+import dpkernels as dpk
+from accountants import guarantee
+
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(20)
+NOISE = {"gaussian": stats.norm, "laplace": stats.laplace}
+
+
+class Release:
+    """One direction of neighbours of noise on a sample: the exact profile at every real eps, and quadrature nodes."""
+
+    def __init__(self, name, scale, rate, removed):
+        self.name, self.scale, self.rate, self.removed = name, scale, rate, removed
+        self.noise = NOISE[name](scale=scale)
+
+    def inner_loss(self, y):
+        """log f(y - 1) - log f(y)."""
+        if self.name == "gaussian":
+            return (2 * y - 1) / (2 * self.scale**2)
+        return (np.abs(y) - np.abs(y - 1)) / self.scale
+
+    def loss(self, y):
+        z = self.inner_loss(y)
+        z = np.where(z > 30, z + np.log(self.rate), np.log1p(self.rate * np.expm1(np.minimum(z, 30.0))))
+        return -z if self.removed else z
+
+    def place(self, eps):
+        """Return the y that parts the losses above eps from the others."""
+        with np.errstate(all="ignore"):
+            eps = -eps if self.removed else eps
+            z = np.log1p(np.maximum(np.expm1(eps) / self.rate, -1.0))
+        if self.name == "gaussian":
+            return self.scale**2 * z + 0.5
+        y = (1 + self.scale * z) / 2
+        return np.where(y < 0, -np.inf, np.where(y > 1, np.inf, y))
+
+    def profile(self, eps):
+        y = self.place(eps)
+        tail = self.noise.cdf if self.removed else self.noise.sf
+        with_record = (1 - self.rate) * tail(y) + self.rate * tail(y - 1)
+        p, q = (tail(y), with_record) if self.removed else (with_record, tail(y))
+        return np.maximum(p - np.exp(eps) * q, 0.0)
+
+    def nodes(self, near):
+        """Return masses and losses on panels that shrink towards the knots and some places."""
+        reach = (12 if self.name == "gaussian" else 45) * self.scale
+        places = [place for place in (0.0, 1.0, *near) if np.isfinite(place)]
+        graded = [place + sign * self.scale * 2.0**-k for place in places for sign in (1, -1) for k in range(50)]
+        ends = np.unique([*np.arange(-reach, reach + 1, self.scale / 8), *places, *graded])
+        half = np.diff(ends)[:, None] / 2
+        y, weight = (ends[:-1, None] + half * (NODES + 1)).ravel(), (half * WEIGHTS).ravel()
+        f, moved = self.noise.pdf(y), self.noise.pdf(y - 1)
+        p = weight * (f if self.removed else (1 - self.rate) * f + self.rate * moved)
+        some = p > 1e-26
+        return p[some], self.loss(y[some])
+
+    def composed(self, count, eps):
+        if count == 1:
+            return self.profile(eps)
+        ends = np.array([self.loss(-1e9), self.loss(1e9)]) if self.name == "laplace" else np.log1p([-self.rate])
+        ends = -ends if self.removed and self.name == "gaussian" else ends
+        p, loss = self.nodes(self.place(eps - (count - 1) * ends))
+        return p @ (self.composed(1, eps - loss) if count == 2 else [self.composed(count - 1, eps - x) for x in loss])
+
+
+def check(name, scale, rate, count, delta):
+    mechanism = dpk.gaussian(sigma=scale) if name == "gaussian" else dpk.laplace(epsilon=1 / scale)
+    made = guarantee(mechanism, 1.0).subsample(rate).repeat(count)
+    eps = made.epsilon(delta)
+    if eps > 0:
+        both = [Release(name, scale, rate, removed) for removed in (False, True)]
+        rounding = 4 * np.spacing(eps)  # Next to the largest losses, that of eps itself counts.
+        low, exact, high = (max(one.composed(count, x) for one in both) for x in (eps + rounding, eps, eps - rounding))
+        allowed = 1e-9 * exact + (high - low)
+        assert abs(exact - delta) <= allowed
+        assert abs(made.delta(eps) - exact) <= allowed
+
+
+CASES = [(0.7, 0.01), (1.0, 0.01), (0.5, 0.1), (2.0, 0.3), (0.7, 0.8), (0.5, 0.001), (5.0, 0.1), (5.0, 0.001)]
+
+
+@pytest.mark.quick("gaussian-0.7-0.01", "laplace-2.0-0.3")
+@pytest.mark.parametrize(("scale", "rate"), CASES)
+@pytest.mark.parametrize("name", sorted(NOISE))
+def test_two_releases(name, scale, rate):
+    for delta in (1e-2, 1e-6, 1e-10):
+        check(name, scale, rate, 2, delta)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("scale", "rate", "delta"), [(0.7, 0.01, 1e-8), (0.5, 0.1, 1e-6), (2.0, 0.3, 1e-4)])
+def test_three_releases(scale, rate, delta):
+    check("gaussian", scale, rate, 3, delta)
