@@ -327,7 +327,7 @@ def discrete_gaussian(
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
-def _cells(sensitivity: Real, step: Real) -> Any:
+def _cells(sensitivity: Any, step: Any) -> Any:
     """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
 
     Raises:
