@@ -151,9 +151,8 @@ pd.DataFrame(
 # ## Shuffled batches are not sampled ones
 #
 # A common mistake is to shuffle the data every epoch, to cut them into batches, and to account as if batches were
-# Poisson samples. In an epoch of shuffled batches every digit is used exactly once. An adversary may know all other
-# digits, and where they are: then the digit is in a batch that is known, and its use is one Gaussian mechanism. So what
-# is proved for 15 epochs of shuffled batches is no better than 15 Gaussian mechanisms without any sampling.
+# Poisson samples. In an epoch of shuffled batches every digit is used exactly once. An adversary may know in which
+# batch a digit is. Its use is then one Gaussian mechanism, without any sampling, and 15 epochs are 15 of them.
 
 # %%
 epochs = range(1, 16)

@@ -94,6 +94,7 @@ def test_short_gradients_are_rounded_and_long_ones_are_clipped(noise):
     assert np.abs(sums_of(long, noise) * noise.unit - expected).max() <= noise.unit * (1 / 2 + 1e-2)
 
 
+@pytest.mark.quick("nan", "3e+38")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
 def test_what_is_not_finite_contributes_nothing(bad, noise):
     updates = gradients(3)
@@ -313,6 +314,7 @@ def test_a_run_without_slack_is_its_guarantee():
     assert low <= made.delta(1.0) <= high
 
 
+@pytest.mark.quick("*1e-11*")
 @pytest.mark.parametrize("slack", [1e-16, 1e-11, 1e-9])
 @pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
 def test_a_run_with_slack_solves_its_equation(slack, neighbours):

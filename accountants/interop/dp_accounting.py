@@ -29,13 +29,13 @@ from typing import Any
 
 import dp_accounting
 import numpy as np
+from dp_accounting import NeighboringRelation as Relation
 from dp_accounting import dp_event as events
 
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
 
-Relation = dp_accounting.NeighboringRelation
 _Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 
 # A discrete Laplace event has one outcome for each integer up to its sensitivity.
@@ -65,7 +65,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
         >>> from accountants.interop.dp_accounting import Accountant
         >>> step = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
         >>> round(Accountant().compose(step, 1000).get_epsilon(1e-6), 4)
-        1.8282
+        2.1245
     """
 
     def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE, *, bracket: bool = False) -> None:
@@ -167,7 +167,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
             raise ValueError("delta, epsilon: exactly one of them must be given")
         if any(one.kind == "mixture" for one in self._counts):
             raise ValueError("ledger: the masses of a mixture of Gaussians are estimates; they have no bracket")
-        return self._delta(epsilon, True) if delta is None else self._epsilon(delta, True)
+        return self._epsilon(delta, True) if delta is not None else self._delta(float(epsilon or 0.0), True)
 
     def _epsilon(self, delta: float, bracket: bool) -> tuple[float, float]:
         if not 0 <= delta <= 1:
@@ -518,12 +518,12 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     kept = _convex_hull(t, delta)
     t, delta = t[kept], delta[kept]
     slopes = np.append(np.diff(delta) / np.diff(t), 0.0)
-    positive = t > 1
-    q = np.maximum(np.diff(slopes, prepend=0.0), 0.0)[positive]
-    high, end = t[positive] * q, float(delta[-1])
-    rest = max(0.0, 1 - float(q.sum() + high.sum()) - end)
-    p = np.concatenate([[end], high[::-1], [rest], q, [0.0]])
-    return accountants.weights(p / p.sum(), p[::-1] / p.sum())
+    rises = np.maximum(np.diff(slopes, prepend=0.0), 0.0)
+    low, high = rises[t > 1], (t * rises)[t > 1]
+    end = float(delta[-1])
+    rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)
+    masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]]) / (end + rest + float(low.sum() + high.sum()))
+    return accountants.weights(masses, masses[::-1])
 
 
 def _convex_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
