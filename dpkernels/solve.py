@@ -415,7 +415,8 @@ def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple
     Where a flat function has no derivative, every derivative is NaN. In reverse mode this needs a NaN times everything
     that moves; a choice of NaN would have the derivative 0.
     """
-    x, slope, moved = method.root_and_derivatives(function, *primals, tangents[0])
+    parameters, where = primals
+    x, slope, moved = method.root_and_derivatives(function, parameters, where, tangents[0])
     steep = (slope != 0) if slope.shape == x.shape else jnp.ones(x.shape, bool)
     step = jnp.where(steep, -_quotient(moved, jnp.where(steep, slope, 1.0)), 0.0 * x)
     if method.moves_where_flat:
@@ -744,6 +745,20 @@ def _quotient(values: Any, slope: Any) -> Any:
         return values / slope[0]
     (a, b), (c, d) = slope
     return jnp.stack([d * values[0] - b * values[1], a * values[1] - c * values[0]]) / (a * d - b * c)
+
+
+def minimum_on_grid(function: Function, parameters: Any, grid: Any, *, xatol: float) -> Any:
+    """Return where a smooth function is lowest, around the best point of a grid; not differentiated.
+
+    Plain numbers: see ``minimum_near_grid``. JAX numbers: a golden section.
+    """
+    parameters, grid = promote(parameters, grid)
+    if namespace(grid) is np:
+        return minimum_near_grid(partial(_at, function, parameters), grid, xatol)[0]
+    parameters, grid = jax.lax.stop_gradient((parameters, grid))
+    at = jnp.argmin(evaluate_on(function, parameters, grid))
+    ends = grid[jnp.maximum(at - 1, 0)], grid[jnp.minimum(at + 1, grid.size - 1)]
+    return minimum(function, parameters, *ends, rtol=1e-9)
 
 
 def maximum_on(function: Callable[[np.ndarray], np.ndarray], points: np.ndarray) -> float:

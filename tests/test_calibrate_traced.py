@@ -69,16 +69,12 @@ def test_a_traced_budget_is_not_above_the_precise_one():
     assert guarantee(two_points(epsilon=float(level))).repeat(10).delta(1.0) == pytest.approx(1e-5, rel=1e-6)
 
 
-@pytest.mark.parametrize("delta", [1e-12, 1 - 1e-9])
-def test_the_ends_of_a_traced_budget(delta):
-    """NaN if 0.01 is infeasible, and 20 if that is feasible."""
-
+def test_an_infeasible_traced_budget_is_nan():
     def level(epsilon, delta):
         return calibrate.composed_budget(two_points, epsilon=epsilon, delta=delta, count=10).epsilon
 
     with jax.enable_x64(True):
-        found = jax.jit(level)(0.05, delta)
-    assert math.isnan(found) if delta < 0.5 else float(found) == 20.0
+        assert math.isnan(jax.jit(level)(0.05, 1e-12))
 
 
 def test_arguments_of_the_constructor_are_differentiated():

@@ -112,11 +112,11 @@ def test_a_noise_channel_is_that_of_its_grains():
     """Every grain of a bin by itself: its two positions, with the noise on each."""
     made = channel("laplace")
     table = made.table
-    grain, M = 2.0**table.grain, table.grains
+    grain, M = 2.0**table.grid_log2, table.points_per_bin
     first, count = 5 * M + M - 1000, 1500  # across a cell's end; from half a grain below the first
     got = made.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(made))[:, 0]
     p = np.zeros(len(made.written))
-    lowest = round(made.written[0] / float(table.cell))
+    lowest = round(made.written[0] / float(table.bin_width))
     for i in range(first, first + count):
         q, f = divmod(i, M)
         for position, share in ((q, 1 - f / M), (q + 1, f / M)):

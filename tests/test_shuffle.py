@@ -413,7 +413,7 @@ def test_arguments_out_of_range_are_refused():
         made.bracket()
     with pytest.raises(ValueError, match="whole number"):
         shuffled(one, 10.5).bracket(epsilon=0.1)
-    with pytest.raises(ValueError, match="certify"):
+    with pytest.raises(ValueError, match="exact_sampler"):
         shuffled(dpk.piecewise_triangle(epsilon=1.0, lower=0.0, upper=1.0), 100).bracket(epsilon=0.1)
     for word in ("replaced", "trusted", "honest", "colludes"):
         assert word in made.neighbouring

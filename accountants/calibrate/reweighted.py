@@ -35,9 +35,9 @@ from dpkernels.solve import (
     convex_root,
     first_feasible,
     first_root,
+    minimum_on_grid,
     promote,
     root,
-    smooth_minimum,
 )
 
 # Two formulas of one delta differ by rounding, which next to a delta of 1e-12 is some percent of it.
@@ -230,7 +230,7 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
     xp = namespace(epsilon, delta, *jax.tree.leaves(kernel))
     center = xp.log(xp.asarray(without_derivative(smallest_scale(kernel, epsilon, delta, 1.0))))
     scales = center + np.linspace(math.log(0.3), math.log(30), 30)
-    return sensitivity * xp.exp(smooth_minimum(_rejection, given, scales, xatol=1e-4))[()]
+    return sensitivity * xp.exp(minimum_on_grid(_rejection, given, scales, xatol=1e-4))[()]
 
 
 def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> Any:
@@ -388,7 +388,7 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     # From noise of which nothing is cut off to nearly uniform noise.
     narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
     shapes = xp.linspace(narrowest, math.log(100.0), 32)
-    log_shape = smooth_minimum(least, (epsilon, delta), shapes, xatol=1e-7)
+    log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)
     T = sensitivity * xp.exp(_log_bound(log_shape, (epsilon, delta)))
     return float(T) if xp is np else T
 

@@ -1,1 +1,1 @@
-"""Certified noise in other libraries: OpenDP measurements and optax transformations."""
+"""Certified noise in other libraries: private gradient aggregation for optax."""

@@ -49,7 +49,7 @@ from dpkernels import checks
 # Standard deviations of the noise in units: the first at which rounding costs at most _CHEAP is taken.
 _SIGMAS, _CHEAP, _DEAREST = (2.0**12, 2.0**13, 2.0**14, 2.0**15), 2.0**-4, 0.25
 # Noise multipliers that tables can have.
-_MULTIPLIERS = (0.2, 1000.0)
+_MULTIPLIERS = (0.25, 1000.0)
 _MARGIN, _LARGEST_NORM = 1 - 2.0**-20, 1e30
 # Above the rounding error of the Gaussian profile in floats.
 _PROFILE_ERROR = 1e-15
@@ -138,7 +138,7 @@ def private_aggregate(
 
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
-        noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.2, 1000].
+        noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
         key: a ChaCha20 key, such as ``dpkernels.os_key()``.
         expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
             Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
@@ -273,27 +273,25 @@ def _rows(leaves: list[Any], noise: PrivateNoise) -> int:
 
 def _clipped_sums(updates: optax.Updates, mask: Array | None, noise: PrivateNoise) -> Any:
     """Return the sums over examples of clipped and rounded gradients, in units; see the module for the proof."""
+    leaves, tree = jax.tree.flatten(updates)
+    count = leaves[0].shape[0]
+    counted = jnp.ones(count, bool) if mask is None else jnp.asarray(mask, bool)
+    if counted.shape != (count,):
+        raise ValueError(f"mask: has shape {counted.shape}; it must be ({count},), one entry an example")
     most = _MARGIN * (noise.sensitivity - math.sqrt(noise.dimensions) / 2)
     with jax.enable_x64(True):
-        squares: Any = 0.0
-        for leaf in jax.tree.leaves(updates):
-            wide = leaf.astype(jnp.float64).reshape(leaf.shape[0], -1)
-            squares += (wide * wide).sum(1)
-        norms = jnp.sqrt(squares)
-        scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norms, noise.l2_norm_clip / 2)).astype(jnp.float32)
-        kept = norms < _LARGEST_NORM
-        if mask is not None:
-            kept &= jnp.asarray(mask, bool)
+        # One example at a time stays in the cache: XLA's sums over all of them at once take twice as long on a CPU.
+        def add(i: Array, sums: list[Array]) -> list[Array]:
+            rows = [leaf[i] for leaf in leaves]
+            norm = jnp.sqrt(sum(jnp.square(row.reshape(-1).astype(jnp.float64)).sum() for row in rows))
+            scale = jnp.minimum(1 / noise.unit, most / jnp.maximum(norm, noise.l2_norm_clip / 2)).astype(jnp.float32)
+            kept = counted[i] & (norm < _LARGEST_NORM)
+            scaled = [jnp.round(row.astype(jnp.float32) * scale) for row in rows]
+            parts = [jnp.where(kept, row, 0.0).astype(jnp.int32) for row in scaled]
+            return [total + part for total, part in zip(sums, parts, strict=True)]
 
-        def total(leaf: Array) -> Array:
-            # Row by row: XLA's sums over the first axis of a product take ten times as long on a CPU.
-            def add(i: Array, sums: Array) -> Array:
-                scaled = jnp.round(leaf[i].astype(jnp.float32) * scale[i])
-                return sums + jnp.where(kept[i], scaled, 0.0).astype(jnp.int32)
-
-            return jax.lax.fori_loop(0, leaf.shape[0], add, jnp.zeros(leaf.shape[1:], jnp.int32))
-
-        return jax.tree.map(total, updates)
+        sums = jax.lax.fori_loop(0, count, add, [jnp.zeros(leaf.shape[1:], jnp.int32) for leaf in leaves])
+    return jax.tree.unflatten(tree, sums)
 
 
 def _release(kind: Any, noise: PrivateNoise, factor: float, types: list[Any], words: Array, sums: Any) -> Any:

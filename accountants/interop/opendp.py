@@ -1,0 +1,177 @@
+"""OpenDP measurements that release by certified integers.
+
+``make_measurement`` returns an ``opendp.Measurement``, which chains with OpenDP's transformations and runs inside its
+compositors, odometers and filters. Install the extra ``opendp``. Every invocation is an exact release of ``perturb``
+with a new key of the operating system.
+
+    mechanism                        input domain            input metric             output measure
+    bounded, any two inputs          AtomDomain, bounded     DiscreteDistance         MaxDivergence
+    additive, one value              AtomDomain              AbsoluteDistance         Approximate(MaxDivergence)
+    additive, vectors of d values    VectorDomain, size d    L1, L2 or LInfDistance   Approximate(MaxDivergence)
+
+The privacy maps hold for the integers that are sampled.
+
+* A bounded mechanism is eps-DP for any two records, where eps is the certificate's, rounded up.
+* For additive noise on one value, inputs d_in apart are read as at most ``ceil(ceil(d_in/g)/M)`` cells apart (see
+  docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself so many cells on,
+  at a fixed delta, rounded up.
+* For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by
+  ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import opendp.prelude as dp
+
+import accountants
+import dpkernels as dpk
+
+_METRICS = {"l1": dp.l1_distance, "l2": dp.l2_distance, "linf": dp.linf_distance}
+# Epsilons are rounded up to multiples of this, which hides the rounding of floats.
+_STEP = 2.0**-20
+# No value of the data is further out, so that infinities are read as finite values.
+_FARTHEST = 2.0**1000
+
+
+def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = float) -> dp.Measurement:
+    """Return the OpenDP measurement of a mechanism.
+
+    OpenDP's features "contrib" and "honest-but-curious" must be enabled: the map is computed here, not by OpenDP.
+
+    Args:
+        mechanism: a bounded mechanism for any two inputs, additive noise, or additive noise on vectors; or its exact
+            form.
+        delta: of additive noise on one value, the delta at which the map gives an epsilon; by default the one claimed.
+        T: the type of the input, float or int (32 bits). Reports are floats.
+
+    Raises:
+        TypeError: a mechanism of another kind, or T is neither float nor int.
+        ValueError: delta for a mechanism whose delta is fixed, or out of range; a bounded mechanism for neighbours
+            within a sensitivity; float inputs for a mechanism on a lattice.
+        dpkernels.CertificateError: the mechanism has no certificate.
+
+    Example:
+        >>> import dpkernels as dpk, opendp.prelude as dp
+        >>> from accountants.interop.opendp import make_measurement
+        >>> dp.enable_features("contrib", "honest-but-curious")
+        >>> report = make_measurement(dpk.piecewise(epsilon=1.0, lower=0.0, upper=120.0))
+        >>> 0.999 < report.map(1) <= 1.0
+        True
+    """
+    if T not in (float, int):
+        raise TypeError(f"T: {T!r} is neither float nor int")
+    form = dpk.exact_sampler(mechanism)
+    mechanism = form.mechanism
+    if isinstance(mechanism, dpk.Additive):
+        return _additive(form, mechanism, delta, T)
+    if delta is not None:
+        raise ValueError(f"delta: {delta}; the delta of {type(mechanism).__name__} is fixed")
+    if isinstance(mechanism, dpk.AdditiveVector):
+        return _vector(form, mechanism, T)
+    return _local(form, mechanism, T)
+
+
+def _local(form: Any, mechanism: Any, T: type) -> dp.Measurement:
+    """Return the measurement of one record's value."""
+    if isinstance(mechanism, dpk.Multivariate) or np.ndim(mechanism.input_interval[0]):
+        raise TypeError(f"mechanism: {type(mechanism).__name__} is on vectors; of these only additive noise is covered")
+    if getattr(mechanism, "sensitivity", None) is not None:
+        raise ValueError("mechanism: is for neighbours within its sensitivity; one for any two inputs is needed")
+    low, high = (float(end) for end in mechanism.input_interval)
+    bounds = (low, high) if T is float else (math.ceil(low), math.floor(high))
+    domain = dp.atom_domain(bounds=bounds, nan=False) if T is float else dp.atom_domain(bounds=bounds, T=int)
+    # The certificate's level, rounded up.
+    epsilon = float(np.nextafter(float(form.certificate.realised_epsilon), np.inf))
+    return dp.m.make_user_measurement(
+        domain,
+        dp.discrete_distance(),
+        dp.max_divergence(),
+        _release(form, T),
+        lambda d_in: epsilon if d_in else 0.0,
+        TO=float,
+    )
+
+
+def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Measurement:
+    """Return the measurement of additive noise on one value."""
+    certificate = form.certificate
+    at = float(certificate.delta) if delta is None else float(delta)
+    if not 0 < at < 1:
+        raise ValueError(f"delta: {at} is not in (0, 1)")
+    table = certificate.table
+    grain = Fraction(2) ** table.grid_log2
+
+    @lru_cache(maxsize=256)
+    def epsilon(cells: int) -> float:
+        weights = np.array([float(weight) for weight in table.outcomes]) / table.total
+        beyond = np.zeros(min(cells, len(weights)))
+        near, far = np.concatenate([weights, beyond]), np.concatenate([beyond, weights])
+        pair = accountants.guarantee(accountants.weights(near, far))
+        return _up(pair.bracket(delta=at)[1])
+
+    def privacy_map(d_in: float) -> tuple[float, float]:
+        cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.points_per_bin))
+        return (epsilon(cells), at) if cells else (0.0, 0.0)
+
+    return dp.m.make_user_measurement(
+        dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int),
+        dp.absolute_distance(T=T),
+        dp.approximate(dp.max_divergence()),
+        _release(form, T),
+        privacy_map,
+        TO=float,
+    )
+
+
+def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
+    """Return the measurement of additive noise on vectors."""
+    if mechanism.lattice is not None and (T is float or not (1 / float(mechanism.lattice)).is_integer()):
+        raise ValueError(
+            f"T: float values may be off the lattice {float(mechanism.lattice):g}; use T=int and a lattice that holds "
+            "all integers"
+        )
+    claim = form.certificate
+    D, epsilon, delta = Fraction(float(mechanism.sensitivity)), float(claim.epsilon), float(claim.delta)
+
+    def privacy_map(d_in: float) -> tuple[float, float]:
+        k = math.ceil(Fraction(d_in) / D)
+        if k == 0:
+            return 0.0, 0.0
+        if k * epsilon > 700:
+            return math.inf, 1.0
+        group = math.expm1(k * epsilon) / math.expm1(epsilon) * (1 + 1e-12) if k > 1 else 1.0
+        return k * epsilon * (1 + (k > 1) * 1e-15), min(1.0, delta * group)
+
+    atoms = dp.atom_domain(T=float, nan=False) if T is float else dp.atom_domain(T=int)
+    return dp.m.make_user_measurement(
+        dp.vector_domain(atoms, size=mechanism.dimensions),
+        _METRICS[mechanism.norm](T=T),
+        dp.approximate(dp.max_divergence()),
+        _release(form, T),
+        privacy_map,
+        TO="Vec<f64>",
+    )
+
+
+def _release(form: Any, T: type) -> Callable[[Any], Any]:
+    """Return the function that perturbs a value or a list, with a new key for every call."""
+
+    def release(x: Any) -> Any:
+        values = np.asarray(x, float)
+        if T is float:  # Moves no two values apart, and no infinity is an error that would reveal it.
+            values = np.clip(values, -_FARTHEST, _FARTHEST)
+        released = dpk.perturb(values, form, clip=T is float)
+        return released.tolist()
+
+    return release
+
+
+def _up(epsilon: float) -> float:
+    return math.ceil(epsilon / _STEP) * _STEP if math.isfinite(epsilon) else epsilon
