@@ -123,7 +123,7 @@ def perturb(
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
-        options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
+        options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
         if missing == "drop":
             return perturb(missing_values.rows_of(x, np.flatnonzero(~gone)), mechanism, **options)
         made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
