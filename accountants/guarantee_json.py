@@ -19,7 +19,7 @@ from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 # The classes that a file may hold beside distributions with a density, windows and bases. Files name them, and the
 # fields of some, as below if not by their own names.
 _CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
-_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term"}
+_CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
 _UNKNOWN = "is not of this version's guarantees"
 

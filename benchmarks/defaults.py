@@ -43,6 +43,7 @@ def mechanisms(epsilon: float) -> dict[str, Any]:
     for_cdf = tune.best(tune.piecewise(epsilon=epsilon, **UNIT), tune.distribution(N)).mechanism
     own, two_points = dpk.piecewise(epsilon=epsilon, **UNIT), dpk.duchi(epsilon=epsilon, **UNIT)
     shares = np.linspace(0, 1, _STEPS)
+    towards: list[Any]
     if type(default) is type(own):
         widths = own.width + shares * (for_cdf.width - own.width)
         towards = [dpk.composite("uniform", epsilon=epsilon, width=float(width), **UNIT) for width in widths]

@@ -161,7 +161,7 @@ def mechanisms(query: Query, epsilon: float, delta: float = DELTA) -> dict[str, 
     All but the Gaussians and the truncated noise are eps-DP, those (eps, delta)-DP. Neighbouring: one row replaced.
     """
     interval: dict[str, Any] = {"epsilon": epsilon, "lower": query.lower, "upper": query.upper}
-    budget = {"epsilon": epsilon, "sensitivity": query.sensitivity}
+    budget: dict[str, Any] = {"epsilon": epsilon, "sensitivity": query.sensitivity}
     cells = round(query.sensitivity / query.step)
     sigma = query.sensitivity * discrete_sigma(cells, epsilon, delta)
     return {

@@ -415,7 +415,8 @@ def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple
     Where a flat function has no derivative, every derivative is NaN. In reverse mode this needs a NaN times everything
     that moves; a choice of NaN would have the derivative 0.
     """
-    x, slope, moved = method.root_and_derivatives(function, *primals, tangents[0])
+    parameters, where = primals
+    x, slope, moved = method.root_and_derivatives(function, parameters, where, tangents[0])
     steep = (slope != 0) if slope.shape == x.shape else jnp.ones(x.shape, bool)
     step = jnp.where(steep, -_quotient(moved, jnp.where(steep, slope, 1.0)), 0.0 * x)
     if method.moves_where_flat:

@@ -130,9 +130,9 @@ def form_of(mechanism, table, certificate=None):
     return ExactNoise(mechanism, certificate or bare)
 
 
-def plain_table(weights, first, bits=16, grain=0, grains=1):
+def plain_table(weights, first, bits=16, grid_log2=0, points_per_bin=1):
     """A table of Python integers."""
-    return NoiseTable(np.array(weights, np.uint64), first, bits, grain, grains)
+    return NoiseTable(np.array(weights, np.uint64), first, bits, grid_log2, points_per_bin)
 
 
 @cache
@@ -155,8 +155,8 @@ def slow_sampler(table):
 
 def slow_position(table, x, word):
     """Where an input is put, in Fractions."""
-    grains = math.floor(Fraction(float(x)) / Fraction(2) ** table.grain + Fraction(1, 2))
-    return (grains + (int(word) * table.grains >> 32)) // table.grains
+    grains = math.floor(Fraction(float(x)) / Fraction(2) ** table.grid_log2 + Fraction(1, 2))
+    return (grains + (int(word) * table.points_per_bin >> 32)) // table.points_per_bin
 
 
 _compiled = {}

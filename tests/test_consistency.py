@@ -33,7 +33,7 @@ def released(seed: int, d: int, groups: Any) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(seed)
     x = rng.poisson(6, d) * (rng.random(d) < 0.4)
     A = stacked(groups, d)
-    cell = float(vector_noise(len(A)).certificate.table.cell)
+    cell = float(vector_noise(len(A)).certificate.table.bin_width)
     return A @ x + cell * np.round(rng.laplace(0, 6, len(A)) / cell), x
 
 
@@ -145,7 +145,7 @@ def test_intervals_of_groups_hold_with_room_for_their_own_simulation() -> None:
     """
     A, x = stacked(HIERARCHY, 10), np.full(10, 1e6)
     form = vector_noise(len(A))
-    table, cell = form.table, float(form.table.cell)
+    table, cell = form.table, float(form.table.bin_width)
     low, high = dpk.consistent_counts(A @ x, form, groups=HIERARCHY).interval(0.95)
     rng = np.random.default_rng(11)
     drawn = rng.choice(np.arange(table.first, table.last + 1), (400_000, len(A)), p=table.weights / 2.0**table.bits)

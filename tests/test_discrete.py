@@ -186,7 +186,7 @@ def test_steps_small_and_large_are_certified(step):
     """Reports are exact multiples of the step."""
     made = dpk.discrete_laplace(epsilon=1.0, sensitivity=2 * step, step=step)
     form = dpk.exact_sampler(made)
-    assert form.table.cell == Fraction(step)
+    assert form.table.bin_width == Fraction(step)
     assert form.certificate.shift == 2
     reports = dpk.perturb(step * np.arange(-50.0, 50.0), form)
     assert all((Fraction(report) / Fraction(step)).denominator == 1 for report in reports.tolist())
@@ -202,4 +202,4 @@ def test_a_step_far_above_the_sensitivity_is_certified():
     """Inputs 1 apart are on one point or two neighbouring ones."""
     form = dpk.exact_sampler(dpk.discrete_laplace(epsilon=1.0, sensitivity=1.0, step=1000.0))
     assert form.certificate.shift == 1
-    assert form.table.cell == 1000
+    assert form.table.bin_width == 1000

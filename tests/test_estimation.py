@@ -112,11 +112,11 @@ def test_a_noise_channel_is_that_of_its_grains():
     """Every grain of a bin by itself: its two positions, with the noise on each."""
     made = channel("laplace")
     table = made.table
-    grain, M = 2.0**table.grain, table.grains
+    grain, M = 2.0**table.grid_log2, table.points_per_bin
     first, count = 5 * M + M - 1000, 1500  # across a cell's end; from half a grain below the first
     got = made.matrix((np.array([first, first + count]) - 0.5) * grain, all_codes(made))[:, 0]
     p = np.zeros(len(made.written))
-    lowest = round(made.written[0] / float(table.cell))
+    lowest = round(made.written[0] / float(table.bin_width))
     for i in range(first, first + count):
         q, f = divmod(i, M)
         for position, share in ((q, 1 - f / M), (q + 1, f / M)):
@@ -456,7 +456,7 @@ def refused(reports, mechanism=AGES, **options):
 
 
 def test_what_is_no_report_is_refused():
-    """Values themselves, shifted, scaled, rounded and missing ones, one among many, and another mechanism's."""
+    """Values themselves, shifted, scaled and rounded ones, one among many, and another mechanism's."""
     reports, x = ages()
     assert "row 0 " in refused(x)
     refused(reports + 1e-6)
@@ -466,8 +466,9 @@ def test_what_is_no_report_is_refused():
     refused(reports, dpk.piecewise(epsilon=1.01, lower=0.0, upper=120.0))
     refused(reports, dpk.piecewise(epsilon=1.0, lower=0.0, upper=121.0))
     refused(reports, NOISES["laplace"], bounds=(0.0, 120.0))
-    for odd in (np.nan, np.inf, -np.inf, 1e300, 60.1):
+    for odd in (np.inf, -np.inf, 1e300, 60.1):
         assert "row 17 " in refused(np.insert(reports, 17, odd))
+        assert "row 18 " in refused(np.insert(reports, 17, [np.nan, odd]))
     lattice = Counts(AGES).channel.written
     assert "[-188." in refused(np.array([2 * lattice[-1] - lattice[-2]]))  # on the lattice, past its end
 
@@ -637,7 +638,7 @@ BAD = {
     "no counts": (lambda: dpk.estimate(Counts(AGES)), ValueError, "is empty"),
     "no mechanism": (lambda: dpk.estimate(ages()[0]), TypeError, "mechanism: None"),
     "a mechanism of counts": (lambda: dpk.estimate(Counts(AGES).add(ages()[0]), AGES), ValueError, "Counts know"),
-    "a number for a mechanism": (lambda: dpk.estimate(ages()[0], 1.0), TypeError, "exact form"),
+    "a number for a mechanism": (lambda: dpk.estimate(ages()[0], 1.0), TypeError, "exact sampler"),
     "one report": (lambda: dpk.estimate(ages()[0][:1], AGES).mean, dpk.TooFewReportsError, "about 2 are needed"),
     "bounds of a table": (lambda: dpk.estimate(ages()[0], AGES, bounds=(0, 1)), ValueError, "own interval"),
     "a column of a mechanism": (lambda: dpk.estimate(ages()[0], AGES, column="x"), ValueError, "for a sidecar"),

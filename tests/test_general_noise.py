@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
 import jax
@@ -228,8 +227,7 @@ def test_the_scale_for_a_budget(noise):
 @every_noise
 def test_guarantees_are_saved(noise):
     made = guarantee(Additive(noise, 2.0)).repeat(3)
-    again = Guarantee.from_json(json.loads(json.dumps(made.to_json())))
-    assert again == made
+    assert Guarantee.from_json(made.to_json()) == made
 
 
 @pytest.mark.thorough

@@ -176,7 +176,7 @@ def test_not_even_by_the_largest_noise(monkeypatch, exact):
     largest = []
 
     def stand_in(values, sampler, **_):
-        cell = float(sampler.certificate.table.cell) if exact else 0.0
+        cell = float(sampler.certificate.table.bin_width) if exact else 0.0
         largest.append(float(sampler.certificate.highest) + cell if exact else T)
         return values + largest[0]
 

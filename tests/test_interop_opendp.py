@@ -70,7 +70,7 @@ def test_the_map_of_noise_is_the_one_of_the_table(noise):
     for d_in in (1, 10, 25):
         eps, delta = noise.map(d_in)
         assert delta == 1e-6
-        cells = math.ceil(Fraction(math.ceil(d_in / Fraction(2) ** table.grain), table.grains))
+        cells = math.ceil(Fraction(math.ceil(d_in / Fraction(2) ** table.grid_log2), table.points_per_bin))
         shifted = [0] * cells + outcomes
         exact = outcomes + [0] * cells
         t = Fraction(math.exp(eps)) * (1 - Fraction(1, 1 << 50))

@@ -108,12 +108,12 @@ def test_a_release_has_its_claim(name):
     table, mechanism = certificate.table, claim(name)
     assert (certificate.epsilon, certificate.delta) == (mechanism.epsilon, mechanism.delta)
     assert certificate.realised_delta <= Fraction(repr(mechanism.delta))
-    assert Fraction(mechanism.sensitivity) <= certificate.shift * table.cell
-    assert (certificate.shift - 1) * table.cell < Fraction(mechanism.sensitivity)
-    assert certificate.lowest == table.first * table.cell
-    assert certificate.highest == table.last * table.cell
+    assert Fraction(mechanism.sensitivity) <= certificate.shift * table.bin_width
+    assert (certificate.shift - 1) * table.bin_width < Fraction(mechanism.sensitivity)
+    assert certificate.lowest == table.first * table.bin_width
+    assert certificate.highest == table.last * table.bin_width
     assert certificate.bias == table.mean
-    assert certificate.worst_variance == table.variance + table.cell**2 / 4
+    assert certificate.worst_variance == table.variance + table.bin_width**2 / 4
 
 
 @pytest.mark.quick("laplace-0.01", "gaussian-8")
@@ -256,8 +256,8 @@ def test_a_dropped_tail_is_refused(name, sides):
 def test_noise_5_percent_too_narrow_is_refused(name):
     """The same codes for cells 5 % smaller."""
     table = exact(name).table
-    refused(dataclasses.replace(table, grains=round(table.grains / 1.05)), name)
-    certify_noise(dataclasses.replace(table, grains=table.grains + 1), *claim_numbers(name))
+    refused(dataclasses.replace(table, points_per_bin=round(table.points_per_bin / 1.05)), name)
+    certify_noise(dataclasses.replace(table, points_per_bin=table.points_per_bin + 1), *claim_numbers(name))
 
 
 def claim_numbers(name):
@@ -323,15 +323,15 @@ def test_another_total_is_refused(by):
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("grains", 0, "grains"),
-        ("grains", -3, "grains"),
-        ("grains", 1 << 32, "grains"),
+        ("points_per_bin", 0, "points_per_bin"),
+        ("points_per_bin", -3, "points_per_bin"),
+        ("points_per_bin", 1 << 32, "points_per_bin"),
         ("first", 1, "codes"),
         ("first", -3, "codes"),
         ("first", 10**30, "codes"),
-        ("grain", 961, "grain"),
-        ("grain", -1022, "grain"),
-        ("grain", 10**40, "grain"),
+        ("grid_log2", 961, "grid_log2"),
+        ("grid_log2", -1022, "grid_log2"),
+        ("grid_log2", 10**40, "grid_log2"),
         ("bits", 15, "bits"),
         ("bits", 17, "bits"),
         ("bits", 0, "bits"),

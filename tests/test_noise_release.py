@@ -50,7 +50,7 @@ def test_reports_are_made_of_the_keys_words_by_position(name, dtype):
         host.fill(words, SECRET, need.stream, 0)
     code = slow_sampler(form.table)
     expected = [
-        float((slow_position(form.table, at, r) + code(word)) * form.table.cell)
+        float((slow_position(form.table, at, r) + code(word)) * form.table.bin_width)
         for at, word, r in zip(x, noise.tolist(), rounding.tolist(), strict=True)
     ]
     reports = perturb(x, form)
@@ -60,7 +60,7 @@ def test_reports_are_made_of_the_keys_words_by_position(name, dtype):
 
 @every_kind
 def test_reports_are_exact_multiples_of_the_cell(name):
-    reports, cell = perturb(inputs(20_000), exact(name)), exact(name).table.cell
+    reports, cell = perturb(inputs(20_000), exact(name)), exact(name).table.bin_width
     assert all((Fraction(report) / cell).denominator == 1 for report in reports.tolist())
 
 
@@ -69,7 +69,7 @@ def test_reports_are_exact_multiples_of_the_cell(name):
 def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
     """All 2^16 words through the whole form: the support moves with the input, and nothing else does."""
     table = small_table(name)
-    form = form_of(dpk.laplace(epsilon=1.0, sensitivity=float(table.cell)), table)
+    form = form_of(dpk.laplace(epsilon=1.0, sensitivity=float(table.bin_width)), table)
     words = np.arange(1 << 16, dtype=np.uint16)
     for x in (0.0, 0.1, -3.7, 1234.5):
         for r in (0, 12345, 2**32 - 1):
@@ -83,7 +83,7 @@ def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
             every, counts = np.unique(reports, return_counts=True)
             weights = {}
             for j, weight in enumerate(table.outcomes):
-                value = float((place + table.first + j) * table.cell)
+                value = float((place + table.first + j) * table.bin_width)
                 value = float(np.dtype(dtype).type(value))
                 weights[value] = weights.get(value, 0) + weight
             assert dict(zip(every.tolist(), counts.tolist(), strict=True)) == {v: w for v, w in weights.items() if w}
@@ -197,8 +197,8 @@ SAMPLES = 1 << 20
 
 def codes_reported(form, x=0.0):
     """Counts by code, of reports of an input on the lattice, whose place is certain."""
-    reports = perturb(np.full(SAMPLES, x), form) / float(form.table.cell)
-    place = x / float(form.table.cell)
+    reports = perturb(np.full(SAMPLES, x), form) / float(form.table.bin_width)
+    place = x / float(form.table.bin_width)
     assert place == round(place)
     return np.bincount((reports - place).astype(int) - form.table.first, minlength=form.table.codes)
 
@@ -216,14 +216,14 @@ def goodness(counts, weights):
 @pytest.mark.parametrize("name", ["laplace-1", "gaussian-1", "staircase-0.5", "truncated-discrete-laplace"])
 def test_reports_have_the_tables_weights(name):
     form = exact(name)
-    x = float(37 * form.table.cell)
+    x = float(37 * form.table.bin_width)
     counts = codes_reported(form, x)
     assert goodness(counts, form.table.outcomes) > ALARM
     middle, far = -form.table.first, np.abs(np.arange(form.table.codes) + form.table.first)
     for factor in (1.05, 1 / 1.05):
         near = np.clip(np.rint(middle + (np.arange(form.table.codes) - middle) * factor), 0, form.table.codes - 1)
         if name == "truncated-discrete-laplace":
-            wrong = np.exp(-far * float(form.table.cell) * factor / form.mechanism.noise.scale)
+            wrong = np.exp(-far * float(form.table.bin_width) * factor / form.mechanism.noise.scale)
         else:
             wrong = np.array(form.table.outcomes, float)[near.astype(int)]
         assert goodness(counts, wrong) < ALARM
@@ -233,7 +233,7 @@ def test_reports_have_the_tables_weights(name):
 def test_means_and_variances(name):
     """Of an input between two cells; within 6 standard errors."""
     form = exact(name)
-    x = 12.3 * float(form.table.cell)
+    x = 12.3 * float(form.table.bin_width)
     error = perturb(np.full(SAMPLES, x), form) - x
     variance = float(form.table.variance)
     assert abs(error.mean()) < 6 * np.sqrt(variance / SAMPLES)
@@ -284,9 +284,9 @@ def test_an_audit_catches_a_dropped_tail(side):
     cut = (np.cumsum(p) < 1e-3) & (side != "right") | (np.cumsum(p[::-1])[::-1] < 1e-3) & (side != "left")
     weights = [0 if gone else w for w, gone in zip(weights, cut, strict=True)]
     weights[-table.first] += (1 << 64) - sum(weights)
-    planted = type(table)(np.array(weights, np.uint64), table.first, 64, table.grain, table.grains)
+    planted = type(table)(np.array(weights, np.uint64), table.first, 64, table.grid_log2, table.points_per_bin)
     kept = np.flatnonzero(~cut)
-    low_end, high_end = ((table.first + end) * float(table.cell) for end in (kept[0], kept[-1]))
+    low_end, high_end = ((table.first + end) * float(table.bin_width) for end in (kept[0], kept[-1]))
     event = (lambda y: y < low_end + 1) if side != "right" else (lambda y: y > high_end)
     x, other = (0.0, 1.0)
     if side == "right":
@@ -327,7 +327,7 @@ def test_far_reports_are_near_their_inputs(name):
     low, high = form.mechanism.input_interval
     x = np.concatenate([np.linspace(low, high, 999), np.geomspace(form.mechanism.sensitivity, high, 500)])
     error = np.abs(perturb(x, form) - x)
-    reach = float(max(-form.certificate.lowest, form.certificate.highest) + form.table.cell)
+    reach = float(max(-form.certificate.lowest, form.certificate.highest) + form.table.bin_width)
     assert np.all(error <= reach + 2 * np.spacing(np.abs(x)))
 
 

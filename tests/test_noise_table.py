@@ -117,12 +117,12 @@ def placed_form(D, codes=4096):
 def odd_inputs(form, dtype):
     """Random, huge, tiny, negative, half-way between grains and cells, and the floats next to these."""
     D, table = form.mechanism.sensitivity, form.table
-    grain, cell = 2.0**table.grain, float(table.cell)
+    grain, cell = 2.0**table.grid_log2, float(table.bin_width)
     k = RNG.integers(-(1 << 20), 1 << 20, 30)
     x = [
         *(RNG.uniform(-reach, reach, 40) * D for reach in (1, 1e3, 2.0**34)),
         *((k + part) * unit for part in (0, 0.5, -0.5, 0.25) for unit in (grain, cell)),
-        *(k * cell - (k % table.grains + part) * grain for part in (0, 0.5)),
+        *(k * cell - (k % table.points_per_bin + part) * grain for part in (0, 0.5)),
         np.array([0.0, -0.0, 5e-324, -5e-324, 1e-310, 1e-40, -1e-40, 2.0**34 * D, -(2.0**34) * D]),
     ]
     x = np.concatenate(x).astype(dtype)
@@ -132,9 +132,9 @@ def odd_inputs(form, dtype):
 
 def edge_words(table, count):
     """Words at which r steps, and others."""
-    r = RNG.integers(0, table.grains + 1, count - 4)
+    r = RNG.integers(0, table.points_per_bin + 1, count - 4)
     steps = [
-        min((int(at) << 32) // table.grains + step, 2**32 - 1)
+        min((int(at) << 32) // table.points_per_bin + step, 2**32 - 1)
         for at, step in zip(r, RNG.integers(0, 2, count), strict=False)
     ]
     return np.array([0, 1, 2**31, 2**32 - 1, *steps], np.uint32)
@@ -215,26 +215,26 @@ def test_the_shift_is_attained_on_coarse_grids(D, grain, grains):
 def test_rounding_keeps_the_mean(D):
     """Over all r, the mean position is the input rounded to its grain, exactly."""
     form = placed_form(D)
-    M, g = form.table.grains, Fraction(2) ** form.table.grain
+    M, g = form.table.points_per_bin, Fraction(2) ** form.table.grid_log2
     assert (1 << 32) % M == 0
     words = (np.arange(M, dtype=np.uint64) * ((1 << 32) // M)).astype(np.uint32)
     for x in [*RNG.uniform(-5 * D, 5 * D, 8).tolist(), 0.0, D / 3, -1e7 * D]:
         total = int(positions(form, np.full(M, x), words).sum())
-        assert Fraction(total, M) * form.table.cell == g * math.floor(Fraction(x) / g + Fraction(1, 2))
-        assert abs(Fraction(total, M) * form.table.cell - Fraction(x)) <= g / 2
+        assert Fraction(total, M) * form.table.bin_width == g * math.floor(Fraction(x) / g + Fraction(1, 2))
+        assert abs(Fraction(total, M) * form.table.bin_width - Fraction(x)) <= g / 2
 
 
 @pytest.mark.parametrize("D", [0.7, 0.1, 3.0])
 def test_other_grain_counts_keep_the_mean_to_a_part_in_2_to_the_32(D):
     """Each r has floor or ceil of 2^32/M words: their edges, in integers."""
     form = placed_form(D)
-    M = form.table.grains
+    M = form.table.points_per_bin
     first = [-(-(r << 32) // M) for r in range(M + 1)]
     shares = {b - a for a, b in itertools.pairwise(first)}
     assert shares <= {(1 << 32) // M, -(-(1 << 32) // M)}
     some = RNG.integers(1, M, 500)
     words = np.array([first[r] for r in some], np.uint32)
-    g = 2.0**form.table.grain
+    g = 2.0**form.table.grid_log2
     x = -some * g  # Position 0 from r = some on, else -1.
     assert set(positions(form, x, words).tolist()) == {0}
     assert set(positions(form, x, words - np.uint32(1)).tolist()) == {-1}
@@ -276,7 +276,7 @@ def test_the_variance_is_the_laws(name):
     """Up to the rounding of the noise to cells, of the input, and what a finite table needs to be wider."""
     table, law = exact(name).table, claim(name).noise
     total = sum(w * (table.first + j) ** 2 for j, w in enumerate(table.outcomes))
-    by_hand = (Fraction(total, 1 << 64) - (table.mean / table.cell) ** 2) * table.cell**2
+    by_hand = (Fraction(total, 1 << 64) - (table.mean / table.bin_width) ** 2) * table.bin_width**2
     assert by_hand == table.variance
     assert float(table.variance) / float(law.variance) - 1 == pytest.approx(0, abs=PROMISED_COST)
     if "discrete" not in name:

@@ -95,7 +95,7 @@ def worst_delta(table, shifts, epsilon):
 def test_the_l1_bound_holds(norm, dimensions, D, scale, reach, lattice):
     """All shifts a norm allows, the product of tables, exactly."""
     epsilon = 1.0
-    table = dataclasses.replace(small_lattice_table(scale, reach, 32), grain=-3, grains=8)
+    table = dataclasses.replace(small_lattice_table(scale, reach, 32), grid_log2=-3, points_per_bin=8)
     claim = VectorClaim(epsilon, 0.9999, D, norm, dimensions, lattice, None)
     certificate = certify_vector(table, claim)
     shifts = shifts_of(claim)
@@ -359,7 +359,7 @@ def test_a_release_of_vectors_has_its_claim(name):
     assert certificate.claim.sensitivity == made.sensitivity
     assert -0.01 < form.variance_cost < 0.02
     if made.lattice is not None:
-        assert (Fraction(made.lattice) / table.cell).denominator == 1
+        assert (Fraction(made.lattice) / table.bin_width).denominator == 1
 
 
 @pytest.mark.quick("discrete")
@@ -538,7 +538,7 @@ def test_vector_mechanisms_are_pytrees(name):
 def test_traced_vector_mechanisms_are_refused():
     made = VECTORS["gaussian-l2"]()
     with pytest.raises(TypeError, match="traced mechanism cannot be certified"):
-        jax.jit(lambda m: dpk.exact_sampler(m).table.cell)(made)
+        jax.jit(lambda m: dpk.exact_sampler(m).table.bin_width)(made)
 
 
 # Releases.
@@ -553,7 +553,7 @@ def test_reports_of_counts_are_on_the_table(name):
     made = VECTORS[name]()
     table = dpk.exact_sampler(made).table
     x = counts(50, made.dimensions)
-    noise = (dpk.perturb(x, made, key=KEY) - x) / float(table.cell)
+    noise = (dpk.perturb(x, made, key=KEY) - x) / float(table.bin_width)
     assert np.array_equal(noise, np.rint(noise))
     assert table.first <= noise.min()
     assert noise.max() <= table.last

@@ -34,7 +34,7 @@ from accountants.dominating_pairs.additive import _crossings as crossings
 from accountants.dominating_pairs.base import Mixed, profile
 from accountants.dominating_pairs.discrete import Atoms
 from accountants.dominating_pairs.registry import dominating_pairs, pure_epsilon
-from accountants.dominating_pairs.windowed import WindowedPair, falls, windowed_pair
+from accountants.dominating_pairs.windowed import WindowedPair, windowed_pair
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
 from dpkernels.distributions.merged_laplace import MergedLaplace
@@ -44,7 +44,7 @@ from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 
 SHARES = np.array([0.0, 0.03, 0.3, 0.7, 0.93, 0.99])
-PROVEN = {name: m for name, m in WINDOWED.items() if falls(m.window) and falls(m.base)}
+PROVEN = {name: m for name, m in WINDOWED.items() if m.window.falls and m.base.falls}
 BOUNDED_ABOVE = {name: m for name, m in WINDOWED.items() if name not in PROVEN}
 # Far intervals and bases of 1e-9 carry their own rounding: see helpers.rounding.
 EXACT = [name for name in PROVEN if "far" not in name and "-20" not in name]

@@ -19,13 +19,13 @@ WORD = 1 << 32
 LEVELS = (0.5, 0.9, 0.95, 0.999)
 
 
-def table(seed, codes=9, grains=3, grain=-2, bits=16):
+def table(seed, codes=9, points_per_bin=3, grid_log2=-2, bits=16):
     """Random weights, some of them 0, of codes about 0."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(0, 1000, codes)
     weights[rng.integers(codes)] = 0
     weights[codes // 2] += (1 << bits) - weights.sum()
-    return NoiseTable(weights.astype(np.uint64), -(codes // 2) + seed % 2, bits, grain, grains)
+    return NoiseTable(weights.astype(np.uint64), -(codes // 2) + seed % 2, bits, grid_log2, points_per_bin)
 
 
 def certificate(made):
@@ -35,10 +35,10 @@ def certificate(made):
 def codes_of(made, n):
     """(code of the release, probability) for an input of grain n: every r, with the words that make it, and code."""
     found = {}
-    for r in range(made.grains):
-        words = -(-(r + 1) * WORD // made.grains) - -(-r * WORD // made.grains)
+    for r in range(made.points_per_bin):
+        words = -(-(r + 1) * WORD // made.points_per_bin) - -(-r * WORD // made.points_per_bin)
         for j, weight in enumerate(made.outcomes):
-            k = (n + r) // made.grains + made.first + j
+            k = (n + r) // made.points_per_bin + made.first + j
             found[k] = found.get(k, 0) + Fraction(words * weight, WORD << made.bits)
     assert sum(found.values()) == 1
     return [(k, p) for k, p in found.items() if p]
@@ -46,9 +46,9 @@ def codes_of(made, n):
 
 def missed(made, n, interval):
     """The probabilities that the interval of a released value is above, and below, the input n g."""
-    x, above, below = n * Fraction(2) ** made.grain, Fraction(0), Fraction(0)
+    x, above, below = n * Fraction(2) ** made.grid_log2, Fraction(0), Fraction(0)
     for k, p in codes_of(made, n):
-        low, high = interval(k * made.cell)
+        low, high = interval(k * made.bin_width)
         above, below = above + p * (low > x), below + p * (high < x)
     return above, below
 
@@ -62,13 +62,13 @@ def exactly(made, level):
 @pytest.mark.parametrize("grains", [1, 3, 8])
 @pytest.mark.parametrize("seed", range(4))
 def test_one_value_is_covered_and_the_interval_is_that_of_both_tests(grains, seed):
-    made = table(seed, grains=grains)
+    made = table(seed, points_per_bin=grains)
     for level in LEVELS:
         interval, tail = exactly(made, level), (1 - Fraction(str(level))) / 2
         for n in range(-grains, grains + 1):
             assert max(missed(made, n, interval)) <= tail
         # Of the released value 0 those grains are left out at which a tail probability is at most the bound.
-        low, high = (end / Fraction(2) ** made.grain for end in interval(Fraction(0)))
+        low, high = (end / Fraction(2) ** made.grid_log2 for end in interval(Fraction(0)))
         for n in range(-12 * grains, 12 * grains):
             above = sum(p for k, p in codes_of(made, n) if k >= 0)
             below = sum(p for k, p in codes_of(made, n) if k <= 0)
@@ -77,7 +77,7 @@ def test_one_value_is_covered_and_the_interval_is_that_of_both_tests(grains, see
 
 def test_an_interval_without_the_rounding_of_the_input_is_caught():
     """The planted fault: quantiles of the noise alone miss inputs between two cells more often than they may."""
-    made, worst = table(0, grains=8), Fraction(0)
+    made, worst = table(0, points_per_bin=8), Fraction(0)
     for level in LEVELS:
         tail = (1 - Fraction(str(level))) / 2
         cumulated = np.cumsum(made.outcomes)
@@ -85,7 +85,7 @@ def test_an_interval_without_the_rounding_of_the_input_is_caught():
         last = made.first + int(np.searchsorted(cumulated, (1 - float(tail)) * made.total))
 
         def naive(y, first=first, last=last):
-            return y - last * made.cell, y - first * made.cell
+            return y - last * made.bin_width, y - first * made.bin_width
 
         worst = max(worst, *(max(missed(made, n, naive)) - tail for n in range(9)))
     assert worst > 0
@@ -110,14 +110,17 @@ def test_mechanisms_cover_their_inputs(name, level):
     mechanism = NOISES[name]
     made = dpk.exact_sampler(mechanism).certificate.table
     codes, weights = made.first + np.arange(made.codes), made.weights / 2.0**made.bits
-    grain = 2.0**made.grain
+    grain = 2.0**made.grid_log2
     lattice = name == "vector"
-    for n in (0, *([] if lattice else [1, made.grains // 2, 5 * made.grains + made.grains // 3])):
-        q, f = divmod(n, made.grains)
-        up = (f << 32) // made.grains / WORD
+    for n in (
+        0,
+        *([] if lattice else [1, made.points_per_bin // 2, 5 * made.points_per_bin + made.points_per_bin // 3]),
+    ):
+        q, f = divmod(n, made.points_per_bin)
+        up = (f << 32) // made.points_per_bin / WORD
         held = 0.0
         for position, share in ((q, 1 - up), (q + 1, up)):
-            y = (codes + position) * float(made.cell)
+            y = (codes + position) * float(made.bin_width)
             y = np.broadcast_to(y[:, None], (len(y), 3)) if lattice else y
             low, high = dpk.confidence_interval(y, mechanism, level)
             inside = (low <= n * grain) & (n * grain <= high)
@@ -128,7 +131,7 @@ def test_mechanisms_cover_their_inputs(name, level):
 
 def test_intervals_together_and_on_a_lattice():
     mechanism, y = NOISES["laplace"], np.array([[120.0, -3.5], [0.0, 1e4]])
-    cell = float(dpk.exact_sampler(mechanism).certificate.table.cell)
+    cell = float(dpk.exact_sampler(mechanism).certificate.table.bin_width)
     y = np.round(y / cell) * cell
     low, high = dpk.confidence_interval(y, mechanism, 0.9, together=True)
     each = 0.9**0.25
@@ -146,7 +149,7 @@ def test_intervals_together_and_on_a_lattice():
 
 def outcomes(values):
     """Every (released values, probability) of independent inputs ``(table, grain)``."""
-    each = [[(float(k * made.cell), p) for k, p in codes_of(made, n)] for made, n in values]
+    each = [[(float(k * made.bin_width), p) for k, p in codes_of(made, n)] for made, n in values]
     for chosen in itertools.product(*each):
         yield [y for y, _ in chosen], math.prod(p for _, p in chosen)
 
@@ -156,10 +159,10 @@ def released(values, ys):
 
 
 def truths(values):
-    return [float(n * Fraction(2) ** made.grain) for made, n in values]
+    return [float(n * Fraction(2) ** made.grid_log2) for made, n in values]
 
 
-A, B = table(0, codes=7, grains=2), table(3, codes=7, grains=3, grain=-3)
+A, B = table(0, codes=7, points_per_bin=2), table(3, codes=7, points_per_bin=3, grid_log2=-3)
 COMBINATIONS = {
     "difference": ([(A, 5), (B, 2)], lambda a, b: a - b),
     "weighted": ([(A, 5), (B, 2)], lambda a, b: 0.3 * a - b / 7 + 2),
@@ -184,7 +187,7 @@ def test_combinations_are_covered(name, level):
         above, below = above + p * (y - down > truth), below + p * (y + up < truth)
     assert max(above, below) <= tail
     # And they are not much too wide: by the rounding of the inputs, and one point of the sum.
-    narrower = 2 * sum(float(made.cell) for made, _ in values)
+    narrower = 2 * sum(float(made.bin_width) for made, _ in values)
     loose = sum(p for ys, p in outcomes(values) if abs(combine(*ys) - truth) > max(down, up) - narrower)
     assert loose > 1 - level
 
@@ -219,7 +222,7 @@ def test_ratios_are_covered(name):
 
 
 def test_quantiles_of_histograms_are_covered():
-    made = table(0, codes=5, grains=1)
+    made = table(0, codes=5, points_per_bin=1)
     values, edges = [(made, 8), (made, 3), (made, 6)], [0.0, 1.0, 2.0, 3.0]
     shares = np.cumsum(truths(values)) / sum(truths(values))
     for p in (0.3, 0.6):

@@ -270,7 +270,7 @@ def composed_budget(
             f"epsilon, delta: {epsilon:g}, {delta:g}; these reports, at budgets of {checks.EPSILON_RANGE[0]} each, "
             f"have delta {best:.6g} at this epsilon"
         )
-    return mechanism(conservative_parameter(releases, epsilon, delta, is_known=initial_guess is not None))
+    return mechanism(conservative_parameter(releases, float(epsilon), float(delta), is_known=initial_guess is not None))
 
 
 def largest_budget(

@@ -67,7 +67,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
             f"epsilon: {epsilon:g} at delta {delta:g}; {n} reports of eps0 = 0.01 already have epsilon {own:.4g}"
         )
     candidates = (member(math.exp(max(t - margin, low)), {}) for margin in _MARGINS)
-    return first_feasible(candidates, lambda made: upper_delta(made, n, epsilon) <= delta)
+    return first_feasible(candidates, lambda made: upper_delta(made, n, float(epsilon)) <= delta)
 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:

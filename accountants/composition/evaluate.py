@@ -23,7 +23,7 @@ import numpy as np
 from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
 from accountants.composition.gaussian import GaussianProfile, are_gaussian
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, infinity_mass
+from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, infinity_mass
 from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
@@ -39,7 +39,8 @@ _TOGETHER = 8
 _STEEPEST = 0.25
 _BISECTIONS = 16  # For a tilt, which need not be precise.
 _FEW = 32  # Up to so many releases of plain numbers are composed from samples of their loss densities.
-_TILTS = np.geomspace(1e-3, 1e9, 42)
+_TILTS = np.geomspace(1e-3, 1e5, 28)
+_STEEPEST_OF_FEW = 1e9  # Next to the largest losses, to which few releases come.
 
 
 class _Value(NamedTuple):
@@ -218,9 +219,11 @@ def _evaluate_direction(
     if coarse is not None and sum(part.count * fft.largest_loss(part, 1) for part in parts) <= (
         at if what == "delta" else best
     ):
-        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0)
+        infinite = xp.clip(infinity_mass(parts), 0.0, 1.0) + 0.0  # Not -0.
         return _Value(infinite if what == "delta" else 0.0 if infinite <= at else np.inf, None, None)
-    few, steepest = (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, 1e9)))
+    few, steepest = (
+        (parts, np.inf) if coarse is None else (coarse, _bounded_tilt(coarse, xp.full_like(at, GREATEST_TILT)))
+    )
     bound = at if what == "delta" else _upper_bound(few, _log_finite(at, infinity_mass(parts)), steepest)
     if sloped:
         (capped, infinite), back = jax.vjp(lambda parts: _finite(parts, bound), parts)
@@ -228,9 +231,10 @@ def _evaluate_direction(
         (capped, infinite), back = _finite(parts, bound), None
     few = capped if coarse is None else _capped(coarse, bound)
     log_delta = None if what == "delta" else _log_finite(at, infinite)
-    c, guess = _tilt_for(few, at, log_delta)
+    greatest = _STEEPEST_OF_FEW if coarse is not None and _is_few(parts) else GREATEST_TILT
+    c, guess = _tilt_for(few, at, log_delta, greatest)
     if coarse is not None and _bounded_tilt(few, c) < c:
-        few, (c, guess) = capped, _tilt_for(capped, at, log_delta)
+        few, (c, guess) = capped, _tilt_for(capped, at, log_delta, greatest)
     noise = sum(part.count for part in parts) * xp.finfo(at.dtype).eps
     question = _Question(at, best, infinite, log_delta, guess, noise)
 
@@ -292,11 +296,11 @@ def _value_of(
     return _Value(found, *_compute_if(~(found <= asked.best), slopes, nothing))
 
 
-def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any) -> tuple[Any, Any]:
+def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, greatest: float) -> tuple[Any, Any]:
     """Return the tilt for an eps, or for a log delta if there is one, and the estimate of eps that comes with it."""
     if log_delta is None:
-        return self_composed.saddle_point(parts, at, _BISECTIONS), at
-    return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS)
+        return self_composed.saddle_point(parts, at, _BISECTIONS, greatest), at
+    return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS, greatest)
 
 
 def _is_sampled(part: RepeatedLoss) -> bool:

@@ -38,8 +38,8 @@ NEIGHBOURS = {
 _ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _SYMMETRIC = 1e-9  # Profiles of a pair and its mirror that differ less are one.
 _BISECTIONS = 60  # For a tilt, on log c.
-# A tilt is searched for between 1e-4 and 1e9.
-_LEAST_LOG, _GREATEST_LOG = np.log(1e-4), np.log(1e9)
+# A tilt is searched for between these, by default.
+_LEAST, GREATEST_TILT = 1e-4, 1e5
 
 
 class ConvergenceError(ValueError):
@@ -119,7 +119,9 @@ class SelfComposed:
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
         several = [one.scaled(known) for one in self._nodes(panels)]
         directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
-        smooth = self._privacy_losses[0] if xp is np and len(self.pairs) == 1 else None
+        # On all the data the loss density may jump; next to a jump samples of it are no better than nodes.
+        sampled = xp is np and len(self.pairs) == 1 and self.sampling_rate is not None
+        smooth = self._privacy_losses[0] if sampled else None
         if smooth is None or not smooth.is_invertible:
             return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
         return [
@@ -296,25 +298,29 @@ def renyi_divergence(parts: RepeatedLosses, order: Any) -> Any:
     return namespace(total).where(infinity_mass(parts) > 0, np.inf, total / a)
 
 
-def saddle_point(parts: RepeatedLosses, epsilon: Real, steps: int = _BISECTIONS) -> Real:
+def saddle_point(
+    parts: RepeatedLosses, epsilon: Real, steps: int = _BISECTIONS, greatest: float = GREATEST_TILT
+) -> Real:
     """Return the tilt c at which K'(c) = eps + 1/c + 1/(1 + c)."""
 
     def excess(c: Real) -> Any:
         return cumulants(parts, c)[1] - epsilon - 1 / c - 1 / (1 + c)
 
-    return _tilt_at_root(excess, epsilon, steps)
+    return _tilt_at_root(excess, epsilon, steps, greatest)
 
 
-def saddle_point_of_delta(parts: RepeatedLosses, log_delta: Real, steps: int = _BISECTIONS) -> tuple[Any, Any]:
+def saddle_point_of_delta(
+    parts: RepeatedLosses, log_delta: Real, steps: int = _BISECTIONS, greatest: float = GREATEST_TILT
+) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
-    c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps)
+    c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps, greatest)
     return c, approximate(parts, c)[1]
 
 
-def _tilt_at_root(rising: Any, like: Any, steps: int) -> Any:
+def _tilt_at_root(rising: Any, like: Any, steps: int, greatest: float) -> Any:
     """Return the tilt at which a rising function changes sign; an end of the range of tilts where it does not."""
     xp = namespace(like)
-    ends = xp.full_like(like, _LEAST_LOG), xp.full_like(like, _GREATEST_LOG)
+    ends = xp.full_like(like, np.log(_LEAST)), xp.full_like(like, np.log(greatest))
     low, high = bisect(lambda log_c: rising(xp.exp(log_c)) < 0, *ends, steps)
     return xp.exp((low + high) / 2)
 

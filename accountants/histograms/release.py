@@ -186,7 +186,7 @@ def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Add
 
 def _largest_noise(certificate: Any) -> Fraction:
     """The most that a released report is above its count: the table's last value, and less than a cell of rounding."""
-    return certificate.highest + certificate.table.cell
+    return certificate.highest + certificate.table.bin_width
 
 
 @singledispatch

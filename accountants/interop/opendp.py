@@ -106,7 +106,7 @@ def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Mea
     if not 0 < at < 1:
         raise ValueError(f"delta: {at} is not in (0, 1)")
     table = certificate.table
-    grain = Fraction(2) ** table.grain
+    grain = Fraction(2) ** table.grid_log2
 
     @lru_cache(maxsize=256)
     def epsilon(cells: int) -> float:
@@ -117,7 +117,7 @@ def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Mea
         return _up(pair.bracket(delta=at)[1])
 
     def privacy_map(d_in: float) -> tuple[float, float]:
-        cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.grains))
+        cells = math.ceil(Fraction(math.ceil(Fraction(d_in) / grain), table.points_per_bin))
         return (epsilon(cells), at) if cells else (0.0, 0.0)
 
     return dp.m.make_user_measurement(

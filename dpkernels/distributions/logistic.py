@@ -34,7 +34,7 @@ class Logistic(Symmetric):
     def log_prob(self, z: Real) -> Real:
         b, xp = self.scale, namespace(z, self.scale)
         far = xp.abs(z) / b
-        return -far - 2 * xp.log1p(xp.exp(-far)) - xp.log(b)
+        return -far - 2 * xp.log(1 + xp.exp(-far)) - xp.log(b)
 
     def tail(self, z: Real) -> Real:
         """1 / (1 + e^(z/b)), without overflow."""
@@ -43,7 +43,7 @@ class Logistic(Symmetric):
 
     def lower_inverse(self, u: Real) -> Real:
         xp = namespace(u, self.scale)
-        return self.scale * (xp.log(u) - xp.log1p(-u))
+        return self.scale * xp.log(u / (1 - u))
 
     def loss(self, z: Real, shift: Real) -> Any:
         """The middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.

@@ -200,7 +200,9 @@ class NoiseChannel(Channel):
     def __init__(self, certificate: NoiseCertificate, lower: float, upper: float, decimals: int | None = None) -> None:
         self.table, self.lower, self.upper = certificate.table, lower, upper
         table, on_lattice = certificate.table, certificate.shift < _FINE
-        self._grain, self._grains = (float(table.cell), 1) if on_lattice else (2.0**table.grain, table.grains)
+        self._grain, self._grains = (
+            (float(table.bin_width), 1) if on_lattice else (2.0**table.grid_log2, table.points_per_bin)
+        )
         asked = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
         if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
             raise ValueError(f"{asked} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
@@ -213,7 +215,7 @@ class NoiseChannel(Channel):
                 "the noise hardly matters on so wide an interval"
             )
         self._points = points
-        exact = (self._first + np.arange(points)) * float(table.cell)
+        exact = (self._first + np.arange(points)) * float(table.bin_width)
         rounded = exact if decimals is None else exact.round(decimals)
         self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
         values = np.bincount(self._places, exact) / np.bincount(self._places) - float(table.mean) - self.middle
@@ -237,7 +239,7 @@ class NoiseChannel(Channel):
             at, means = np.arange(shifts + 1), signal.fftconvolve(weights, noise[::-1], "valid")
         else:
             means = np.array([noise @ weights[i : i + self.table.codes] for i in at])
-        return (self._first - self.table.first + at) * float(self.table.cell), means
+        return (self._first - self.table.first + at) * float(self.table.bin_width), means
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
         """The integral of P(position + code < end | u) over u up to x, from the first position on.
@@ -274,6 +276,6 @@ class NoiseChannel(Channel):
     @cached_property
     def squares(self) -> Squares:
         """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
-        cell = float(self.table.cell)
+        cell = float(self.table.bin_width)
         rounding = cell**2 * (1 - self._grains**-2) / 6
         return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)

@@ -164,7 +164,7 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
 
 def _rounding(noise: NoiseTable) -> float:
     """How far a whole number can be moved when it is put on the lattice."""
-    return 0.0 if (1 / noise.cell).denominator == 1 else float(noise.cell)
+    return 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
 
 
 @lru_cache(maxsize=8)
@@ -183,7 +183,7 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
     largest, size = np.empty(_ERRORS), max(1, _CHUNK // len(A))
     for first in range(0, _ERRORS, size):
         u = rng.random((len(A), min(size, _ERRORS - first)))
-        made = float(noise.cell) * (noise.first + np.searchsorted(cumulated, u, side="right")) - float(noise.mean)
+        made = float(noise.bin_width) * (noise.first + np.searchsorted(cumulated, u, side="right")) - float(noise.mean)
         largest[first : first + size] = (np.abs(errors @ made) / scale[:, None] + room).max(0)
     return spread, np.sort(largest)
 

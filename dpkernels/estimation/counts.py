@@ -10,7 +10,7 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.sources import channel_of
 from dpkernels.release import containers
-from dpkernels.release.missing import without_missing
+from dpkernels.release.missing import present_rows
 
 # Reports are computed in float64 by a few roundings, each of half a unit in the last place.
 _ROUNDINGS = 4
@@ -81,7 +81,11 @@ class Counts:
             ValueError: a number that is no report of the mechanism; names the first, and nothing has been counted.
             TypeError: not numbers.
         """
-        found = codes(self.channel, numbers_of("reports", without_missing(reports)))
+        present, rows = present_rows(reports)
+        try:
+            found = codes(self.channel, numbers_of("reports", present))
+        except ReportError as error:
+            raise ReportError(error.row if rows is None else int(rows[error.row]), error.reason) from None
         self.numbers += np.bincount(found, minlength=len(self.numbers))
         return self
 

@@ -127,7 +127,7 @@ def together_of(confidence: float, count: int) -> float:
 def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
     """(a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
     below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
-    M, half_grain = table.grains, Fraction(2) ** (table.grain - 1)
+    M, half_grain = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
     bound = tail * table.total * _WORD
 
     def at_most(code: int) -> int:
@@ -167,9 +167,9 @@ class _Release:
     @property
     def input_room(self) -> float:
         """How far a position may be from the true value."""
-        cell = self.table.cell
+        cell = self.table.bin_width
         on_cells = self.lattice is not None and (Fraction(self.lattice) / cell).denominator == 1
-        return self.rounding if on_cells else self.rounding + float(cell - Fraction(2) ** (self.table.grain - 1))
+        return self.rounding if on_cells else self.rounding + float(cell - Fraction(2) ** (self.table.grid_log2 - 1))
 
 
 class ReleasedValue:
@@ -222,7 +222,9 @@ class ReleasedValue:
         counts: dict[tuple[NoiseTable, Fraction], int] = {}
         for release, factor in self._terms.items():
             counts[release.table, factor] = counts.get((release.table, factor), 0) + 1
-        parts = [sum_of(table, count).scaled(float(factor * table.cell)) for (table, factor), count in counts.items()]
+        parts = [
+            sum_of(table, count).scaled(float(factor * table.bin_width)) for (table, factor), count in counts.items()
+        ]
         room = sum(abs(float(factor)) * release.input_room for release, factor in self._terms.items())
         return CombinedNoise.of(parts).with_room(room)
 
@@ -458,7 +460,7 @@ def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool 
     Raises:
         ValueError: names the first.
     """
-    cell = float(table.cell)
+    cell = float(table.bin_width)
     with np.errstate(invalid="ignore"):
         is_exact = _rounding_of(y, single, table) == 0
         bad = ~np.isfinite(y) | (is_exact & (np.fmod(y, cell) != 0))
@@ -474,7 +476,7 @@ def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool 
 def _rounding_of(y: np.ndarray, single: bool, table: NoiseTable) -> np.ndarray:
     """How far a float may be from the multiple of the cell that it was made of: 0 where floats hold all of these."""
     digits = 24 if single else 53
-    return np.where(np.abs(y) < 2.0 ** (digits + table.grain), 0.0, np.abs(y) * 2.0 ** (2 - digits))
+    return np.where(np.abs(y) < 2.0 ** (digits + table.grid_log2), 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
 
 def _on_lattice(low: np.ndarray, high: np.ndarray, step: float | None) -> tuple[np.ndarray, np.ndarray]:

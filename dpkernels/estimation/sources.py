@@ -78,7 +78,7 @@ class _Same:
 @lru_cache(maxsize=16)
 def _channel_once(of: _Same, bounds: tuple[float, float] | None, decimals: int | None) -> Channel:
     channel = _channel(of.certificate, bounds, decimals)
-    channel.epsilon = float(of.certificate.epsilon)
+    channel.epsilon = float(of.certificate.epsilon)  # type: ignore[attr-defined]  # of every kind
     return channel
 
 

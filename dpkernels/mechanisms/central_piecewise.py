@@ -215,7 +215,7 @@ def central_piecewise(
     return CentralPiecewise(checks.number("core", core), steps, *given)
 
 
-def _best_steps(*given: float) -> CentralPiecewise:
+def _best_steps(*given: Any) -> CentralPiecewise:
     """The variance falls with the steps, ever more slowly, and then rises: tried an eighth more at a time."""
     best, steps = _best_core(1, *given), 1
     while steps < _MOST_STEPS:

@@ -153,7 +153,8 @@ def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
-    points, spread = (make(epsilon=epsilon, lower=lower, upper=upper) for make in (duchi, piecewise_wang2019))
+    points = duchi(epsilon=epsilon, lower=lower, upper=upper)
+    spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
     weight = -elementary(epsilon).expm1(-epsilon / 2)
     if checks.concrete(epsilon) is not None:
         return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)
@@ -227,8 +228,8 @@ def multivariate(
         sampled = max(1, min(d, int(epsilon / 2.5)))
     s = checks.whole("sampled", sampled, 1, d)
     inner = MECHANISMS[coordinate](epsilon=_share(epsilon, s), lower=-1.0, upper=1.0)
-    bounds = [end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper)]
-    return Multivariate(inner, *(plain(end) for end in bounds), d, s)
+    low, high = (end if checks.concrete(end) is None else np.asarray(end, np.float64)[()] for end in (lower, upper))
+    return Multivariate(inner, plain(low), plain(high), d, s)
 
 
 def _share(epsilon: Any, parts: int) -> Any:
@@ -239,7 +240,7 @@ def _share(epsilon: Any, parts: int) -> Any:
     return first_feasible(floats_from(epsilon / parts, 0.0), lambda share: parts * Fraction(repr(share)) <= total)
 
 
-def optimal_local(*, epsilon: Real, lower: Real, upper: Real) -> Optimal:
+def optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
     """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
 
     Raises:

@@ -327,7 +327,7 @@ def discrete_gaussian(
     return Additive(DiscreteGaussian(sigma, step, reach or 0), sensitivity, epsilon, delta)
 
 
-def _cells(sensitivity: Real, step: Real) -> Any:
+def _cells(sensitivity: Any, step: Any) -> Any:
     """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
 
     Raises:
@@ -336,7 +336,7 @@ def _cells(sensitivity: Real, step: Real) -> Any:
     checks.positive("step", step)
     if checks.concrete(sensitivity) is None or checks.concrete(step) is None:
         return jnp.ceil(jax.lax.stop_gradient(sensitivity / step))
-    cells = math.ceil(Fraction(sensitivity) / Fraction(step))
+    cells = math.ceil(Fraction(float(sensitivity)) / Fraction(float(step)))
     if cells > MOST_POINTS:
         raise too_fine(step)
     return cells

@@ -32,7 +32,7 @@ def is_missing(x: Any) -> np.ndarray:
         case "numpy":
             mask = np.ma.getmaskarray(x) if isinstance(x, np.ma.MaskedArray) else np.zeros(x.shape, bool)
             mask = mask | np.isnan(np.ma.getdata(x)) if x.dtype.kind == "f" else mask
-            return mask.reshape(len(x), -1).any(axis=1)
+            return np.any(mask, axis=tuple(range(1, x.ndim)))
         case "pandas":
             return x.isna().to_numpy()
         case "polars":
@@ -90,9 +90,11 @@ def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
             return made
 
 
-def without_missing(x: Any) -> Any:
-    """The rows of an array or a column that have no missing value; anything else as it is."""
+def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
+    """The values of an array or a column that are not missing, and their places; anything else as it is."""
     if containers.kind(x) not in ("numpy", "pandas", "polars", "pyarrow") or np.ndim(x) == 0 or containers.is_table(x):
-        return x
-    gone = is_missing(x)
-    return rows_of(x, np.flatnonzero(~gone)) if gone.any() else x
+        return x, None
+    flat = x.reshape(-1) if isinstance(x, np.ndarray) else x
+    gone = is_missing(flat)
+    rows = np.flatnonzero(~gone)
+    return (rows_of(flat, rows), rows) if gone.any() else (x, None)

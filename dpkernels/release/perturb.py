@@ -109,6 +109,7 @@ def perturb(
     check_process()
     start = _checked_start(start, key, exact)
     missing_values.check_choice(missing)
+    options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
     if type(x) is not np.ndarray:
         containers.check_kind(x)
         if containers.is_ray_dataset(x):
@@ -118,12 +119,10 @@ def perturb(
                 )
             return _perturb_ray_dataset(x, mechanism, key, exact, clip, start)
         if containers.is_table(x):
-            options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
             return _perturb_table(x, mechanism, missing, **options)
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
-        options = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
         if missing == "drop":
             return perturb(missing_values.rows_of(x, np.flatnonzero(~gone)), mechanism, **options)
         made = perturb(missing_values.stood_in(x, gone), mechanism, **options)

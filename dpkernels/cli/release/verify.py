@@ -105,7 +105,7 @@ def _(certificate: MixtureCertificate, dtype: np.dtype, slack: float) -> float:
 
 @blur.register
 def _(certificate: NoiseCertificate, dtype: np.dtype, slack: float) -> float:
-    return slack / float(certificate.table.cell)
+    return slack / float(certificate.table.bin_width)
 
 
 @can_report.register
@@ -116,7 +116,7 @@ def _(certificate: MixtureCertificate, values: np.ndarray, slack: float = 0.0) -
 @can_report.register
 def _(certificate: NoiseCertificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
     """Multiples of the cell; the remainder of floats is exact."""
-    cell = float(certificate.table.cell)
+    cell = float(certificate.table.bin_width)
     with np.errstate(invalid="ignore"):
         left = np.abs(np.fmod(values.astype(np.float64), cell))
         return np.minimum(left, cell - left) <= slack

@@ -21,7 +21,7 @@ from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.noise.certificate import (
-    GRAINS,
+    GRID_LOG2_RANGE,
     NoiseCertificate,
     VectorClaim,
     VectorNoiseCertificate,
@@ -40,7 +40,7 @@ _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
-# And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 grains have room in integers.
+# And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
 _GRAIN_BITS = 27
 # How much wider than the claim's exact noise a table may be, to make up for its rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
@@ -128,19 +128,19 @@ def _(
     codes: int = _SIZES[0],
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
-    """D is cut into n cells, a power of two or, since a cell is whole grains, a few less."""
+    """D is cut into n bins, a power of two or, since a bin is a whole number of grid points, a few less."""
     D = float(sensitivity)
-    grain, grains = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
-    parts = cells_apart(sensitivity, grain, grains)
-    return (table for table, _ in density_tables(noise, D, parts, grain, grains, bits, stretches))
+    grid_log2, points_per_bin = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
+    parts = cells_apart(sensitivity, grid_log2, points_per_bin)
+    return (table for table, _ in density_tables(noise, D, parts, grid_log2, points_per_bin, bits, stretches))
 
 
 def density_tables(
     noise: Distribution,
     sensitivity: float,
     parts: float,
-    grain: int,
-    grains: int,
+    grid_log2: int,
+    points_per_bin: int,
     bits: int = BITS,
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[tuple[NoiseTable, float]]:
@@ -160,10 +160,10 @@ def density_tables(
             f"most {_MOST_CODES} cells"
         )
     for stretch in stretches:
-        cell = sensitivity / parts / (1 + stretch)
-        first, last = math.floor(low / cell + 0.5), math.ceil(high / cell - 0.5)
-        masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, cell), -first)
-        yield _table(masses, first, bits, grain, grains), 1 + stretch
+        bin_width = sensitivity / parts / (1 + stretch)
+        first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
+        masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, bin_width), -first)
+        yield _table(masses, first, bits, grid_log2, points_per_bin), 1 + stretch
 
 
 @noise_tables.register
@@ -175,10 +175,10 @@ def _(
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
     """One code a lattice point; the law is stretched on the lattice."""
-    grain, grains = lattice_grid(noise.step, sensitivity)
+    grid_log2, points_per_bin = lattice_grid(noise.step, sensitivity)
     for stretch in stretches:
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
-        yield _table(weights / weights.sum(), -noise.reach, bits, grain, grains)
+        yield _table(weights / weights.sum(), -noise.reach, bits, grid_log2, points_per_bin)
 
 
 def _ends(noise: Distribution, sensitivity: float, bits: int) -> tuple[float, float]:
@@ -207,15 +207,15 @@ def width(noise: Distribution, sensitivity: float, bits: int = BITS) -> float:
     return high - low
 
 
-def _masses(noise: Distribution, edges: np.ndarray, cell: float) -> np.ndarray:
+def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndarray:
     """The mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
 
     Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
     """
-    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / cell, edges[0], edges[-1])
+    cuts = np.clip(np.append(np.asarray(noise.knots), np.asarray(noise.support)) / bin_width, edges[0], edges[-1])
     points = np.union1d(edges, cuts)
     widths = np.diff(points)
-    pieces = cell * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * cell) @ _WEIGHTS)
+    pieces = bin_width * widths * (noise.prob((points[:-1, None] + widths[:, None] * _NODES) * bin_width) @ _WEIGHTS)
     masses = np.add.reduceat(pieces, np.searchsorted(points, edges[:-1]))
     mirrored = np.allclose(masses, masses[::-1], rtol=1e-12, atol=0)
     return (masses + masses[::-1]) / 2 if mirrored else masses
@@ -227,22 +227,22 @@ def _parts(span: float, sensitivity: float, codes: int) -> int:
 
 
 def grid(sensitivity: Fraction, parts: int) -> tuple[int, int]:
-    """(grain, M) with n cells of M grains just covering D, whose grains number 2^22 to 2^23.
+    """Return (grid_log2, M) with n bins of M grid points that just cover D, which has 2^22 to 2^23 points.
 
     Raises:
         CertificateError: D is too small or too large for floats.
     """
-    grain = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
-    if not GRAINS[0] <= grain <= GRAINS[1]:
+    grid_log2 = math.frexp(float(sensitivity))[1] - 1 - _GRID_BITS
+    if not GRID_LOG2_RANGE[0] <= grid_log2 <= GRID_LOG2_RANGE[1]:
         raise CertificateError(
             f"sensitivity: {shortest(float(sensitivity))} is too small or too large; rescale the data"
         )
-    grains = math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grain), parts))
-    return grain, grains
+    points_per_bin = math.ceil(Fraction(math.ceil(sensitivity / Fraction(2) ** grid_log2), parts))
+    return grid_log2, points_per_bin
 
 
 def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
-    """(grain, M) with M 2^grain = step exactly, and few enough grains in ``sensitivity`` for 64-bit integers.
+    """Return (grid_log2, M) with M 2^grid_log2 = step exactly, and few enough points in D for 64-bit integers.
 
     Raises:
         CertificateError: step is not a whole number below 2^32 times a power of two, or too fine.
@@ -264,7 +264,7 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
 def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
     """The masses without the last digits' noise: every law falls away from 0, and flat parts are flat.
 
-    Where the law begins or ends within the cell of 0, the next cell is the largest.
+    Where the distribution begins or ends within the bin of 0, the next bin is the largest.
     """
     near = [j for j in (centre, centre - 1, centre + 1) if 0 <= j < len(masses)]
     top = near[int(np.argmax(np.round(masses[near] / masses[near].max(), 9)))]
@@ -272,12 +272,12 @@ def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
     return np.concatenate([np.minimum.accumulate(left)[:0:-1], np.minimum.accumulate(right)])
 
 
-def _table(masses: np.ndarray, first: int, bits: int, grain: int, grains: int) -> NoiseTable:
+def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per_bin: int) -> NoiseTable:
     weights = _rounded_up([int(mass) for mass in np.ldexp(masses, bits + 40)], 1 << bits)
     weights[-first] += (1 << bits) - sum(weights)
     if weights[-first] >> bits:
         raise CertificateError("noise: too narrow; it is 0 for certain")
-    return NoiseTable(np.array(weights, np.uint64), first, bits, grain, grains)
+    return NoiseTable(np.array(weights, np.uint64), first, bits, grid_log2, points_per_bin)
 
 
 def _rounded_up(masses: list[int], total: int) -> list[int]:
@@ -330,8 +330,8 @@ def _(noise: Lattice, vector: AdditiveVector, stretch: float) -> tuple[NoiseTabl
 @_stretched.register
 def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
     own = float(vector.coordinate.sensitivity)
-    grain, grains, parts = _finest(noise, vector, own)
-    table, wider = next(density_tables(noise, own, float(parts), grain, grains, stretches=(stretch,)))
+    grid_log2, points_per_bin, parts = _finest(noise, vector, own)
+    table, wider = next(density_tables(noise, own, float(parts), grid_log2, points_per_bin, stretches=(stretch,)))
     return table, _claim(vector, _sigma(noise, float(parts) / own * wider))
 
 
@@ -354,16 +354,16 @@ def _claim(vector: AdditiveVector, sigma: float | None) -> VectorClaim:
 
 
 def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
-    """(grain, M, cells between neighbours) of the coarsest table whose rounding adds little to the sensitivity.
+    """(grid_log2, M, cells between neighbours) of the coarsest table whose rounding adds little to the sensitivity.
 
     Raises:
         CertificateError: even the finest adds more than a tenth.
     """
     claim = _claim(vector, _sigma(noise, 1.0))
     for codes in _VECTOR_SIZES:
-        grain, grains = _cut(noise, vector, own, codes)
-        parts = claim.cells(cell := grains * Fraction(2) ** grain, grains)
-        added = float(parts * cell) / own - 1
+        grid_log2, points_per_bin = _cut(noise, vector, own, codes)
+        parts = claim.cells(bin_width := points_per_bin * Fraction(2) ** grid_log2, points_per_bin)
+        added = float(parts * bin_width) / own - 1
         if added <= _SMALL:
             break
     if added > _LARGE:
@@ -371,16 +371,16 @@ def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[in
             f"dimensions: rounding {vector.dimensions} values adds {100 * added:.3g} % to the sensitivity; say what "
             "they are multiples of (lattice=1.0 for counts), or release fewer at a time"
         )
-    return grain, grains, parts
+    return grid_log2, points_per_bin, parts
 
 
 def _cut(noise: Distribution, vector: AdditiveVector, own: float, codes: int) -> tuple[int, int]:
-    """(grain, M) of cells so small that noise takes about ``codes`` of them, at most a cell a sensitivity."""
+    """(grid_log2, M) of cells so small that noise takes about ``codes`` of them, at most one to a sensitivity."""
     wide = width(noise, own)
     if vector.lattice is None:
         parts = 1 << max(0, math.floor(math.log2(max(1.0, codes * own / wide))))
         return grid(Fraction(own), parts)
-    grain, grains = lattice_grid(vector.lattice, Fraction(own))
-    while grains % 2 == 0 and wide / float(grains * Fraction(2) ** grain) < codes / 2:
-        grains //= 2
-    return grain, grains
+    grid_log2, points_per_bin = lattice_grid(vector.lattice, Fraction(own))
+    while points_per_bin % 2 == 0 and wide / float(points_per_bin * Fraction(2) ** grid_log2) < codes / 2:
+        points_per_bin //= 2
+    return grid_log2, points_per_bin

@@ -38,9 +38,9 @@ NOISE_LIMITS = (
     "rounding while the true value was computed, timing, caches or other side channels, which rows or columns exist, "
     "values copied unperturbed, or the composition of several reports."
 )
-# Of grains: subnormal inputs, which processors may read as 0, are within half of the smallest one from 0 in float64
+# Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
 # (float32 inputs are checked when they come); with the largest, reports are finite.
-GRAINS = (-1021, 960)
+GRID_LOG2_RANGE = (-1021, 960)
 # Weights that rise after they fall are compared at every shift; of ours none do.
 _MOST_COMPARISONS = 1 << 21
 
@@ -77,12 +77,12 @@ class AdditiveCertificate(Certificate):
     @property
     def lowest(self) -> Fraction:
         """The smallest noise."""
-        return self.table.cell * self.table.first
+        return self.table.bin_width * self.table.first
 
     @property
     def highest(self) -> Fraction:
         """The largest noise."""
-        return self.table.cell * self.table.last
+        return self.table.bin_width * self.table.last
 
     @property
     def bias(self) -> Fraction:
@@ -93,7 +93,7 @@ class AdditiveCertificate(Certificate):
         ends = f"{float(self.lowest):.9g} to {float(self.highest):.9g}"
         return [
             *self.claim_lines(),
-            line("reports", f"multiples of {shortest(float(self.table.cell))}"),
+            line("reports", f"multiples of {shortest(float(self.table.bin_width))}"),
             line("noise", f"{self.table.codes} values from {ends}"),
             line("total weight", f"2^{self.table.bits}"),
             line("mean of the noise", f"{float(self.bias):.9g}"),
@@ -134,7 +134,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
     @property
     def worst_variance(self) -> Fraction:
-        return self.table.variance + self.table.cell**2 / 4
+        return self.table.variance + self.table.bin_width**2 / 4
 
     @property
     def covers(self) -> str:
@@ -188,11 +188,12 @@ def check_lattice(table: NoiseTable) -> None:
         CertificateError: says what is wrong.
     """
     check_totals(table)
-    if not 1 <= table.grains < 1 << 32:
-        raise CertificateError(f"grains: {table.grains} is not in 1..2^32 - 1")
-    if not GRAINS[0] <= table.grain <= GRAINS[1]:
+    if not 1 <= table.points_per_bin < 1 << 32:
+        raise CertificateError(f"points_per_bin: {table.points_per_bin} is not in 1..2^32 - 1")
+    if not GRID_LOG2_RANGE[0] <= table.grid_log2 <= GRID_LOG2_RANGE[1]:
         raise CertificateError(
-            f"grain: 2^{table.grain} is not in 2^{GRAINS[0]}..2^{GRAINS[1]}; rescale the data to a sensitivity near 1"
+            f"grid_log2: 2^{table.grid_log2} is not in 2^{GRID_LOG2_RANGE[0]}..2^{GRID_LOG2_RANGE[1]}; "
+            "rescale the data to a sensitivity near 1"
         )
     if not table.first <= 0 <= table.last:
         raise CertificateError(f"table: has codes {table.first} to {table.last}; 0 is not one")
@@ -239,7 +240,7 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
 
         mass = phi(m) h (1 + He_2(m) h^2/24 + He_4(m) h^4/1920 + He_6(m) h^6/322560) + R,   |R| <= 42 h^9 / 92897280
 
-    and phi(m) follows from cell to cell: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
+    and phi(m) follows from bin to bin: phi(m + h) = phi(m) e^(-h^2 (2j + 1)/2), to count^2 2^-119.
     """
     h, one = 1 / sigma, 1 << FIXED_BITS
     decay, factor = _fixed(1 / exp_lower_bound(h**2)), _fixed(1 / exp_lower_bound(h**2 / 2))
@@ -273,7 +274,7 @@ VECTOR_NOISE_COVERS = (
     "(epsilon, delta)-DP of each vector; neighbouring: datasets whose true vectors, as floats, differ by at most the "
     f"sensitivity in the norm. {NOISE_LIMITS}"
 )
-_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a cell.
+_FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3e-20 a bin.
 
 
 @dataclass(frozen=True)
@@ -323,7 +324,7 @@ class VectorClaim:
                 real(name, given[name])
         return cls(**given)
 
-    def cells(self, cell: Fraction, grains: int) -> Fraction:
+    def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
         """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
 
         Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
@@ -331,9 +332,13 @@ class VectorClaim:
         d, D, root = Fraction(self.dimensions), Fraction(self.sensitivity), root_up(Fraction(self.dimensions))
         together = d if self.sigma is None else root
         if self.norm == "linf":
-            each = math.floor(D / cell) if self.lattice else math.ceil(Fraction(math.ceil(D / cell * grains), grains))
+            each = (
+                math.floor(D / bin_width)
+                if self.lattice
+                else math.ceil(Fraction(math.ceil(D / bin_width * points_per_bin), points_per_bin))
+            )
             return together * each
-        length = D / cell * (root if self.norm == "l2" and self.sigma is None else 1)
+        length = D / bin_width * (root if self.norm == "l2" and self.sigma is None else 1)
         cells = length + (0 if self.lattice else together)
         return Fraction(math.floor(cells)) if self.sigma is None else cells
 
@@ -370,7 +375,7 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
     @property
     def worst_variance(self) -> Fraction:
-        rounding = Fraction(0) if self.claim.lattice else self.table.cell**2 / 4
+        rounding = Fraction(0) if self.claim.lattice else self.table.bin_width**2 / 4
         return self.table.variance + rounding
 
     @property
@@ -398,11 +403,11 @@ def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertific
         CertificateError: the total is wrong, values on the lattice are no codes, or delta is larger than claimed.
     """
     check_lattice(table)
-    if claim.lattice and (Fraction(claim.lattice) / table.cell).denominator != 1:
+    if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
         raise CertificateError(
-            f"lattice: {shortest(claim.lattice)} is not a multiple of the cell {shortest(float(table.cell))}"
+            f"lattice: {shortest(claim.lattice)} is not a multiple of the bin width {shortest(float(table.bin_width))}"
         )
-    shift = claim.cells(table.cell, table.grains)
+    shift = claim.cells(table.bin_width, table.points_per_bin)
     realised = _any_noise(table, claim, shift) if claim.sigma is None else _gaussian(table, claim, shift)
     if realised > rational(claim.delta):
         raise CertificateError(
@@ -434,7 +439,7 @@ def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 
 
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
-    """Upper bound on the total variation distance between the table and a Gaussian's cell masses.
+    """Upper bound on the total variation distance between the table and a Gaussian's bin masses.
 
     It is the sum of what the table has too much; cells beyond the table have too little.
     """

@@ -36,8 +36,8 @@ class ExactNoise(ExactSampler):
 
     @property
     def negligible(self) -> float:
-        """Half a grain: what is strictly within it is rounded to the grain at 0."""
-        return 2.0 ** (self.table.grain - 1)
+        """Half of the grid: what is strictly within it is rounded to 0."""
+        return 2.0 ** (self.table.grid_log2 - 1)
 
     @cached_property
     def codes(self) -> NoiseKernel:
@@ -47,7 +47,7 @@ class ExactNoise(ExactSampler):
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
         noise, rounding = words
         position = self.positions(x, rounding) + self.codes(noise)
-        return (position.astype(np.float64) * float(self.table.cell)).astype(x.dtype, copy=False)
+        return (position.astype(np.float64) * float(self.table.bin_width)).astype(x.dtype, copy=False)
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
         """floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), without a rounding error anywhere.
@@ -57,13 +57,13 @@ class ExactNoise(ExactSampler):
         """
         table, most = self.table, 1 << 62
         xp = namespace(x)
-        doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grain))
+        doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grid_log2))
         # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
         doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
-        r = rounding.astype(np.uint64) * np.uint64(table.grains) >> np.uint64(32)
-        ahead = most // table.grains
-        shifted = (((doubled + 1) >> 1) + ahead * table.grains).astype(np.uint64) + r
-        return (shifted // np.uint64(table.grains)).astype(np.int64) - ahead
+        r = rounding.astype(np.uint64) * np.uint64(table.points_per_bin) >> np.uint64(32)
+        ahead = most // table.points_per_bin
+        shifted = (((doubled + 1) >> 1) + ahead * table.points_per_bin).astype(np.uint64) + r
+        return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
 
 
 def noise_sampler(mechanism: Any, certificate: NoiseCertificate | VectorNoiseCertificate) -> ExactNoise:

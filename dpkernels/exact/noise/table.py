@@ -32,15 +32,15 @@ class NoiseTable(Table):
         weights: uint64, one a code.
         first: the code of weights[0].
         bits: log2 of the total.
-        grain: log2 of g, to which inputs are rounded first.
-        grains: M, grains in a cell.
+        grid_log2: log2 of g, to which inputs are rounded first.
+        points_per_bin: M, the grid points in a bin.
     """
 
     weights: np.ndarray
     first: int
     bits: int
-    grain: int
-    grains: int
+    grid_log2: int
+    points_per_bin: int
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "weights", frozen_weights(self.weights))
@@ -70,13 +70,13 @@ class NoiseTable(Table):
         return [self.total]
 
     @property
-    def cell(self) -> Fraction:
+    def bin_width(self) -> Fraction:
         """h, data units between neighbouring reports."""
-        return self.grains * Fraction(2) ** self.grain
+        return self.points_per_bin * Fraction(2) ** self.grid_log2
 
     def cells(self, sensitivity: Fraction) -> int:
         """How many cells apart the positions of inputs D apart can be, at most."""
-        return cells_apart(sensitivity, self.grain, self.grains)
+        return cells_apart(sensitivity, self.grid_log2, self.points_per_bin)
 
     def _moment(self, power: int) -> Fraction:
         return Fraction(sum(w * (self.first + j) ** power for j, w in enumerate(self.outcomes)), self.total)
@@ -84,12 +84,12 @@ class NoiseTable(Table):
     @cached_property
     def mean(self) -> Fraction:
         """The exact mean of the noise, in data units."""
-        return self.cell * self._moment(1)
+        return self.bin_width * self._moment(1)
 
     @cached_property
     def variance(self) -> Fraction:
         """The exact variance of the noise; rounding the input adds at most h^2/4."""
-        return self.cell**2 * self._moment(2) - self.mean**2
+        return self.bin_width**2 * self._moment(2) - self.mean**2
 
     @cached_property
     def is_unimodal(self) -> bool:
@@ -103,8 +103,8 @@ class NoiseTable(Table):
             "weights": self.weights.tolist(),  # Not the list that is sampled: whoever gets this may change it.
             "first": self.first,
             "bits": self.bits,
-            "grain": self.grain,
-            "grains": self.grains,
+            "grain": self.grid_log2,
+            "grains": self.points_per_bin,
         }
 
     @classmethod
@@ -113,9 +113,9 @@ class NoiseTable(Table):
         return cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
 
 
-def cells_apart(distance: Fraction, grain: int, grains: int) -> int:
+def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
     """ceil(ceil(distance / g) / M): the positions of inputs so far apart differ by at most so many cells."""
-    return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grain), grains))
+    return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
 
 
 def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:

@@ -28,7 +28,7 @@ from dpkernels.mechanisms.optimal.grid import (
 )
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import namespace
 
 # Outputs of the program that finds the range are 2 _COARSE + 1.
 _COARSE = 40
@@ -46,8 +46,8 @@ _ROUNDING = 1e-9
 def optimal(
     *,
     epsilon: float,
-    lower: Real,
-    upper: Real,
+    lower: Any,
+    upper: Any,
     sensitivity: float | None = None,
     points: int | None = None,
     outputs: int | None = None,

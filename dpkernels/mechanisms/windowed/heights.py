@@ -87,7 +87,7 @@ def variance_at(window: Window, base: Base, width: Any, height: Any, objective: 
     return central if objective == "central" else central + (1 / S1 - 1) / 4
 
 
-def best_shape(window: Window, base: Base | None, epsilon: Real, condition: str, objective: str) -> tuple[Base, Real]:
+def best_shape(window: Window, base: Base | None, epsilon: Any, condition: str, objective: str) -> tuple[Base, Real]:
     """Return the base and the width of least variance; a base of None is quartic, its edge chosen with the width.
 
     For JAX numbers both are JAX scalars, differentiable by the implicit rule.
