@@ -76,7 +76,9 @@ def check_tree(seed):
     event, delta = tree(random, relation), float(10 ** random.uniform(-8, -2))
     ours = Accountant(relation).compose(event)
     value, (lower, upper) = ours.get_epsilon(delta), ours.get_bracket(delta=delta)
-    theirs = pld.PLDAccountant(relation).compose(spelled_out(event)).get_epsilon(delta)
+    # Theirs rounds every randomised response up to its grid, and these errors add up.
+    interval = 2e-5 if "RandomizedResponse" in str(event) else 1e-4
+    theirs = pld.PLDAccountant(relation, interval).compose(spelled_out(event)).get_epsilon(delta)
     assert lower <= value <= upper, (event, delta)
     assert lower - 1e-9 <= theirs, (event, delta)
     assert abs(value - theirs) <= 1e-3, (event, delta)

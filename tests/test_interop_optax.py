@@ -150,6 +150,24 @@ def correlated(drawn):
     return np.abs(found).max() > 6.5 / math.sqrt(n)
 
 
+def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
+    form, _ = interop._exact_noise(1.5, SIZE)
+    x = np.random.default_rng(1).integers(-(1 << 20), 1 << 20, SIZE).astype(np.int32)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda key, x: dpk.perturb_traced(key, form, x))(KEY, x)
+        assert (np.asarray(traced) == dpk.perturb(x.astype(float), form, key=KEY)).all()
+        for bad in (x.astype(float), x.astype(np.int64), x.astype(np.uint32)):
+            with pytest.raises(ValueError, match="lattice"):
+                dpk.perturb_traced(KEY, form, jnp.asarray(bad))
+        coarse = dpk.exact_sampler(
+            dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=4.0), dimensions=2, norm="l1", lattice=2.0)
+        )
+        with pytest.raises(ValueError, match="lattice 2"):
+            dpk.perturb_traced(KEY, coarse, jnp.array([3, 5], jnp.int32))
+    with pytest.raises(ValueError, match="64-bit"):
+        dpk.perturb_traced(KEY, form, x)
+
+
 def test_steps_and_leaves_have_noise_of_their_own():
     drawn, _ = noise_of(private_aggregate(2.0, 1.5, KEY), 12)
     assert not correlated(drawn)

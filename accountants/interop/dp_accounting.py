@@ -242,9 +242,9 @@ def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
     """Return the event of one self-composed mechanism of a guarantee."""
     pair, *others = part.pairs
     replaced = relation is Relation.REPLACE_ONE
-    if part.rate is not None and replaced != (part.adjacency == "replace"):
+    if part.sampling_rate is not None and replaced != (part.neighbours == "replace"):
         raise ValueError(f"neighboring_relation: {relation.name} is not that of the guarantee's samples")
-    distance = 2.0 if replaced and part.rate is None else 1.0
+    distance = 2.0 if replaced and part.sampling_rate is None else 1.0
     noise = getattr(pair, "noise", None)
     event: dp_accounting.DpEvent | None = None
     if not others and isinstance(noise, dpk.Gaussian):
@@ -253,10 +253,10 @@ def _event_of(part: Any, relation: Relation) -> dp_accounting.DpEvent:
         event = dp_accounting.LaplaceDpEvent(distance * float(noise.scale))
     elif not others and noise is None and hasattr(pair, "p") and np.array_equal(pair.p, np.asarray(pair.q)[::-1]):
         event = _event_of_table(np.asarray(pair.p), relation)
-    if event is None or (part.rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
+    if event is None or (part.sampling_rate is not None and replaced and not isinstance(noise, dpk.Gaussian)):
         raise ValueError(f"guarantee: no event means the same as its {type(noise or pair).__name__}")
-    if part.rate is not None:
-        event = dp_accounting.PoissonSampledDpEvent(float(part.rate), event)
+    if part.sampling_rate is not None:
+        event = dp_accounting.PoissonSampledDpEvent(float(part.sampling_rate), event)
     return event if part.count == 1 else dp_accounting.SelfComposedDpEvent(event, int(part.count))
 
 

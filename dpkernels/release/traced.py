@@ -41,7 +41,8 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
     Raises:
         TypeError: not an exact sampler, or not a ChaCha20 key.
         ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses; a type too coarse
-            for the mechanism; vectors of another length, or on a lattice; ``vmap`` over x with one key.
+            for the mechanism; vectors of another length; ``vmap`` over x with one key; values on a lattice that are
+            not of int32 or a narrower integer type, all of whose values must be on the lattice.
         RuntimeError: this machine's device does not make the generator's words.
 
     Example:
