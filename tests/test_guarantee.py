@@ -297,8 +297,8 @@ def test_guarantees_of_a_pair_of_laws():
 
 SAVED = (
     '{"format": 1, "guarantee": {"type": "Guarantee", "terms": {"tuple": [{"type": "Term", "pairs": {"tuple": ['
-    '{"type": "AdditivePair", "noise": {"type": "Gaussian", "sigma": 1.0}, "shift": 1.0, "periods": 256}]}, "count": 10, '
-    '"rate": 0.01, "adjacency": "add_remove"}, {"type": "Term", "pairs": {"tuple": [{"type": "WindowedPair", "window": '
+    '{"type": "Shifted", "noise": {"type": "Gaussian", "sigma": 1.0}, "shift": 1.0, "periods": 256}]}, "count": 10, '
+    '"rate": 0.01, "adjacency": "add_remove"}, {"type": "Term", "pairs": {"tuple": [{"type": "Placed", "window": '
     '{"type": "Uniform"}, "base": {"type": "Constant"}, "width": 0.9, "relative_height": 0.6, "apart": 1.1, '
     '"centre": 0.0}]}, "count": 20, "rate": null, "adjacency": "add_remove"}]}}}'
 )

@@ -101,7 +101,7 @@ def released_values(released: Any, mechanism: Any, *, lattice: float | None = No
         >>> people = dpk.released_values(200.0, dpk.laplace(epsilon=0.5, sensitivity=1.0), lattice=1.0)
         >>> mean = total / people
         >>> [round(number, 1) for number in (mean.value, *mean.interval(0.95))]
-        [25.0, 21.9, 28.1]
+        [25.0, 22.0, 28.1]
     """
     table, step = table_of(mechanism, lattice)
     y, single = _numbers(released, table)
