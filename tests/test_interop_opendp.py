@@ -101,6 +101,17 @@ def test_the_map_of_vectors_is_group_privacy(counts):
     assert str(counts.input_metric) == "L1Distance(i32)"
 
 
+def test_vectors_on_the_way_are_on_the_lattice():
+    """With D = 1.5, integers 3 apart are 3 steps of 1 apart, not 2 of 1.5; in l2, (1, 1, 1) is not 2 steps of 1."""
+    wide = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=1.5), dimensions=3, norm="l1", lattice=1.0)
+    assert make_measurement(wide, T=int).map(3)[0] >= 3.0
+    noise = accountants.calibrate.gaussian(epsilon=1.0, delta=1e-6, sensitivity=1.0)
+    l2 = make_measurement(dpk.on_vectors(noise, dimensions=3, norm="l2", lattice=1.0, delta=1e-5), T=int)
+    assert l2.map(1)[0] == 1.0
+    with pytest.raises(dp.OpenDPException):
+        l2.map(2)
+
+
 def test_a_chain_has_the_map_computed_by_hand(noise):
     """A sum of values clamped to [0, 10] moves by 10 for a record added or removed."""
     data = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()

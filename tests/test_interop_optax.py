@@ -319,6 +319,8 @@ def test_poisson_batches():
     assert stats.chisquare(seen).pvalue > 1e-8
     for row, mask in zip(np.asarray(batches.indices), np.asarray(batches.mask), strict=True):
         assert len(set(row[mask])) == mask.sum()
+    with pytest.raises(TypeError, match="ChaCha20"):
+        poisson_batch(jax.random.key(0), 10, 0.5, 10)
     everything = poisson_batch(KEY, 10, 1.0, 10)
     assert everything.mask.all()
     assert not poisson_batch(KEY, 10, 1.0, 9).mask.any()
