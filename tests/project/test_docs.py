@@ -56,7 +56,7 @@ def modules_with_examples():
     "accountants.tune*",
     "accountants.dominating_pairs.discrete",
     "accountants.histograms*",
-    "accountants.composition*",
+    "accountants.comparison",
 )
 @pytest.mark.parametrize("module", modules_with_examples())
 def test_examples_of_docstrings_run(module, own_settings):

@@ -22,7 +22,6 @@ from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
 from dpkernels.mechanisms.windowed.bases import Constant, Quartic
 from dpkernels.mechanisms.windowed.windows import Sine, Triangle, Uniform
-from dpkernels.pytrees import pytree
 from dpkernels.solve import falling_root, shares_with_ends, turning_points
 
 PAIRS = {
@@ -101,7 +100,6 @@ def test_two_equal_inputs_add_nothing():
 
 
 def test_a_shape_that_states_no_steepness_has_no_bracket():
-    @pytree
     @dataclass(frozen=True)
     class Raised(Triangle):
         steepness = None

@@ -151,8 +151,8 @@ def test_a_true_sidecar_is_verified(tmp_path):
     form = RECORDED["sidecar"]
     (tmp_path / "out.csv.json").write_text(json.dumps(form))
     lines = verify(tmp_path / "out.csv.json")
-    assert sum(line.startswith("ok: ") for line in lines) == 3
-    assert "total epsilon a row" in lines[3]
+    assert sum(line.startswith("ok: ") for line in lines) == 2
+    assert "total epsilon a row" in lines[2]
     assert sidecar_lies(form) == []
     assert sidecar_lies({**form, "epsilon": 1.0})
 
@@ -264,8 +264,8 @@ def test_dangerous_forms_are_refused_at_once(danger):
         lambda text: text.replace('"rows": 7', '"rows": 7, "columns": []'),
         lambda text: text.replace('"clip": false', '"clip": NaN'),
         lambda text: text.replace('"clip": false', '"clip": 1e999'),
-        lambda text: text.replace('"format": 2', '"format": true'),
-        lambda text: text.replace('"format": 2', '"format": 2.0'),
+        lambda text: text.replace('"format": 3', '"format": true'),
+        lambda text: text.replace('"format": 3', '"format": 3.0'),
         lambda text: text.replace('"values_per_row": 1', '"values_per_row": true'),
         lambda text: text.replace('"values_per_row": 1', '"values_per_row": ' + "9" * 31),
         lambda text: text[:-10],
