@@ -298,6 +298,7 @@ def test_a_tilt_that_underflows_gives_a_trivial_upper_bound():
     assert total.delta(0.0, -1) <= -math.expm1(-10.0) <= total.delta(0.0, 1)
 
 
+@pytest.mark.thorough
 def test_losses_far_beyond_any_budget():
     """mu = 2000: eps is about mu^2/2; a lower end is finite there, and an upper one may be infinite."""
     made = guarantee(Additive(Gaussian(5e-4)), 1.0)

@@ -330,6 +330,7 @@ def test_all_of_the_data_is_no_sample():
         np.testing.assert_allclose(made.subsample(1.0, "replace").delta(eps), twice, rtol=1e-11, atol=1e-14)
 
 
+@pytest.mark.quick("gaussian-*", "laplace-add_remove")
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 @pytest.mark.parametrize(
     "law", [Gaussian(2.3), Laplace(0.7), SYMMETRIC["recycled-gaussian"]], ids=["gaussian", "laplace", "recycled"]

@@ -583,7 +583,7 @@ def moments_of(pair, orders):
     return jnp.stack(summed), jnp.stack([c * (c + 1) * jnp.trapezoid(jnp.exp(c * y) * of_finite, y) for c in orders])
 
 
-@pytest.mark.quick("narrow-gaussian", "merged")
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", UNEVEN)
 def test_moments_of_the_larger_profile_are_its_integrals(x64, name):
     nodes, integrals = moments_of(AdditivePair(UNEVEN[name], 1.0), jnp.array([0.5, 1.0, 2.0]))
@@ -617,7 +617,7 @@ def uneven(random, kind):
 ENDS = [(2.34, -0.375, 2.965, 0.952), (1.1039397667806679, -1.3185719418582282, 0.6415837249573852, 0.0020884385734001)]
 
 
-@pytest.mark.quick("laplace")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["laplace", "gaussian", "merged"])
 def test_the_larger_profile_of_random_laws_is_no_less_than_either(x64, kind):
     random = np.random.default_rng(7)

@@ -63,6 +63,7 @@ def test_reports_are_unbiased(local):
     assert abs(reports.mean() - 3.0) <= 6 * math.sqrt(float(LOCAL.variance(3.0)) / len(reports))
 
 
+@pytest.mark.thorough
 def test_the_map_of_noise_is_the_one_of_the_table(noise):
     """By the definition of (eps, delta)-DP, in exact arithmetic, on the integers."""
     table = dpk.exact_sampler(NOISE).certificate.table

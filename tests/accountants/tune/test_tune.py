@@ -284,6 +284,7 @@ def test_truncated_gaussian_is_as_calibrated():
         assert found.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
+@pytest.mark.quick("truncated_laplace-some")
 @pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
 def test_truncated_noise_meets_any_budget(family, budgets):
@@ -798,6 +799,7 @@ def test_published_eta_minimises_what_the_source_minimises():
     np.testing.assert_allclose(published_eta(np.array([0.5, 1.0])), [3.1322443, 3.3130832], rtol=1e-7)
 
 
+@pytest.mark.thorough
 def test_published_recycling_search():
     family = recycled("gaussian", 1.0, 1.0)
     grid = tune.best(family, ACCEPTANCE, method="enumeration")
@@ -962,6 +964,7 @@ def test_families_are_pytrees_of_their_budgets():
 # Few reports: their losses have few values, and eps of all is next to the sum
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6, 10, 30))])
 def test_few_reports_are_no_worse_than_equal_shares(count):
     family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
