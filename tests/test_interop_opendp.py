@@ -101,6 +101,26 @@ def test_the_map_of_vectors_is_group_privacy(counts):
     assert str(counts.input_metric) == "L1Distance(i32)"
 
 
+@pytest.mark.parametrize(
+    ("norm", "D", "scale", "far"), [("l1", 1.5, 1.0, (3,)), ("linf", 1.5, 2.0, (3, 3)), ("l2", 1.0, 1.0, (1, 1, 1))]
+)
+def test_the_map_of_integers_covers_what_the_table_reveals(norm, D, scale, far):
+    """No integers are 1.5 apart, and three steps of 1 lead to (1, 1, 1), whose length is below 2."""
+    d = len(far)
+    own = {"l1": D, "linf": d * D, "l2": math.sqrt(d) * D}[norm]
+    noise = dpk.Additive(dpk.DiscreteLaplace(scale)).claim(sensitivity=own, epsilon=1.0, delta=1e-10)
+    vectors = dpk.on_vectors(noise, dimensions=d, norm=norm, sensitivity=D, lattice=1.0)
+    table = dpk.exact_sampler(vectors).certificate.table
+    assert table.bin_width == 1
+    epsilon, delta = make_measurement(vectors, T=int).map(
+        math.ceil(np.linalg.norm(far, {"l1": 1, "linf": np.inf}.get(norm)))
+    )
+    weights = np.array([float(weight) for weight in table.outcomes]) / table.total
+    pairs = [accountants.weights(np.append(weights, np.zeros(s)), np.append(np.zeros(s), weights)) for s in far]
+    first, *others = map(accountants.guarantee, pairs)
+    assert first.compose(*others).bracket(epsilon=epsilon)[0] <= delta
+
+
 def test_a_chain_has_the_map_computed_by_hand(noise):
     """A sum of values clamped to [0, 10] moves by 10 for a record added or removed."""
     data = dp.vector_domain(dp.atom_domain(T=int)), dp.symmetric_distance()

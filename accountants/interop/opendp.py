@@ -15,14 +15,17 @@ The privacy maps hold for the integers that are sampled.
 * For additive noise on one value, inputs d_in apart are read as at most ``ceil(ceil(d_in/g)/M)`` cells apart (see
   docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself so many cells on,
   at a fixed delta, rounded up.
-* For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by
-  ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``.
+* For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by k such steps,
+  so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``. Off a lattice k is ``ceil(d_in/D)``.
+  Integers on a lattice move by whole cells, of which the certificate counts those of the longest move within D. There
+  k is as many times as these are in the longest move of integers within d_in.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -140,8 +143,14 @@ def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
     claim = form.certificate
     D, epsilon, delta = Fraction(float(mechanism.sensitivity)), float(claim.epsilon), float(claim.delta)
 
+    def steps(d_in: float) -> int:
+        if mechanism.lattice is None or d_in <= D:
+            return math.ceil(Fraction(d_in) / D)
+        integers = replace(claim.claim, sensitivity=float(d_in)).cells(Fraction(1), 1)
+        return math.ceil(integers / claim.table.bin_width / claim.shift)
+
     def privacy_map(d_in: float) -> tuple[float, float]:
-        k = math.ceil(Fraction(d_in) / D)
+        k = steps(d_in)
         if k == 0:
             return 0.0, 0.0
         if k * epsilon > 700:
