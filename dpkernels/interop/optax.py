@@ -26,7 +26,8 @@ real numbers by ``PrivateNoise.rounding_cost``, relative to it, because K units 
 a key, the coordinates of a step have different words of one stream, and a state does not reveal the noise of the steps
 before it. A state reveals the noise of the steps after it: keep it as secret as the data. If a run goes on twice from
 one checkpoint with different batches, both runs have the same noise and their difference reveals the data. Give one of
-them a new key with ``renew_key``.
+them a new key with ``renew_key``. The same holds for two runs that begin with ``init`` of one ``private_aggregate``,
+and for a step that is made again from one state with another batch.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ class PrivateNoise:
         A run of T steps is as private as Gaussian noise of the noise multiplier, but for T (1 + e^eps) times as much in
         delta. The certificate's delta is the one of Gaussian noise and (1 + e^eps) times this distance.
         """
-        epsilon = self.certificate.epsilon
-        beyond = float(self.certificate.realised_delta) - _gaussian_delta(1 / self.noise_multiplier, epsilon)
+        made = self.certificate
+        epsilon, sigma = made.epsilon, made.claim.sigma  # The table's own, which may be wider than was asked for.
+        beyond = float(made.realised_delta) - _gaussian_delta(float(made.shift) / sigma, epsilon)
         return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
 
 
@@ -139,7 +141,7 @@ def private_aggregate(
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
-        key: a ChaCha20 key, such as ``dpkernels.os_key()``.
+        key: a ChaCha20 key, such as ``dpkernels.os_key()``, of one run alone: every ``init`` begins with it.
         expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
             Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
         micro_batches: the number of updates that make one release. Updates in between are zeros.

@@ -102,6 +102,21 @@ def test_the_map_of_vectors_is_group_privacy(counts):
     assert str(counts.input_metric) == "L1Distance(i32)"
 
 
+@pytest.mark.parametrize(("norm", "D", "scale", "far"), [("l1", 1.5, 1.0, (3,)), ("linf", 1.5, 2.0, (3, 3))])
+def test_the_map_of_integers_covers_what_the_table_reveals(norm, D, scale, far):
+    """No integers are 1.5 apart: the loss at 3, composed from the table itself, is that of three steps."""
+    d = len(far)
+    noise = dpk.Additive(dpk.DiscreteLaplace(scale)).claim(sensitivity=d * D, epsilon=1.0, delta=1e-10)
+    vectors = dpk.on_vectors(noise, dimensions=d, norm=norm, sensitivity=D, lattice=1.0)
+    table = dpk.exact_sampler(vectors).certificate.table
+    assert table.bin_width == 1
+    epsilon, delta = make_measurement(vectors, T=int).map(max(far))
+    weights = np.array([float(weight) for weight in table.outcomes]) / table.total
+    pairs = [accountants.weights(np.append(weights, np.zeros(s)), np.append(np.zeros(s), weights)) for s in far]
+    first, *others = map(accountants.guarantee, pairs)
+    assert first.compose(*others).bracket(epsilon=epsilon)[0] <= delta
+
+
 def test_vectors_on_the_way_are_on_the_lattice():
     """With D = 1.5, integers 3 apart are 3 steps of 1 apart, not 2 of 1.5; in l2, (1, 1, 1) is not 2 steps of 1."""
     wide = dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=1.5), dimensions=3, norm="l1", lattice=1.0)

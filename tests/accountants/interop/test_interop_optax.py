@@ -8,6 +8,7 @@ import os
 import pickle
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -19,6 +20,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from accountants.interop.optax import TrainingRun, best_training_run, noise_multiplier_for
+from dpkernels.exact.noise.certificate import FIXED_BITS, cell_masses
 from dpkernels.interop import optax as interop
 from dpkernels.interop.optax import (
     poisson_batch,
@@ -304,6 +306,11 @@ def test_the_description_has_the_certificate(noise):
     assert 1 / noise.noise_multiplier >= float(certificate.shift) / certificate.claim.sigma
     assert noise.standard_deviation == pytest.approx(2.0 * 1.5 * (1 + noise.rounding_cost), rel=1e-6)
     assert 0 < noise.total_variation < SIZE * 1e-13
+    table, claim = noise.certificate.table, noise.certificate.claim
+    masses, error = cell_masses(Fraction(claim.sigma), max(-table.first, table.last) + 1)
+    exact = [Fraction(masses[abs(code)], 1 << FIXED_BITS) for code in range(table.first, table.last + 1)]
+    over = sum(max(Fraction(0), Fraction(w, table.total) - p) for w, p in zip(table.outcomes, exact, strict=True))
+    assert noise.total_variation >= claim.dimensions * (over - 2 * error)
 
 
 def test_poisson_batches():

@@ -120,3 +120,28 @@ def test_estimates_read_missing_reports():
 def test_what_cannot_be_kept_is_refused(call, error, says):
     with pytest.raises(error, match=says):
         call()
+
+
+def below_nulls(column):
+    """What lies in memory where reports are missing."""
+    if isinstance(column, pd.Series):
+        column = column.array
+        return column._data[GONE] if hasattr(column, "_mask") else below_nulls(column.__arrow_array__())
+    if isinstance(column, np.ndarray):
+        return np.asarray(column)[GONE]
+    column = column.to_arrow() if isinstance(column, pl.Series) else column
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return np.concatenate([np.frombuffer(one.buffers()[1])[one.offset :][: len(one)] for one in chunks])[GONE]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in COLUMNS if kind not in ("float32", "pandas")])
+def test_no_report_of_another_row_is_left_where_one_is_missing(kind):
+    """A missing row's stand-in is another row's value: its report would be one more of that row, for free."""
+    made = dpk.perturb(COLUMNS[kind], M, key=KEY, missing="keep")
+    assert all(value == 0.0 or np.isnan(value) for value in below_nulls(made))
+
+
+@pytest.mark.parametrize("choice", ["keep", "drop"])
+def test_an_error_names_the_row_of_the_column(choice):
+    with pytest.raises(ValueError, match="row 1 is 999"):
+        dpk.perturb(np.array([np.nan, 999.0, 1.0, 998.0]), M, missing=choice)
