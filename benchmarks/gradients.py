@@ -75,9 +75,9 @@ def main() -> None:
         print(f"| {_EXAMPLES[key]} | {parameters} | {steps} | {' | '.join(f'{value:.8g}' for value in values)} |")
     figure, axes = plt.subplots(2, 5, figsize=(15, 5), sharex="col", layout="constrained")
     for (upper, lower), (key, moved) in zip(axes.T, parameters_along(names).items(), strict=True):
-        for name, values in moved.items():
-            upper.plot(values)
-            end = len(values) - 1, float(values[-1])
+        for name, along in moved.items():
+            upper.plot(along)
+            end = len(along) - 1, float(along[-1])
             upper.annotate(name, end, (0, 4), textcoords="offset points", ha="right", va="bottom")
         upper.set_title(_EXAMPLES[key].replace("`", ""))
         upper.margins(y=0.15)
