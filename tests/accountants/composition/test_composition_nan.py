@@ -17,7 +17,7 @@ MAKE = {
     "recycled": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -3.0, 3.0, 0.3), 1.0),
     "uneven": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -2.6, 4.9, 0.4), 1.0),
     "outside": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(2.0), -3.0, 3.0, z / 4), 1.0),
-    "sine": lambda z: tune.composite("sine", epsilon=z, lower=0.0, upper=1.0).build({"m": jnp.float64(0.5)}),
+    "sine": lambda z: tune.composite("sine", epsilon=z, lower=0.0, upper=1.0).build({"width": jnp.float64(0.5)}),
 }
 
 

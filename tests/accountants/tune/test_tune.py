@@ -73,7 +73,7 @@ def test_constant_base_optima(window):
         worst, central = tune.best(family, tune.worst_variance), tune.best(family, CENTRAL)
         assert worst.value == pytest.approx(row["worst_case"]["variance_worst"], rel=1e-9)
         assert central.value == pytest.approx(row["at_centre"]["variance_at_centre"], rel=1e-9)
-        assert worst.parameters["m"] == pytest.approx(row["worst_case"]["width_over_L"], abs=1e-6)
+        assert worst.parameters["width"] == pytest.approx(row["worst_case"]["width_over_L"], abs=1e-6)
 
 
 def listed(row, window):
@@ -251,11 +251,11 @@ def test_a_recycled_shape_meets_its_budget_at_one_scale():
 
 def test_a_square_wave_has_the_width_that_was_asked_for():
     family = tune.square_wave(epsilon=1.0, **SIGNED)
-    found = family.release({"b": 0.2})
+    found = family.release({"half_width": 0.2})
     assert family.budget == (1.0, 0.0)
-    assert family.parameters({}, found) == {"b": pytest.approx(0.2)}
+    assert family.parameters({}, found) == {"half_width": pytest.approx(0.2)}
     assert accountants.epsilon(found) == pytest.approx(1.0, rel=1e-9)
-    assert float(family.build({"b": 0.2}).half_width) == pytest.approx(0.2)
+    assert float(family.build({"half_width": 0.2}).half_width) == pytest.approx(0.2)
 
 
 @pytest.mark.slow
@@ -273,7 +273,7 @@ def test_truncated_laplace_is_best_symmetric():
     found = tune.best(tune.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0), tune.worst_variance)
     symmetric = dpk.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0)
     assert found.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
-    assert found.parameters["A"] == pytest.approx(-found.parameters["B"], rel=1e-4)
+    assert found.parameters["lower"] == pytest.approx(-found.parameters["upper"], rel=1e-4)
 
 
 @pytest.mark.slow
@@ -322,7 +322,7 @@ def test_sampling_rate_with_and_without_its_error():
     free = tune.best(tune.sampled_recycled("gaussian", epsilon=0.5, delta=DELTA, theta=2.0), tune.acceptance(2.0))
     whole = tune.best(tune.budget_recycled("gaussian", epsilon=0.5, delta=DELTA), tune.acceptance(2.0))
     assert free.value > 0.395 > 0.32 > whole.value
-    assert 0.01 < free.parameters["p"] < 0.1
+    assert 0.01 < free.parameters["rate"] < 0.1
     large = tune.sampled_recycled("gaussian", epsilon=6.43, delta=1e-9, theta=0.7)  # Small samples would have eps > 20.
     assert tune.best(large, tune.acceptance(0.7)).mechanism.mechanism.epsilon == pytest.approx(20.0)
     noisy = tune.sampled_recycled(
@@ -364,8 +364,8 @@ def test_merged_breaks_stay_where_they_matter(objective):
     found = tune.best(tune.merged_laplace(epsilon=1.0, sensitivity=3.0, segments=3), objective)
     plain = tune.best(tune.laplace(epsilon=1.0, sensitivity=3.0), objective)
     assert objective.sign * found.value <= objective.sign * plain.value + 1e-6 * plain.value
-    assert max(found.parameters["c"]) <= 12.0
-    assert max(found.parameters["r"]) < 1e5
+    assert max(found.parameters["breaks"]) <= 12.0
+    assert max(found.parameters["rates"]) < 1e5
 
 
 # Composition
