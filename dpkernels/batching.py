@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 
-def some_at_a_time(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
+def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
     """Return the function, traced once; under vmap a processor computes a few values at a time.
 
     Arrays of all values together would leave the cache of a processor. Nested vmaps are batched likewise.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkernels import checks
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.estimation.channel import Channel, NoiseChannel, TableChannel
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import ExactMultivariate, MixtureCertificate, MultivariateCertificate, read_certificate
@@ -17,7 +18,6 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
-from dpkernels.untrusted import parse_json, read_text
 
 # Decimals to which reports can have been rounded.
 _MOST_DECIMALS = 15

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import brief
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.table import WORDS, BoundedTable, Table
 from dpkernels.solve import first_feasible, floats_from
-from dpkernels.untrusted import brief
 
 # What no certificate covers, in the words of all of them.
 LIMITS = (

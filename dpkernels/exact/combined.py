@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
 from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
@@ -21,7 +22,6 @@ from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
 from dpkernels.numerics import RealArray, namespace
-from dpkernels.untrusted import integer
 
 VECTOR_COVERS = (
     "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpkernels.untrusted import brief
+from dpkernels.bounded_json import brief
 
 # Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
 WORDS = (16, 32, 64)

@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import (
     Certificate,
@@ -30,7 +31,6 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
 from dpkernels.mechanisms.additive_vector import NORMS
-from dpkernels.untrusted import real
 
 # What no certificate of additive noise covers.
 NOISE_LIMITS = (

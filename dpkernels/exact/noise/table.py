@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer
 from dpkernels.exact.table import MOST_WEIGHTS, Table, frozen_weights, integers
-from dpkernels.untrusted import integer
 
 
 @dataclass(frozen=True, eq=False)

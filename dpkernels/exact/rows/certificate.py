@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import (
     LIMITS,
@@ -22,7 +23,6 @@ from dpkernels.exact.certificate import (
 from dpkernels.exact.kernels import fraction_bits
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.certificate import COVERS, WindowCertificate
-from dpkernels.untrusted import real
 
 # The sampler holds places as int32, and twice a place must fit.
 _LARGEST_PLACE = 1 << 30

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
-from dpkernels.untrusted import integer, real
 
 # A table has at most so many rows; ours have at most 1,449.
 _MOST_ROWS = 1 << 13

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import (
     LIMITS,
@@ -18,7 +19,6 @@ from dpkernels.exact.certificate import (
     check_rows,
 )
 from dpkernels.exact.windows.table import WindowTable
-from dpkernels.untrusted import real
 
 COVERS = (
     "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
-from dpkernels.untrusted import integer, real
 
 
 @dataclass(frozen=True, eq=False)
