@@ -32,7 +32,7 @@ def folder() -> Path | None:
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have JAX keep its compiled programs, unless the user has said where; before JAX is imported.
+    """Let JAX cache its compiled programs, unless the user has configured this; call it before JAX is imported.
 
     A compiled program is run as it is read, so whoever can write where it is kept decides what runs: only a folder of
     this user's own, which no other can enter, is used.

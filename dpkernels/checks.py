@@ -21,7 +21,7 @@ _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither va
 
 
 def concrete(value: Real) -> np.ndarray | None:
-    """The value as a float64 array, or None where it is a tracer.
+    """Return the value as a float64 array, or None where it is a tracer.
 
     Raises:
         TypeError: not a real number or an array of them.
@@ -35,7 +35,7 @@ def concrete(value: Real) -> np.ndarray | None:
 
 
 def number(name: str, value: Any) -> Any:
-    """One real number: a tracer as it is, any other as a float.
+    """Return one real number: a tracer as it is, any other as a float.
 
     Raises:
         TypeError: anything else, naming the argument.
@@ -59,7 +59,7 @@ def not_traced(name: str, reason: str, *values: Any) -> None:
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """An integer in low..high.
+    """Return an integer in low..high.
 
     Raises:
         TypeError: not an integer.
@@ -73,7 +73,7 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def integers(name: str, values: Any) -> np.ndarray:
-    """A vector of integers, at least one.
+    """Return a vector of integers, at least one.
 
     Raises:
         TypeError: not integers, or some are masked.

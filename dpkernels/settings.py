@@ -19,7 +19,7 @@ _UNCHANGED = nullcontext()
 
 
 def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
-    """JAX's settings as the kernels need them, in this thread and whatever the user has set.
+    """Set JAX's options as the kernels need them, in this thread and independently of the user's.
 
     Args:
         x64: whether 64-bit types are on; None for what the user has set.

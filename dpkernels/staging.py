@@ -61,7 +61,7 @@ class Staged:
 
 @contextmanager
 def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
-    """A new file for the target; it goes at the end unless it has been placed.
+    """Yield a new temporary file for the target; it is removed at the end unless it has been placed.
 
     Args:
         target: what it is for.
@@ -101,7 +101,7 @@ def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Itera
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
-    """A new folder for the target, which nobody else may enter; it goes at the end unless it has been renamed.
+    """Yield a new private folder for the target; it is removed at the end unless it has been renamed.
 
     Raises:
         OSError: it cannot be made.
@@ -204,7 +204,7 @@ def _removed(folder: Path) -> Swept:
 
 
 def to_disk(folder: Path) -> None:
-    """The names in a folder are on the disk after this."""
+    """Write the names in a folder to disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -218,7 +218,7 @@ def _prefix(target: Path) -> str:
 
 
 def _permitted(like: os.stat_result, own: os.stat_result) -> int:
-    """Permissions that let nobody in whom the other file keeps out; never setuid, setgid or sticky."""
+    """Return permissions that admit no user whom the other file excludes; never setuid, setgid or sticky."""
     mode = like.st_mode & 0o777
     if own.st_gid == like.st_gid:
         return mode
@@ -257,7 +257,7 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def naming(place: object) -> Iterator[None]:
-    """Name the place in errors of the system that name no file, such as a full disk."""
+    """Add the path to operating system errors that name no file, such as those of a full disk."""
     try:
         yield
     except OSError as error:

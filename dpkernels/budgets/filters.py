@@ -43,7 +43,7 @@ class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
 
     @property
     def left(self) -> Any:
-        """What could have been charged."""
+        """Return what was left of the budget when the charge was refused."""
         return minus(self.budget, self.spent)
 
     def __str__(self) -> str:
@@ -93,12 +93,12 @@ class _Charged(ABC, Generic[Amounts]):
 
     @property
     def spent(self) -> Amounts:
-        """The sum of the charges."""
+        """Return the sum of the charges."""
         return self._account.spent
 
     @property
     def charges(self) -> tuple[Charge[Amounts], ...]:
-        """Every charge, the first first."""
+        """Return every charge, the first first."""
         return tuple(self._account.charges)
 
 
@@ -109,7 +109,7 @@ class _Limited(_Charged[Amounts]):
 
     @property
     def left(self) -> Amounts:
-        """What can still be charged."""
+        """Return the budget less the charges."""
         return minus(self.budget, self.spent)
 
 

@@ -122,7 +122,7 @@ class Ledger:
         return after
 
     def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
-        """Do all that a charge does, and take it back before it is on the disk.
+        """Check that a charge would succeed: make it, and roll it back before it is written to disk.
 
         Returns:
             The ledger, unchanged.
@@ -138,7 +138,7 @@ class Ledger:
         return statement
 
     def void(self, charge: int, label: str = "") -> Statement:
-        """Void a charge whose query has shown nothing to anybody, and will not: its amounts can be charged again.
+        """Void a charge whose query has released no output and never will, so that its amounts can be charged again.
 
         This is sound only if nobody has seen any part of the query's result, if the result is deleted, and if whether
         the charge is voided does not depend on the result. When in doubt, keep the charge.

@@ -66,22 +66,22 @@ class Statement:
 
     @cached_property
     def spent(self) -> EpsilonDelta:
-        """The sum of the charges that are not voided."""
+        """Return the sum of the charges that are not voided."""
         return reduce(_added, self.entries, EpsilonDelta())
 
     @cached_property
     def voided(self) -> dict[int, int]:
-        """The number of every voided charge, and the number of the entry that voids it."""
+        """Return the numbers of the voided charges, each with the number of the entry that voids it."""
         return {entry.voids: entry.id for entry in self.entries if entry.voids}
 
     @property
     def left(self) -> EpsilonDelta:
-        """What can still be charged."""
+        """Return the budget less the charges that are not voided."""
         return minus(self.budget, self.spent)
 
     @property
     def head(self) -> str:
-        """The hash of everything."""
+        """Return the hash of the whole chain of entries."""
         if self.entries:
             return self.entries[-1].hash
         return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))

@@ -32,27 +32,27 @@ class Lattice(Noise):
 
     @abc.abstractmethod
     def log_weight(self, z: Real) -> Real:
-        """Log of the probability at z, up to a constant; even and falling in |z|."""
+        """Return the log of the probability at z, up to a constant; even and falling in |z|."""
 
     @property
     def points(self) -> Any:
-        """Every possible value, increasing."""
+        """Return every possible value, increasing."""
         xp = namespace(self.step, self.log_weight(self.step))
         return self.step * xp.arange(-self.reach, self.reach + 1)
 
     @property
     def probabilities(self) -> Any:
-        """The probability of every point."""
+        """Return the probability of every point."""
         logs = self.log_weight(self.points)
         weights = namespace(logs).exp(logs)
         return weights / weights.sum()
 
     def prob(self, z: Real) -> Real:
-        """0: there is no density."""
+        """Return 0: there is no density."""
         return namespace(z, self.step).zeros_like(floating(z))
 
     def log_prob(self, z: Real) -> Real:
-        """log_weight(z) less the log of their sum at a lattice point, as ``points`` has it."""
+        """Return log_weight(z) minus the log of the total weight at a lattice point, and -inf elsewhere."""
         xp, logs = namespace(z, self.step, self.log_weight(self.step)), self.log_weight(self.points)
         z = floating(z)
         k = xp.round(z / self.step)

@@ -37,7 +37,7 @@ class Logistic(Symmetric):
         return -far - 2 * xp.log(1 + xp.exp(-far)) - xp.log(b)
 
     def tail(self, z: Real) -> Real:
-        """1 / (1 + e^(z/b)), without overflow."""
+        """Return 1 / (1 + e^(z/b)), without overflow."""
         q = namespace(z, self.scale).exp(-z / self.scale)
         return q / (1 + q)
 
@@ -46,7 +46,7 @@ class Logistic(Symmetric):
         return self.scale * xp.log(u / (1 - u))
 
     def loss(self, z: Real, shift: Real) -> Any:
-        """The middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
+        """Return the middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
 
         With t = tanh(m/2b) and T = tanh(D/4b) that is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
         """
@@ -61,7 +61,10 @@ class Logistic(Symmetric):
         return shift / self.scale, -shift / self.scale
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """f^(8)/f is a polynomial in the cdf, in size at most 31, at 0; its eighth root is below 1.54."""
+        """Return 1.54 / b.
+
+        f^(8)/f is a polynomial in the cdf with absolute value at most 31, attained at 0; its eighth root is below 1.54.
+        """
         return 1.54 / self.scale + 0.0 * floating(left)
 
     @property

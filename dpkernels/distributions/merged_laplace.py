@@ -53,7 +53,7 @@ class MergedLaplace(PiecewiseExponential):
         return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
-        """(start, end, rate, F) of every segment, all of the parameters' type."""
+        """Return (start, end, rate, F) of every segment, all of the parameters' type."""
         level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
         for end, rate in zip((*self.breaks, endless), self.rates, strict=True):
@@ -64,12 +64,12 @@ class MergedLaplace(PiecewiseExponential):
         return segments
 
     def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
-        """Starts, ends, rates and levels of all segments, each along the last axis."""
+        """Return starts, ends, rates and levels of all segments, each along the last axis."""
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
     def _unscaled_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
+        """Return Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
         xp = namespace(near, far, *self.rates, *self.breaks)
         start, end, rate, level = self._columns(xp)
         t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
@@ -105,7 +105,7 @@ class MergedLaplace(PiecewiseExponential):
         return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
 
     def lower_inverse(self, u: Real) -> Real:
-        """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
+        """Return end - log1p(r q)/r in the segment with end density F_end, q = (tail - tail at the end) Z / F_end."""
         xp = namespace(u, *self.rates, *self.breaks)
         below = u < 0.5
         tail = xp.where(below, u, 1 - u) * self._norm

@@ -46,7 +46,7 @@ class Student(Symmetric):
 
     @property
     def _square(self) -> Any:
-        """nu s^2."""
+        """Return nu s^2."""
         return self.degrees * self.scale**2
 
     def log_prob(self, z: Real) -> Real:
@@ -59,12 +59,12 @@ class Student(Symmetric):
         return log_norm - (nu + 1) / 2 * inner - xp.log(self.scale)
 
     def tail(self, z: Real) -> Real:
-        """I_x(nu/2, 1/2)/2 at x = 1/(1 + z^2/(nu s^2)), or at small z 1/2 less its complement."""
+        """Return I_x(nu/2, 1/2)/2 at x = 1/(1 + z^2/(nu s^2)), or at small z 1/2 less its complement."""
         t = floating(z) / self.scale
         return (_tail if namespace(t) is np else _traced_tail)(t, self.degrees)
 
     def lower_inverse(self, u: Real) -> Real:
-        """The root of the tail, by bisection of its logarithm and a step of Newton's, which has the derivative."""
+        """Return the root of the tail by bisection of its logarithm and one Newton step, which is differentiable."""
         standard, nu, xp = Student(1.0, self.degrees), self.degrees, namespace(u, self.scale)
         below = u < 0.5
         tail = xp.where(below, u, 1 - u)
@@ -87,12 +87,12 @@ class Student(Symmetric):
         return 0.0 * shift, 0.0 * shift
 
     def turning_points(self, shift: Real) -> tuple[Any, ...]:
-        """The zeros of z^2 - D z - nu s^2."""
+        """Return the zeros of z^2 - D z - nu s^2."""
         reach = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
         return shift / 2 - reach, shift / 2 + reach
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """Cauchy's estimate on circles of radius theta d, d the distance of the panel from the poles +-i s sqrt(nu).
+        """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
 
         There |f| is at most (1 - theta)^-(nu + 1) f, so that |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f. The
         least is at theta = 8/(nu + 9).
@@ -105,7 +105,7 @@ class Student(Symmetric):
 
     @property
     def quantiles(self) -> Any:
-        """Those of unit scale, as plain numbers, times the scale."""
+        """Return the quantiles at unit scale, as plain numbers, times the scale."""
         if isinstance(self.scale, float):
             return super().quantiles
         return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
@@ -120,14 +120,14 @@ class Student(Symmetric):
 
     @property
     def absolute_moment(self) -> Real:
-        """2 s sqrt(nu) Gamma((nu + 1)/2) / (sqrt(pi) (nu - 1) Gamma(nu/2))."""
+        """Return 2 s sqrt(nu) Gamma((nu + 1)/2) / (sqrt(pi) (nu - 1) Gamma(nu/2))."""
         nu = self.degrees
         ratio = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
 
 
 def _tail(t: Any, nu: float) -> Any:
-    """P(T > t) at unit scale, for t >= 0."""
+    """Return P(T > t) at unit scale, for t >= 0."""
     xp, special = namespace(t), special_functions(t)
     small = t**2 < nu
     square = xp.where(small, t, 1.0) ** 2
@@ -141,5 +141,5 @@ _traced_tail = jax.custom_jvp(_tail, nondiff_argnums=(1,))
 
 @_traced_tail.defjvp
 def _(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """The derivative is minus the density; that of the incomplete beta function is not finite at t = 0."""
+    """Return minus the density times dt; the derivative of the incomplete beta function is not finite at t = 0."""
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]

@@ -53,7 +53,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """The integral of P(report in group | u) over u, up to every x, from anywhere.
+        """Return the integral of P(report in group | u) over u up to every x, from an arbitrary starting point.
 
         Args:
             x: (k,) inputs, increasing.
@@ -66,7 +66,7 @@ class Channel(abc.ABC):
     @property
     @abc.abstractmethod
     def squares(self) -> Squares:
-        """(m,) weights whose mean, over the reports of an input x, is (x - middle)^2, and by how much it may miss that.
+        """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
         Raises:
             ValueError: the reports do not tell it.
@@ -74,10 +74,10 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
+        """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
     def worst(self, weights: np.ndarray) -> tuple[float, float]:
-        """Of weights of reports, given any one input: the largest variance, and the largest distance from the mean.
+        """Return the largest variance, and the largest distance from the mean, of weights given any one input.
 
         Args:
             weights: (m,).
@@ -90,16 +90,16 @@ class Channel(abc.ABC):
 
     @cached_property
     def mean_variance(self) -> float:
-        """The largest variance of a report's value, given any one input."""
+        """Return the largest variance of a report's value, given any one input."""
         return self.worst(self.values)[0]
 
     @cached_property
     def square_variance(self) -> float:
-        """The largest variance of a report's weight in ``squares``, given any one input."""
+        """Return the largest variance of a report's weight in ``squares``, given any one input."""
         return self.worst(self.squares[0])[0]
 
     def _made_right(self, weights: np.ndarray, power: int) -> Squares:
-        """Weights with the means (x - middle)^power, to which rounding has added about a constant: less that."""
+        """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
         x, means = self.means(weights)
@@ -110,10 +110,10 @@ class Channel(abc.ABC):
     @property
     @abc.abstractmethod
     def _is_merged(self) -> bool:
-        """Whether rounding to decimals has made reports equal."""
+        """Return whether rounding to decimals has made reports equal."""
 
     def same(self, other: Channel) -> bool:
-        """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
+        """Return whether two reports are the same number and equally probable for every input."""
         if self is other:
             return True
         if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
@@ -123,11 +123,11 @@ class Channel(abc.ABC):
 
     @property
     def middle(self) -> float:
-        """The middle of the inputs."""
+        """Return the middle of the inputs."""
         return (self.lower + self.upper) / 2
 
     def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """(g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
+        """Return (g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
         return np.maximum(np.diff(self.integrals(edges, groups), axis=1) / np.diff(edges), 0.0)
 
 
@@ -231,7 +231,7 @@ class NoiseChannel(Channel):
         return np.diff(self._below(ends[:, None], x), axis=0)
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """At every position of the lattice; only at some, and both ends, of very many where no report was rounded."""
+        """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
         noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
         shifts = self._points - self.table.codes
         at = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
@@ -242,7 +242,7 @@ class NoiseChannel(Channel):
         return (self._first - self.table.first + at) * float(self.table.bin_width), means
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """The integral of P(position + code < end | u) over u up to x, from the first position on.
+        """Return the integral of P(position + code < end | u) over u up to x, from the first position on.
 
         With G(n) = P(code < n) it is a sum over grains of (1 - f/M) G(end - q) + f/M G(end - q - 1).
         """
@@ -257,11 +257,11 @@ class NoiseChannel(Channel):
         return grain * (cells + grains + part * (here + f / M * (next_ - here)))
 
     def _noise(self, n: np.ndarray) -> np.ndarray:
-        """G(n) = P(code < n)."""
+        """Return G(n) = P(code < n)."""
         return self._cumulated[np.clip(n - self.table.first, 0, self.table.codes)]
 
     def _sums(self, n: np.ndarray) -> np.ndarray:
-        """The sum of G up to n."""
+        """Return the sum of G(j) over j <= n."""
         at = n - self.table.first
         return self._summed[np.clip(at, 0, self.table.codes)] + np.maximum(at - self.table.codes, 0)
 
@@ -275,7 +275,7 @@ class NoiseChannel(Channel):
 
     @cached_property
     def squares(self) -> Squares:
-        """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
+        """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
         cell = float(self.table.bin_width)
         rounding = cell**2 * (1 - self._grains**-2) / 6
         return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)

@@ -48,7 +48,7 @@ class ConsistentCounts:
         return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds that hold for all true counts and sums at once with this probability.
+        """Return bounds that hold for all true counts and sums at once with this probability.
 
         Without groups they come from the quantiles of the noise that was sampled, exactly: (1 - a)^m = confidence for
         m reports and a risk a each. With groups from the least squares estimate, whose errors are combinations of that
@@ -78,7 +78,7 @@ class ConsistentCounts:
         return np.minimum(low, self.values), np.maximum(high, self.values)
 
     def _narrowed(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds cut to counts that are not negative and add up: each sum bounds its bins, and its bins it."""
+        """Return bounds tightened by the constraints that counts are nonnegative and add up to their sums."""
         G, d = self._sums, len(self.values) - len(self._sums)
         sums = [(row > 0, d + number) for number, row in enumerate(G)]
         low, high = np.append(np.maximum(low, 0.0), 0.0), np.append(high, np.inf)
@@ -97,7 +97,7 @@ class ConsistentCounts:
 def consistent_counts(
     reports: Any, mechanism: Any, *, total: float | None = None, groups: Sequence[Sequence[int]] = ()
 ) -> ConsistentCounts:
-    """Counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
+    """Return counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
 
     Noise makes counts negative and sums that disagree with their parts. What is returned has neither, and where there
     are groups it is also more precise than the reports. It is post-processing: it costs no privacy. Whole numbers of
@@ -142,7 +142,7 @@ def consistent_counts(
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechanism: Any) -> np.ndarray:
-    """(g, d) ones where a group has a bin."""
+    """Return (g, d) ones where a group has a bin."""
     if reports.ndim != 1 or not len(reports):
         raise ValueError(f"reports: has shape {reports.shape}; one vector of counts is needed")
     made = getattr(mechanism, "mechanism", mechanism)
@@ -163,13 +163,13 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
 
 
 def _rounding(noise: NoiseTable) -> float:
-    """How far a whole number can be moved when it is put on the lattice."""
+    """Return the largest distance of a whole number from the lattice point that it is rounded to."""
     return 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
 
 
 @lru_cache(maxsize=8)
 def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Standard deviations of a least squares estimate's errors, and simulated largest errors over these, increasing.
+    """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them.
 
     The errors are known combinations of the reports' noise, whatever the counts.
     """
@@ -189,7 +189,7 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
 
 
 def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
-    """Bins x >= 0, of the total, with the least |A x - r|^2, A the bins and their sums."""
+    """Return the bins x >= 0 with the given total that minimise |A x - r|^2; A x are the bins and their sums."""
     if total == 0:
         return np.zeros(G.shape[1])
     if not len(G):
@@ -208,7 +208,7 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
 
 
 def _on_simplex(r: np.ndarray, total: float) -> np.ndarray:
-    """max(r - t, 0) for the t at which they have the total: the largest k bins stay positive."""
+    """Return max(r - t, 0) for the t that gives the total; the k largest bins stay positive."""
     falling = np.sort(r)[::-1]
     levels = (np.cumsum(falling) - total) / np.arange(1, len(r) + 1)
     t = levels[np.flatnonzero(falling > levels)[-1]]
@@ -217,13 +217,13 @@ def _on_simplex(r: np.ndarray, total: float) -> np.ndarray:
 
 
 def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
-    """The same without signs."""
+    """Return the least squares solution without the constraint x >= 0."""
     d = G.shape[1]
     return _solved(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
 
 
 def _solved(G: np.ndarray, right: np.ndarray, totals: np.ndarray | None) -> np.ndarray:
-    """(1 + G'G)^-1 of right sides; with totals the same on the columns that sum to them."""
+    """Return (1 + G'G)^-1 applied to right sides, restricted to the given totals if there are any."""
     factor = linalg.cho_factor(np.eye(len(G)) + G @ G.T)
 
     def inverse(b: np.ndarray) -> np.ndarray:

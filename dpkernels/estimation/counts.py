@@ -63,7 +63,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """How many reports there are."""
+        """Return the number of reports."""
         return int(self.numbers.sum())
 
     def __repr__(self) -> str:
@@ -100,7 +100,7 @@ class Counts:
 
 
 def numbers_of(name: str, column: Any) -> np.ndarray:
-    """The numbers of an array or a column of any kind and shape, one after the other.
+    """Return the numbers of an array or a column of any kind and shape as a flat array.
 
     Raises:
         TypeError, ValueError: it holds none; both name the argument.
@@ -112,7 +112,7 @@ def numbers_of(name: str, column: Any) -> np.ndarray:
 
 
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
-    """(n,) the place of every report in ``channel.written``.
+    """Return (n,) the index of every report in ``channel.written``.
 
     Raises:
         ReportError: a number that is none of them; names the first, its row, and what is near.
@@ -141,7 +141,7 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
 
 
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest of increasing numbers to each report, and whether it is that number but for roundings."""
+    """Return the nearest of increasing numbers to each report, and whether they agree up to rounding."""
     between = (written[1:] + written[:-1]) / 2
     found = np.searchsorted(between, reports)
     slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))

@@ -39,7 +39,7 @@ def estimate(
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """What reports say of the values behind them. It is post-processing: it costs no privacy.
+    """Estimate the distribution and the moments of the values behind reports, by post-processing, at no privacy cost.
 
     Nothing is computed before it is asked for::
 
@@ -121,12 +121,12 @@ class Estimate:
 
     @property
     def count(self) -> int:
-        """How many reports there are."""
+        """Return the number of reports."""
         return self.reports.total
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs, which is in [lower, upper] and in its own intervals.
+        """Return the estimated mean of the inputs; it lies in [lower, upper] and in its own intervals.
 
         It is the mean of the reports, cut to that interval. That is unbiased, but for the cut and for rounding
         (``Moment.missed``).
@@ -138,7 +138,7 @@ class Estimate:
 
     @cached_property
     def variance(self) -> Moment:
-        """The variance of the inputs: unbiased, that of the reports less the noise's; not below 0.
+        """Return the unbiased estimate of the variance of the inputs: that of the reports less the noise's, at least 0.
 
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as what is possible.
@@ -148,11 +148,13 @@ class Estimate:
 
     @cached_property
     def standard_deviation(self) -> Moment:
-        """The root of ``variance``."""
+        """Return the root of ``variance``."""
         return deviation_of(self.reports)
 
     def cdf(self, x: Real) -> Resampled:
-        """The share of inputs that are at most x, which are taken to be continuous: of whole numbers ask at halves.
+        """Return the share of inputs that are at most x, for continuous inputs.
+
+        If the inputs are integers, evaluate it at half-integers.
 
         Args:
             x: numbers in [lower, upper], of any shape.
@@ -164,7 +166,7 @@ class Estimate:
         return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
 
     def quantile(self, p: Real) -> Resampled:
-        """The smallest x that a share p of inputs does not exceed.
+        """Return the smallest x that a share p of inputs does not exceed.
 
         Args:
             p: numbers in (0, 1), of any shape.
@@ -181,7 +183,7 @@ class Estimate:
         return found
 
     def histogram(self, bins: Any = 20) -> Histogram:
-        """Shares and numbers of inputs in bins.
+        """Return the estimated shares and numbers of inputs in bins.
 
         Args:
             bins: how many equal bins, or their increasing edges within [lower, upper].
@@ -195,7 +197,7 @@ class Estimate:
         return Histogram(edges, shares, counts)
 
     def count_between(self, a: float, b: float) -> Resampled:
-        """How many inputs are in [a, b].
+        """Return the estimated number of inputs in [a, b].
 
         Raises:
             ValueError: not lower <= a < b <= upper, or reports that tell the mean only.
@@ -207,12 +209,12 @@ class Estimate:
 
     @property
     def likelihood(self) -> Fit:
-        """The distribution of greatest likelihood over the bins, with its certificate."""
+        """Return the maximum likelihood distribution over the bins, with its certificate."""
         return self._told.fit
 
     @property
     def gap(self) -> float:
-        """How much greater the log-likelihood a report of any distribution over the bins can be; 1e-6 or less."""
+        """Return a bound on how far the log-likelihood per report is below its maximum over the bins; at most 1e-6."""
         return self.likelihood.gap
 
     def plot(
@@ -254,7 +256,7 @@ class Estimate:
 
     @cached_property
     def _told(self) -> Distribution:
-        """The distribution, if the reports tell it.
+        """Return the distribution, if the reports tell it.
 
         Raises:
             ValueError: they do not.

@@ -75,13 +75,13 @@ class Moment:
         object.__setattr__(self, "value", _plain(np.clip(self.value, self.smallest, self.largest)))
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """(low, high): the normal interval, of each number by itself; right for large n."""
+        """Return (low, high): the normal interval, of each number by itself; right for large n."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.missed  # (1 + confidence)/2 may be 1
         return self._cut(self._centre - half, self._centre + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
-        """(low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
+        """Return (low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
 
         Raises:
             ValueError: there is none; there is of mean, variance and standard deviation.
@@ -120,17 +120,17 @@ class Resampled:
 
     @property
     def error(self) -> Real:
-        """The standard deviation of the draws."""
+        """Return the standard deviation of the draws."""
         return _plain(self.draws.std(axis=0, ddof=1))
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """(low, high): the draws' own quantiles, one interval a number; each holds by itself."""
+        """Return (low, high): the draws' own quantiles, one interval a number; each holds by itself."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         low, high = np.quantile(self.draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         return self._with_value(low, high)
 
     def band(self, confidence: float = 0.95) -> Interval:
-        """(low, high): intervals that hold for all numbers together.
+        """Return (low, high): intervals that hold for all numbers together.
 
         centre -+ t (s + S/4), s the draws' standard deviations, S the largest of them, and t such that the given share
         of draws is within; where no draw differs it has no width.

@@ -52,7 +52,7 @@ class Fit:
 
 
 def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
-    """The shares of greatest likelihood, certified.
+    """Return the shares of greatest likelihood, certified.
 
     Args:
         B: (m, d) P(report j | bin k).
@@ -72,7 +72,7 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
 
 
 def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop.
+    """Return (b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop.
 
     Raises:
         RuntimeError: not all are within a gap of 1e-9; this is not expected.
@@ -87,7 +87,7 @@ def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
-    """Zeros added up to a few sizes, powers of 4, for which programs are compiled: they change nothing."""
+    """Pad with zeros to one of a few sizes, powers of 4, so that few programs are compiled; the result is unchanged."""
     sizes = [
         max(16, 4 ** (((n - 1).bit_length() + 1) // 2)) if axis in axes else n for axis, n in enumerate(array.shape)
     ]
@@ -95,7 +95,7 @@ def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
 
 
 def judged(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
-    """Shares with their log-likelihood and duality gap."""
+    """Return the shares with their log-likelihood and duality gap."""
     p, shares = _shares(B, counts), shares / shares.sum()
     q = B @ shares
     seen = p > 0
@@ -114,7 +114,7 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
-    """Minimise  sum theta - sum_j p_j log (B theta)_j  over theta >= 0, whose solution has the sum 1.
+    """Minimise sum theta - sum_j p_j log (B theta)_j over theta >= 0; the solution sums to 1.
 
     Primal-dual with Mehrotra's predictor and corrector: z >= 0 are the bounds' multipliers, 1 - g = z at the solution,
     and theta z = 0. Equations are scaled by sqrt(theta), which keeps their condition as theta goes to 0.
@@ -139,7 +139,7 @@ def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
         factor = jax.scipy.linalg.cho_factor(A.T @ A + jnp.diag(z + _RIDGE))
 
         def move(target: Array) -> tuple[Array, Array]:
-            """The Newton step to theta z = target."""
+            """Return the Newton step to theta z = target."""
             d_theta = root * jax.scipy.linalg.cho_solve(factor, root * (target / theta - slope))
             return d_theta, (target - z * d_theta) / theta - z
 
@@ -162,5 +162,5 @@ _each = jax.jit(jax.vmap(_interior_point, (None, 0)), compiler_options=ON_CPU)
 
 
 def _length(at: Array, move: Array) -> Array:
-    """The largest step up to 1 after which nothing is negative."""
+    """Return the largest step up to 1 after which nothing is negative."""
     return jnp.minimum(1.0, jnp.min(jnp.where(move < 0, -at / jnp.where(move < 0, move, -1.0), 1.0)))

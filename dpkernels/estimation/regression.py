@@ -43,18 +43,18 @@ class Column:
 
     @property
     def variance_missed(self) -> float:
-        """How far a variance may be off by ``missed`` and ``off``."""
+        """Return the bound on the bias of a variance that ``missed`` and ``off`` imply."""
         return self.missed + self.off * (2 * abs(float(self.values.mean())) + self.off)
 
 
 def _product_missed(first: Column, second: Column) -> float:
-    """How far the mean of products of two columns, about their means, may be off: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
+    """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
     each = first.off * second.values.std() + first.values.std() * second.off + first.off * second.off
     return float(each)
 
 
 def covariance(a: Real, b: Real) -> Moment:
-    """The covariance of the values behind two columns.
+    """Return the covariance of the values behind two columns.
 
     Args:
         a: a column: ``(reports, mechanism)``, with what ``estimate`` takes as mechanism (or the ``channel``
@@ -73,7 +73,7 @@ def covariance(a: Real, b: Real) -> Moment:
 
 
 def correlation(a: Real, b: Real) -> Moment:
-    """Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), each corrected.
+    """Return Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), corrected for noise.
 
     Args:
         a: as of ``covariance``.
@@ -108,7 +108,7 @@ class Regression:
 
 
 def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
-    """Least squares of the values behind one column on those behind others, as if there were no noise.
+    """Return the least squares of the values behind one column on those behind others, as if there were no noise.
 
     With z the columns' values and a one, and t the target's, it solves  mean(z z') beta = mean(z t)  where squares in
     mean(z z') are corrected for the noise (noise in columns would else draw slopes towards 0). Errors are those of
@@ -155,7 +155,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
 
 
 def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
-    """(d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
+    """Return (d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
     off = np.array([0.0, *(column.off for column in given), wanted.off])
     size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
     products = np.outer(off, size) + np.outer(size, off) + np.outer(off, off)
@@ -179,7 +179,7 @@ def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], misse
 
 
 def _variance(column: Column) -> tuple[float, np.ndarray]:
-    """The variance, and every row's part in its error."""
+    """Return the variance, and every row's part in its error."""
     n, away = len(column.values), column.values - column.values.mean()
     each = column.squares - column.values**2 + away**2
     value, error = each.mean(), each.std() / math.sqrt(n)
@@ -195,7 +195,7 @@ def _of_means(each: np.ndarray, factor: float, missed: float) -> Moment:
 
 
 def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
-    """Columns of one length; where ``target_only`` the first one's squares are not needed."""
+    """Return columns of one length; with ``target_only`` the squares of the first one are not computed."""
     columns = [_column(name, one, squares and not (target_only and i == 0)) for i, (name, one) in enumerate(named)]
     lengths = {column.name: len(column.values) for column in columns}
     if len(set(lengths.values())) > 1:

@@ -125,7 +125,7 @@ def together_of(confidence: float, count: int) -> float:
 
 @lru_cache(maxsize=256)
 def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
-    """(a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
+    """Return (a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
     below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
     M, half_grain = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
     bound = tail * table.total * _WORD
@@ -137,7 +137,7 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
         return table.total - at_most(code - 1)
 
     def is_likely(n: int, weight: Callable[[int], int]) -> bool:
-        """Whether grain n, at the released value 0, has a tail probability above the bound."""
+        """Return whether grain n, at the released value 0, has a tail probability above the bound."""
         q, f = divmod(n, M)
         up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
         return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
@@ -166,7 +166,7 @@ class _Release:
 
     @property
     def input_room(self) -> float:
-        """How far a position may be from the true value."""
+        """Return the largest distance of a position from the true value, caused by input rounding."""
         cell = self.table.bin_width
         on_cells = self.lattice is not None and (Fraction(self.lattice) / cell).denominator == 1
         return self.rounding if on_cells else self.rounding + float(cell - Fraction(2) ** (self.table.grid_log2 - 1))
@@ -184,7 +184,7 @@ class ReleasedValue:
 
     @property
     def value(self) -> float:
-        """The same combination of the released numbers."""
+        """Return the linear combination of the released numbers."""
         return float(self._constant + sum(factor * release.y for release, factor in self._terms.items()))
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -218,7 +218,7 @@ class ReleasedValue:
 
     @property
     def noise(self) -> CombinedNoise:
-        """What the released combination has more than the true one, but for up to the noise's ``room``."""
+        """Return the noise of the combination: released minus true value, up to the noise's ``room``."""
         counts: dict[tuple[NoiseTable, Fraction], int] = {}
         for release, factor in self._terms.items():
             counts[release.table, factor] = counts.get((release.table, factor), 0) + 1
@@ -230,7 +230,7 @@ class ReleasedValue:
 
     @property
     def _step(self) -> float | None:
-        """What the combination, less its constant, is a multiple of, if that is known."""
+        """Return the step of which the combination, less its constant, is a multiple, or None if it is unknown."""
         steps = [release.lattice and factor * Fraction(release.lattice) for release, factor in self._terms.items()]
         if not steps or any(step is None for step in steps):
             return None
@@ -289,7 +289,7 @@ class ReleasedRatio:
 
     @property
     def value(self) -> float:
-        """The ratio of the released values; NaN where the denominator is 0."""
+        """Return the ratio of the released values; NaN where the denominator is 0."""
         below = self.denominator.value
         return self.numerator.value / below if below else math.nan
 
@@ -318,7 +318,7 @@ class ReleasedRatio:
             return -math.inf, math.inf
 
         def refuses(r: float, sign: float) -> bool:
-            """Whether the true ratio is not r, nor beyond it on the side of the sign."""
+            """Return whether the true ratio is not r, nor beyond it on the side of the sign."""
             pivot = (above - below * r) * -sign
             noise = pivot.noise
             return noise.tail(pivot.value - noise.room) <= left
@@ -385,7 +385,7 @@ class ReleasedQuantile:
 
 
 def _is_negative(excess: ReleasedValue, tail: float) -> bool:
-    """Whether the test that the true value is 0 or more refuses."""
+    """Return whether the test that the true value is 0 or more refuses."""
     noise = excess.noise.mirrored()
     return noise.tail(-excess.value - noise.room) <= tail
 
@@ -424,7 +424,7 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
 
 
 def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
-    """The table of additive noise, and what true values are multiples of."""
+    """Return the table of additive noise, and what true values are multiples of."""
     certificate = source
     if not isinstance(source, AdditiveCertificate):
         form = exact_sampler(source)
@@ -440,7 +440,7 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
 
 
 def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, bool]:
-    """Released numbers as float64, and whether they were float32.
+    """Return the released numbers as float64, and whether they were float32.
 
     Raises:
         ValueError: one that no release can have made.
@@ -474,20 +474,20 @@ def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool 
 
 
 def _rounding_of(y: np.ndarray, single: bool, table: NoiseTable) -> np.ndarray:
-    """How far a float may be from the multiple of the cell that it was made of: 0 where floats hold all of these."""
+    """Return the rounding error of a float against its exact multiple of the cell; 0 if floats hold all multiples."""
     digits = 24 if single else 53
     return np.where(np.abs(y) < 2.0 ** (digits + table.grid_log2), 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
 
 def _on_lattice(low: np.ndarray, high: np.ndarray, step: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest and the largest multiple of the step within the ends."""
+    """Return the smallest and the largest multiple of the step within the ends."""
     if step is None:
         return low, high
     return np.ceil(low / step - _ROUNDING) * step, np.floor(high / step + _ROUNDING) * step
 
 
 def _number(value: Any) -> Fraction | None:
-    """A finite number as a fraction; None for what is not a number."""
+    """Return a finite number as a fraction; None for what is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating | Fraction):
         return None
     return value if isinstance(value, Fraction) else Fraction(value.item() if isinstance(value, np.generic) else value)

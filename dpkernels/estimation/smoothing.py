@@ -22,7 +22,7 @@ _MOST_STEPS = 20_000
 
 
 def smoothed(B: np.ndarray, counts: np.ndarray) -> Fit:
-    """The fixed point of EMS, with its log-likelihood and how far below the greatest that can be.
+    """Return the fixed point of EMS, with its log-likelihood and how far below the greatest that can be.
 
     Args:
         B: (m, d) P(report j | bin k).

@@ -30,7 +30,7 @@ def channel_of(
     bounds: tuple[float, float] | None = None,
     decimals: int | None = None,
 ) -> Channel:
-    """The channel of whatever says how reports were made.
+    """Return the channel of whatever says how reports were made.
 
     Args:
         source: a channel (returned as it is), a mechanism, an exact form, a certificate, or a sidecar: a path, or what
@@ -96,7 +96,7 @@ def _read(path: Path) -> Any:
 
 
 def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
-    """A column's certificate, verified, and the decimals that its release rounded to."""
+    """Return a column's certificate, verified, and the decimals that its release rounded to."""
     try:
         columns = {one["column"]: one["certificate"] for one in form["columns"]}
     except (KeyError, TypeError) as error:

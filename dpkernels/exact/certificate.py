@@ -55,30 +55,30 @@ class Certificate(abc.ABC):
     @property
     @abc.abstractmethod
     def covers(self) -> str:
-        """What is guaranteed, for which neighbours, and what is not."""
+        """Return text: the guarantee, for which neighbours it holds, and what it does not cover."""
 
     @abc.abstractmethod
     def lines(self) -> list[str]:
-        """What it says for a person, but for what it covers and the certificates it is made of."""
+        """Return the lines of the printed certificate, without its coverage and the certificates of its parts."""
 
     @classmethod
     @abc.abstractmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
-        """The certificate of the integers and of the claim in a payload, whatever else the payload states.
+        """Return the certificate of the integers and of the claim in a payload, whatever else the payload states.
 
         Raises:
             CertificateError: the integers do not have the claim.
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON payload, with exact fractions as text and the tables themselves."""
+        """Return a JSON payload, with exact fractions as text and the tables themselves."""
         facts = {_key(path): attrgetter(path)(self) for path in self.facts}
         plain = {key: str(value) if isinstance(value, Fraction) else value for key, value in facts.items()}
         parts = {key: part.to_dict() for key, part in self._parts().items()}
         return {"kind": self.kind, **plain, "covers": self.covers, **parts}
 
     def to_json(self) -> str:
-        """``to_dict`` as text."""
+        """Return ``to_dict`` as text."""
         return json.dumps(self.to_dict())
 
     @classmethod
@@ -107,7 +107,7 @@ class Certificate(abc.ABC):
         return {key: getattr(self, name) for key, name in self.parts.items()}
 
     def _check(self, payload: dict[str, Any]) -> None:
-        """A payload states what the integers give, all of it, and nothing else."""
+        """Check that a payload states exactly what the integers give."""
         # Parts that are certificates have been checked by themselves.
         read = {key: payload[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
         again = self.to_dict() | read
@@ -132,7 +132,7 @@ def _kind_of(payload: dict[str, Any]) -> type[Certificate]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong while a payload is read becomes a ``CertificateError``: the payload is not a certificate.
+    """Raise any error that occurs while a payload is read as a ``CertificateError``.
 
     Raises:
         CertificateError: for any of these errors.
@@ -146,7 +146,7 @@ def reading() -> Iterator[None]:
 
 
 def line(label: str, text: str) -> str:
-    """A line of a certificate as text."""
+    """Return a line of a certificate as text."""
     return f"{label:<20}{text}"
 
 
@@ -165,7 +165,7 @@ def check_totals(table: Table) -> None:
 
 
 def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
-    """A rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
+    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
 
     Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
     """
@@ -177,7 +177,7 @@ def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
 
 
 def log_upper_bound(ratio: Fraction) -> float:
-    """The least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
+    """Return the least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
     near = Fraction(math.log(ratio))
     near += ratio / exp_lower_bound(near) - 1  # A step of Newton's: right to a float's last digits, also near 0.
     start = max(0.0, float(near))
@@ -202,43 +202,43 @@ class BoundedCertificate(Certificate):
 
     @property
     def realised_epsilon(self) -> float:
-        """ln(ratio), rounded up; at most epsilon."""
+        """Return ln(ratio), rounded up; at most epsilon."""
         return log_upper_bound(self.ratio)
 
     @property
     def total(self) -> int:
-        """The sum of every row's weights, 2^bits."""
+        """Return the sum of every row's weights, 2^bits."""
         return 1 << self.table.bits
 
     @property
     def codes(self) -> int:
-        """How many reports are possible, the same for every input."""
+        """Return the number of possible reports, which is the same for every input."""
         return self.table.codes
 
     @property
     def rows(self) -> int:
-        """How many input rows there are."""
+        """Return the number of input rows."""
         return self.table.shifts + 1
 
     @property
     def lowest(self) -> Fraction:
-        """Smallest possible report."""
+        """Return the smallest possible report."""
         return self.table.value(0)
 
     @property
     def highest(self) -> Fraction:
-        """Largest possible report."""
+        """Return the largest possible report."""
         return self.table.value(self.codes - 1)
 
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
+        """Return the bound on the variance at any input, input rounding included."""
         return self.table.worst_variance
 
     @property
     @abc.abstractmethod
     def means(self) -> str:
-        """What is said of the rows' means."""
+        """Return the printed statement about the means of the rows."""
 
     def lines(self) -> list[str]:
         near = "any two rows" if self.cells == self.table.shifts else f"rows up to {self.cells} apart"
@@ -259,7 +259,7 @@ class UnbiasedCertificate(BoundedCertificate):
 
     @property
     def mean_error(self) -> Fraction:
-        """Largest difference of a row's mean from its input."""
+        """Return the largest difference of a row's mean from its input."""
         return Fraction(0)
 
     @property
@@ -280,7 +280,7 @@ def check_rows(table: BoundedTable) -> None:
 
 
 def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fraction:
-    """The largest of every report's largest weight over its smallest.
+    """Return the largest of every report's largest weight over its smallest.
 
     Raises:
         CertificateError: a report is impossible for some input, or the ratio is above e^epsilon.
@@ -298,7 +298,7 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
 
 
 def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
-    """Exactly: floats, whose quotients are off by less than 2^-50 of themselves, only say which pairs to look at."""
+    """Return the largest ratio exactly; float quotients, within 2^-50 relatively, only select the pairs to compare."""
     quotients = high.astype(float) / low.astype(float)
     at = quotients >= quotients.max() * (1 - 2.0**-48)
     return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))

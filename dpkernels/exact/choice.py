@@ -40,7 +40,7 @@ Interval = tuple[int, int]
 
 
 def uniform_number(key: bytes, number: int) -> Uniform:
-    """One of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
+    """Return one of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
 
     Args:
         key: 32 bytes.
@@ -59,7 +59,7 @@ def uniform_number(key: bytes, number: int) -> Uniform:
 
 
 def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
-    """k different indices, each chosen by the exponential mechanism among those that are left.
+    """Return k different indices, each chosen by the exponential mechanism among those that are left.
 
     The law is that of the k largest of eps s_i + Gumbel noise, in their order (Durfee & Rogers 2019). Choice j depends
     on the key, on j and on what was chosen before. Time is of order k times the number of scores.
@@ -107,7 +107,7 @@ def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
 
 
 def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
-    """The choice at U in [u, u + 1)/2^64, or None where floats cannot tell.
+    """Return the choice at U in [u, u + 1)/2^64, or None where floats cannot tell.
 
     With h = 2^-53: a weight is off by 4 h of itself (three roundings) or by 2^-100, summing d of them by d h of the
     total in any order, U W by (d + 7) h of W more. The margin of 3 d + 32 also has room for terms of second order.
@@ -122,7 +122,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
 
 
 def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
-    """e^(-eps gap), within 2^-51 of itself or 2^-100; basic float operations only, no library's exp."""
+    """Return e^(-eps gap) with error at most 2^-51 relatively or 2^-100, from basic float operations only."""
     low, high = _float_powers(epsilon)
     shift = (len(low) - 1).bit_length()
     capped = np.minimum(gaps, (len(high) - 1) << shift)
@@ -131,7 +131,7 @@ def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
-    """e^(-eps j) for j < B and e^(-eps B j) up to 2^-100, then 0; each the float nearest to 320 bits of it."""
+    """Return e^(-eps j) for j < B and e^(-eps B j) down to 2^-100, then 0; rounded from 320 bits."""
     largest = math.ceil(_NEGLIGIBLE_NATS / epsilon)
     size = 1 << ((largest - 1).bit_length() + 1) // 2
     high = -(-largest // size)
@@ -145,7 +145,7 @@ def _float_table(epsilon: Fraction, length: int) -> np.ndarray:
 
 
 def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
-    """The choice, with twice as many bits of U until they decide; they do, with probability 1."""
+    """Return the choice, with twice as many bits of U until they decide; they do, with probability 1."""
     bits = 128
     while (choice := _decide(gaps, epsilon, uniform(bits), bits)) is None:
         bits *= 2
@@ -153,7 +153,7 @@ def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
 
 
 def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | None:
-    """The choice at every U in [u, u + 1)/2^bits, or None where it is not one and the same, or not known to be."""
+    """Return the choice for every U in [u, u + 1)/2^bits, or None if it is not known to be the same for all."""
     sums = _sums(gaps, epsilon, bits + 64)
     least, most = sums(len(gaps))
     first, last = 0, len(gaps) - 1
@@ -170,7 +170,7 @@ def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | Non
 
 
 def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Interval]:
-    """Bounds of 2^bits times the sum of the first weights, as a function of how many."""
+    """Return bounds of 2^bits times the sum of the first weights, as a function of how many."""
     negligible = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
     distinct, which = np.unique(np.minimum(gaps, negligible), return_inverse=True)
     ratio = exp_minus(epsilon, bits)
@@ -185,7 +185,7 @@ def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Int
 
 
 def exp_minus(x: Fraction, bits: int) -> Interval:
-    """Integers around 2^bits e^-x for x >= 0, at most a few units apart.
+    """Return integers that bracket 2^bits e^-x for x >= 0, a few units apart.
 
     Horner's rule for e^x, rounded down and up; beyond N >= 2x terms a Taylor sum is at most twice its first one.
     """
@@ -198,7 +198,7 @@ def exp_minus(x: Fraction, bits: int) -> Interval:
 
 
 def _power(ratio: Interval, n: int, bits: int) -> Interval:
-    """Bounds of ratio^n by squaring, both in units of 2^-bits."""
+    """Return bounds of ratio^n by squaring, both in units of 2^-bits."""
     low, high = result = 1 << bits, 1 << bits
     square = ratio
     while n:

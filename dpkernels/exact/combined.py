@@ -58,39 +58,39 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @property
     def weight(self) -> Fraction:
-        """The probability of the first table."""
+        """Return the probability of the first table."""
         return Fraction(self.threshold, 1 << 32)
 
     @property
     def epsilon(self) -> float:
-        """The larger of the parts' budgets: the choice is independent of the input and may be revealed."""
+        """Return the larger of the parts' budgets: the choice is independent of the input and may be revealed."""
         return max(self.first.epsilon, self.second.epsilon)
 
     @property
     def realised_epsilon(self) -> float:
-        """The larger of the parts' realised budgets."""
+        """Return the larger of the parts' realised budgets."""
         return max(self.first.realised_epsilon, self.second.realised_epsilon)
 
     @property
     def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
-        """The parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
+        """Return the parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
         parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
         A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
         return A, c, rho
 
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input."""
+        """Return the bound on the variance at any input."""
         return self.first.table.largest(self.variance_terms)
 
     @property
     def lowest(self) -> Fraction:
-        """Smallest possible report."""
+        """Return the smallest possible report."""
         return min(self.first.lowest, self.second.lowest)
 
     @property
     def highest(self) -> Fraction:
-        """Largest possible report."""
+        """Return the largest possible report."""
         return max(self.first.highest, self.second.highest)
 
     @property
@@ -137,12 +137,12 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
     @property
     def epsilon(self) -> float:
-        """Basic composition of s reports."""
+        """Return the budget of s reports by basic composition."""
         return float_at_least(self.sampled * rational(self.coordinate.epsilon))
 
     @property
     def realised_epsilon(self) -> float:
-        """s times the coordinate's."""
+        """Return s times the coordinate's."""
         return float_at_least(self.sampled * rational(self.coordinate.realised_epsilon))
 
     @property
@@ -164,7 +164,7 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
 
 def read_certificate(payload: dict[str, Any]) -> Certificate:
-    """The certificate in a JSON payload, of whichever kind, verified again from its integers.
+    """Return the certificate in a JSON payload, of whichever kind, verified again from its integers.
 
     Raises:
         CertificateError: it fails, or is none.
@@ -218,7 +218,7 @@ class ExactMixture(ExactSampler):
 
 
 def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSampler) -> ExactMixture:
-    """The sampler of a mixture by those of its parts.
+    """Return the sampler of a mixture by those of its parts.
 
     Raises:
         TypeError: a part is a mixture itself.

@@ -29,16 +29,16 @@ class Table(abc.ABC):
     @property
     @abc.abstractmethod
     def totals(self) -> list[int]:
-        """The sums of weights that have to be 2^bits, as Python integers."""
+        """Return the sums of weights that have to be 2^bits, as Python integers."""
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """A JSON payload."""
+        """Return a JSON payload."""
 
     @classmethod
     @abc.abstractmethod
     def from_dict(cls, payload: dict[str, Any]) -> Self:
-        """The table of ``to_dict``; nothing is verified but types and sizes.
+        """Return the table of ``to_dict``; nothing is verified but types and sizes.
 
         Raises:
             ValueError: something is not a number of the type it must be, or there are too many.
@@ -61,38 +61,38 @@ class BoundedTable(Table):
     @property
     @abc.abstractmethod
     def codes(self) -> int:
-        """N, how many reports are possible."""
+        """Return N, how many reports are possible."""
 
     @property
     @abc.abstractmethod
     def shifts(self) -> int:
-        """S, the last row."""
+        """Return S, the last row."""
 
     @property
     @abc.abstractmethod
     def has_signal(self) -> bool:
-        """Whether the last row's mean is above the first's."""
+        """Return whether the last row's mean is above the first's."""
 
     @abc.abstractmethod
     def value(self, code: int) -> Fraction:
-        """The report that a code stands for."""
+        """Return the report that a code stands for."""
 
     @abc.abstractmethod
     def row_input(self, s: int) -> Fraction:
-        """The nominal input of row s."""
+        """Return the nominal input of row s."""
 
     @abc.abstractmethod
     def row_mean(self, s: int) -> Fraction:
-        """The exact mean of row s, from the integers alone."""
+        """Return the exact mean of row s, from the integers alone."""
 
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
+        """Return the bound on the variance at any input, input rounding included."""
 
 
 def integers(name: str, values: Any, most: int) -> list[int]:
-    """A list of so many integers at most; weights are checked to be in range when their array is made.
+    """Return a list of so many integers at most; weights are checked to be in range when their array is made.
 
     Raises:
         ValueError: it is not.
@@ -105,7 +105,7 @@ def integers(name: str, values: Any, most: int) -> list[int]:
 
 
 def frozen_weights(values: Any) -> np.ndarray:
-    """A read-only copy as uint64: what has been certified must stay what is sampled.
+    """Return a read-only copy as uint64: what has been certified must stay what is sampled.
 
     Raises:
         OverflowError: an integer is negative or has more than 64 bits.
@@ -116,7 +116,7 @@ def frozen_weights(values: Any) -> np.ndarray:
 
 
 def sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
-    """``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
+    """Return ``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
     span = 1
     while 2 * span <= width:
         values = extreme(values[:-span], values[span:])

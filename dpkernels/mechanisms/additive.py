@@ -61,18 +61,18 @@ class Additive(Mechanism):
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """The whole line, whatever the noise's support: inputs are not bounded."""
+        """Return the whole line, whatever the noise's support: inputs are not bounded."""
         return -np.inf, np.inf
 
     def pdf(self, y: Real, x: Any) -> Any:
         return self.noise.prob(floating(y) - x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log density of the noise at y - x, on a grid log probability; -inf outside its support."""
+        """Return the log density of the noise at y - x, on a grid log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
     def _noise_of(self, y: Real, x: Any) -> Any:
-        """y - x, but for what rounding of a report and of the difference did to a lattice point."""
+        """Return y - x, but for what rounding of a report and of the difference did to a lattice point."""
         y = floating(y)
         z = y - x
         return self.noise.nearest_possible(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
@@ -93,7 +93,7 @@ class Additive(Mechanism):
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:
-        """x + E Z; asymmetric noise is biased."""
+        """Return x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
     def variance(self, x: Real) -> Real:
@@ -104,7 +104,7 @@ class Additive(Mechanism):
 
     @property
     def worst_variance(self) -> Real:
-        """Var Z, at every input."""
+        """Return Var Z, at every input."""
         return self.noise.variance
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:

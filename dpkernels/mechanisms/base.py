@@ -33,19 +33,19 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def pdf(self, y: Real, x: Any) -> Any:
-        """Density at report ``y`` given input ``x`` of the part that has one; see ``atoms`` for the other."""
+        """Return the density of the continuous part at report ``y`` given input ``x``; see ``atoms`` for the rest."""
 
     @abc.abstractmethod
     def cdf(self, y: Real, x: Real) -> Real:
-        """P(report <= y | x)."""
+        """Return P(report <= y | x)."""
 
     @abc.abstractmethod
     def mass(self, y: Real, x: Any) -> Any:
-        """P(report = y | x), y to within rounding; 0 but at an atom."""
+        """Return P(report = y | x), y to within rounding; 0 but at an atom."""
 
     @abc.abstractmethod
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
+        """Return the log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
 
         -inf where no report is possible. Densities are per data unit, atoms count as 1: reports of positive probability
         outweigh any density, as they should in a likelihood.
@@ -60,45 +60,45 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, u: Real, x: Real) -> Real:
-        """A report made of one uniform number ``u`` in (0, 1): any map with the right law, the fastest one."""
+        """Map a uniform number ``u`` in (0, 1) to a report with the right distribution, by the fastest suitable map."""
 
     @abc.abstractmethod
     def variance(self, x: Real) -> Real:
-        """Var(report | x), in squared data units."""
+        """Return Var(report | x), in squared data units."""
 
     @abc.abstractmethod
     def absolute_error(self, x: Real) -> Real:
-        """E|report - x| given x, in data units."""
+        """Return E|report - x| given x, in data units."""
 
     @abc.abstractmethod
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        """Reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
+        """Return reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
 
     @property
     @abc.abstractmethod
     def output_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest possible report."""
+        """Return the smallest and largest possible report."""
 
     @property
     @abc.abstractmethod
     def input_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest valid input."""
+        """Return the smallest and largest valid input."""
 
     @abc.abstractmethod
     def mean(self, x: Any) -> Any:
-        """E(report | x)."""
+        """Return E(report | x)."""
 
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Real:
-        """Largest variance over valid inputs."""
+        """Return the largest variance over valid inputs."""
 
     @abc.abstractmethod
     def icdf(self, u: Real, x: Any) -> Any:
-        """The smallest report y with cdf(y, x) >= u."""
+        """Return the smallest report y with cdf(y, x) >= u."""
 
     def sample(self, key: Array, x: Real) -> Array:
-        """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
+        """Return float reports for inputs ``x`` of any shape: for simulation and training, not for release.
 
         Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
         reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
@@ -119,7 +119,7 @@ class Mechanism(abc.ABC):
 
 @singledispatch
 def sampler(mechanism: Mechanism) -> Any:
-    """What draws a mechanism's reports: itself, or a pytree with its methods and tables that make drawing faster."""
+    """Return the object that draws a mechanism's reports: itself, or a pytree with tables that make drawing faster."""
     return mechanism
 
 
@@ -135,7 +135,7 @@ class Local(Mechanism):
 
     @property
     def middle(self) -> Any:
-        """The middle of the input interval."""
+        """Return the middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
 
     def log_prob(self, y: Real, x: Any) -> Any:
@@ -143,7 +143,7 @@ class Local(Mechanism):
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
     def icdf(self, u: Real, x: Any) -> Any:
-        """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
+        """Return the smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
         return found_roots(_beyond, (self, u, x), _inverted, _density)
@@ -156,22 +156,25 @@ class Bounded(Local):
     """
 
     def mean(self, x: Any) -> Any:
-        """E(report | x) = x: the mechanism is unbiased by construction."""
+        """Return E(report | x) = x: the mechanism is unbiased by construction."""
         return floating(x)
 
     @property
     def central_variance(self) -> Any:
-        """Variance at the middle of the input interval."""
+        """Return the variance at the middle of the input interval."""
         return self.variance(self.middle)
 
     @property
     def worst_variance(self) -> Real:
-        """Largest variance over valid inputs."""
+        """Return the largest variance over valid inputs."""
         return self.worst_excess(1.0)
 
     @abc.abstractmethod
     def worst_excess(self, rate: Real) -> Real:
-        """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
+        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs.
+
+        At rate 1 this is the worst-case variance.
+        """
 
 
 class Parabolic(Bounded):
@@ -184,13 +187,13 @@ class Parabolic(Bounded):
         return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
 
     def _room(self, at: Any) -> Any:
-        """How far a report may be from its atom (of its type): by rounding, and on the lattice of an exact form."""
+        """Return how far a report may be from its atom, by rounding and on the grid of an exact sampler."""
         low, high = self.output_interval
         rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
     def worst_excess(self, rate: Real) -> Real:
-        """It is at the middle or at an end."""
+        """Return the larger of the values at the middle and at an end, where the affine function has its maximum."""
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
         return namespace(middle, end).maximum(middle, end)
@@ -206,7 +209,7 @@ def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array
 
 
 def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array:
-    """``mechanism.sample`` of a piece that begins at flat index ``start``: the values of the whole."""
+    """Sample the part of ``mechanism.sample`` that begins at flat index ``start``, with the same values."""
     return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
 
 

@@ -70,12 +70,12 @@ class CentralPiecewise(Parabolic):
 
     @property
     def half_widths(self) -> Any:
-        """r_l, of shape (s,)."""
+        """Return r_l, of shape (s,)."""
         return self.core + np.arange(self.steps) * (2 * self.sensitivity / (self.upper - self.lower))
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """w_l, of shape (s,), and the mass of the base."""
+        """Return w_l, of shape (s,), and the mass of the base."""
         r = self.half_widths
         E = namespace(r, self.epsilon).exp(-self.epsilon)
         windows, base = 2 * r * E ** np.arange(self.steps) * (1 - E), 2 * E**self.steps * (1 + r[-1])
@@ -84,12 +84,12 @@ class CentralPiecewise(Parabolic):
 
     @property
     def scale(self) -> Any:
-        """Data units of one v, (R/2) X."""
+        """Return the data units of one unit of v, (R/2) X."""
         return (self.upper - self.lower) / 2 / self.masses[0].sum()
 
     @property
     def reach(self) -> Any:
-        """V."""
+        """Return V."""
         return 1 + self.half_widths[-1]
 
     @property
@@ -120,7 +120,7 @@ class CentralPiecewise(Parabolic):
         return total
 
     def draw(self, u: Real, x: Real) -> Real:
-        """The exact mixture: u picks a window or the base, and its rest a point there."""
+        """Draw from the exact mixture: u picks a window or the base, and its remainder a point there."""
         t, (windows, base), r = self._t(x), self.masses, self.half_widths
         xp = namespace(u, t, base)
         v, left = t + 0 * u, u + 0 * t
@@ -132,14 +132,14 @@ class CentralPiecewise(Parabolic):
         return self.middle + self.scale * xp.where(chosen, v, self.reach * (2 * xp.minimum(left / base, 1.0) - 1))
 
     def variance(self, x: Real) -> Real:
-        """(R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
+        """Return (R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
         (windows, base), half = self.masses, (self.upper - self.lower) / 2
         X = 1 / windows.sum()
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
         return half**2 * (X**2 * spread + (X - 1) * self._t(x) ** 2)
 
     def absolute_error(self, x: Real) -> Real:
-        """2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
+        """Return 2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
         t, (windows, base) = self._t(x), self.masses
         v = self._v(x)
         xp = namespace(v, base)
@@ -163,7 +163,7 @@ def central_piecewise(
     steps: int | None = None,
     core: Real | str = "best",
 ) -> CentralPiecewise:
-    """The Central Piecewise Mechanism (Yamamoto 2026): bounded, unbiased, for a sensitivity below the interval's width.
+    """Return the Central Piecewise Mechanism (Yamamoto 2026), bounded and unbiased, for a sensitivity below the width.
 
     Worst-case variance in units of D^2 at the published core and steps, R/D = 4: 2.8142 at eps 1 (Laplace, unbounded:
     2), 0.4590 at eps 2 (0.5), 0.0773 at eps 4 (0.125); with the default ones 1.92, 0.423 and 0.0650 (``python -m
@@ -228,7 +228,7 @@ def _best_steps(*given: Any) -> CentralPiecewise:
 
 
 def _best_core(steps: int, *given: Any) -> CentralPiecewise:
-    """The least worst-case variance over log r: it falls, then rises."""
+    """Return the least worst-case variance over log r: it falls, then rises."""
     variance = partial(_variance_of_core, steps)
     if namespace(*given) is np:
         log_r = bounded_minimum(lambda log_r: float(variance(log_r, given)), *_LOG_CORES, xatol=1e-9)[0]
@@ -243,7 +243,7 @@ def _variance_of_core(steps: int, log_r: Any, given: tuple[Any, ...]) -> Any:
 
 
 def _with_published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> CentralPiecewise:
-    """The source's: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, all with m = s - 1.
+    """Return the published core: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
 
     A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps); here of z e^(-m eps), which is no larger.
     """

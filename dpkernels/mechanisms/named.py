@@ -45,7 +45,7 @@ def composite(
     condition: str = "pointwise",
     objective: str = "worst",
 ) -> Windowed:
-    """A window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
+    """Return a window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
 
     The height k is the largest that is eps-DP. What is not given is chosen for least variance.
 
@@ -85,7 +85,7 @@ def composite(
 def piecewise(
     *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
-    """Type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
+    """Return the type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
 
     Args:
         epsilon: pure-DP budget; any two inputs are neighbours.
@@ -107,7 +107,7 @@ def piecewise(
 def piecewise_triangle(
     *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
-    """Type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
+    """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
     Its height is the source's, k = y (e^eps - 1). ``composite("triangle")`` may go higher: where the window is
     so wide (m > 4/3) that every placement covers the middle, the pointwise condition allows more.
@@ -125,7 +125,7 @@ def piecewise_triangle(
 
 
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
-    """The Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
+    """Return the Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -135,7 +135,7 @@ def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
-    """Duchi's two-point mechanism; see ``TwoPoint``.
+    """Return Duchi's two-point mechanism; see ``TwoPoint``.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -145,7 +145,7 @@ def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
 
 
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
-    """The hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
+    """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
 
     Up to eps = 0.61 it is Duchi alone: a ``TwoPoint``, or for an epsilon that JAX traces a ``Mixture`` of weight 0.
 
@@ -176,7 +176,7 @@ def _width(eta: Real | None) -> Real | None:
 
 
 def window_of(window: Any) -> Window:
-    """A window from its name, a function on [0, 1], a table, or itself."""
+    """Return a window from its name, a function on [0, 1], a table, or itself."""
     if isinstance(window, Window):
         return window
     if isinstance(window, str):
@@ -186,7 +186,7 @@ def window_of(window: Any) -> Window:
 
 
 def _base(base: Any) -> Base | None:
-    """A base from its name, a function on [-1, 1], a table, or itself; None for a quartic one whose edge is free."""
+    """Return a base from its name, a function on [-1, 1], a table, or itself; None for a quartic whose edge is free."""
     if isinstance(base, Base):
         return base
     if isinstance(base, str):
@@ -204,7 +204,7 @@ def multivariate(
     sampled: int | None = None,
     coordinate: str = "hybrid",
 ) -> Multivariate:
-    """Reports on vectors of d coordinates: s of them, each with eps/s (Wang 2019, Algorithm 4; Ma 2021 with s = 1).
+    """Return a mechanism on vectors of d coordinates that reports s of them, each with eps/s.
 
     Args:
         dimensions: d.
@@ -241,7 +241,7 @@ def _share(epsilon: Any, parts: int) -> Any:
 
 
 def optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
-    """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
+    """Return the linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
 
     Raises:
         ValueError: epsilon not in [0.01, 12]; not lower < upper.

@@ -29,7 +29,7 @@ TABLE_DELTA = 1e-15
 
 
 def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Laplace noise of scale b = D / eps.
+    """Return Laplace noise of scale b = D / eps.
 
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
@@ -41,7 +41,7 @@ def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
 
 
 def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Logistic noise of scale b = D / eps.
+    """Return logistic noise of scale b = D / eps.
 
     The float density is pure eps-DP, smooth everywhere; the claim has delta = 1e-15 for the ends of a release's table.
     ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
@@ -54,7 +54,7 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
 
 
 def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
-    """Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
+    """Return Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
     Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. The claim has delta = 1e-15 for the ends
     of a release's table. Of fewer than 5 degrees, or for a small eps, the noise is too wide for a table; a release then
@@ -78,7 +78,7 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
 def gaussian(
     *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
 ) -> Additive:
-    """Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
+    """Return Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
@@ -88,7 +88,7 @@ def gaussian(
 
 
 def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
-    """Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
+    """Return Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
 
     With l = D/eps and O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
 
@@ -118,13 +118,13 @@ def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, up
 
 
 def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
-    """B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise of scale D/eps."""
+    """Return B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise."""
     xp = namespace(epsilon, delta, sensitivity)
     return sensitivity / epsilon * xp.log1p(xp.expm1(epsilon) / (2 * delta))
 
 
 def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Real) -> Real:
-    """A, the further end where B is below B*, else the nearer one."""
+    """Return A, the further end where B is below B*, else the nearer one."""
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
     beyond = xp.exp(-upper / scale)
@@ -147,7 +147,7 @@ def merged_laplace(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> Additive:
-    """Merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
+    """Return merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
 
     Its pure budget is the largest integral of the slope over a window of length D; ``accountants.epsilon`` has it.
 
@@ -162,7 +162,7 @@ def merged_laplace(
 def truncated_gaussian(
     *, sigma: float, delta: float, sensitivity: float = 1.0, epsilon: float | None = None, bound: float | None = None
 ) -> Additive:
-    """Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
+    """Return Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
 
     Args:
         sigma: s.
@@ -186,7 +186,7 @@ def truncated_gaussian(
 
 
 def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
-    """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side as computed.
+    """Return the T of ``truncated_gaussian``: the root of eq. 10, rounded conservatively.
 
     The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
     T = D its denominator at least K(-D, D): where P(Z > T - D) = delta K(-D, D)/2, T is safe. The two tails of the
@@ -213,7 +213,7 @@ def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
 
 
 def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
-    """Staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
+    """Return staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
 
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
@@ -234,7 +234,7 @@ def budget_recycled(
     epsilon: Real | None = None,
     delta: Real | None = None,
 ) -> Additive:
-    """Budget recycling (Jiang 2024): a kernel's noise beyond theta is redrawn with probability q.
+    """Return budget-recycled noise (Jiang 2024): a kernel's draw beyond theta is redrawn with probability q.
 
     f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. ``noise.acceptance`` is
     P(|Z| <= theta). What it guarantees is not the kernel's budget: ``accountants.delta`` has the exact one.
@@ -261,7 +261,7 @@ def budget_recycled(
 
 
 def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
-    """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
+    """Return Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
     The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
 
@@ -283,7 +283,7 @@ def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0
 def truncated_discrete_laplace(
     *, epsilon: Real, delta: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None
 ) -> Additive:
-    """Discrete Laplace noise on k = -R..R, with the smallest R that is (eps, delta)-DP, unless the reach R is given.
+    """Return discrete Laplace noise on k = -R..R, by default with the smallest R that is (eps, delta)-DP.
 
     The smallest R is a discrete choice: where JAX traces an argument, give R.
 
@@ -315,7 +315,7 @@ def discrete_gaussian(
     step: float = 1.0,
     reach: int | None = None,
 ) -> Additive:
-    """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
+    """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
     P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
     reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
@@ -328,7 +328,7 @@ def discrete_gaussian(
 
 
 def _cells(sensitivity: Any, step: Any) -> Any:
-    """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
+    """Return n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
 
     Raises:
         ValueError: step not positive, or so fine that the noise, which reaches farther than n, has too many points.

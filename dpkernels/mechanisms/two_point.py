@@ -40,7 +40,7 @@ class TwoPoint(Parabolic):
 
     @property
     def magnitude(self) -> Real:
-        """B, the distance of either report from the middle."""
+        """Return B, the distance of either report from the middle."""
         return (self.upper - self.lower) / 2 / namespace(self.epsilon).tanh(self.epsilon / 2)
 
     @property
@@ -48,16 +48,16 @@ class TwoPoint(Parabolic):
         return self.middle - self.magnitude, self.middle + self.magnitude
 
     def _distances(self, x: Real) -> tuple[Real, Real]:
-        """x less the low report, and the high report less x."""
+        """Return the distances of x from the low and from the high report."""
         x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
         return x - self.lower + beyond, self.upper - x + beyond
 
     def probability_high(self, x: Real) -> Real:
-        """P(report = middle + B | x)."""
+        """Return P(report = middle + B | x)."""
         return self._distances(x)[0] / (2 * self.magnitude)
 
     def probability_low(self, x: Real) -> Real:
-        """P(report = middle - B | x)."""
+        """Return P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -75,12 +75,12 @@ class TwoPoint(Parabolic):
         return namespace(u, p).where(u < p, high, low)
 
     def variance(self, x: Real) -> Real:
-        """B^2 - (x - middle)^2, the product of the distances from both reports."""
+        """Return B^2 - (x - middle)^2, the product of the distances from both reports."""
         below, above = self._distances(x)
         return below * above
 
     def absolute_error(self, x: Real) -> Real:
-        """(B^2 - (x - middle)^2) / B."""
+        """Return (B^2 - (x - middle)^2) / B."""
         return self.variance(x) / self.magnitude
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
@@ -154,7 +154,7 @@ class Mixture(Parabolic):
         return xp.where(u < w, first, second)
 
     def variance(self, x: Real) -> Real:
-        """The mean of the parts' variances: both parts have mean x."""
+        """Return the mixture of the parts' variances, since both parts have the mean x."""
         return self._mix(self.first.variance(x), self.second.variance(x))
 
     def absolute_error(self, x: Real) -> Real:

@@ -19,7 +19,7 @@ _NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
 
 
 def kind(x: Any) -> str:
-    """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
+    """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     cls: type = type(x)
     library = _library(cls)
     return "jax" if library == "other" and isinstance(x, jax.Array) else library
@@ -32,17 +32,17 @@ def _library(cls: type) -> str:
 
 
 def is_table(x: Any) -> bool:
-    """Whether x has named columns."""
+    """Return whether x has named columns."""
     return not _TABLES.isdisjoint(_names(x))
 
 
 def is_ray_dataset(x: Any) -> bool:
-    """Whether x is a ``ray.data.Dataset``."""
+    """Return whether x is a ``ray.data.Dataset``."""
     return "ray.Dataset" in _names(x)
 
 
 def _names(x: object) -> frozenset[str]:
-    """x's class and those it derives from, each by its library and its own name; no library is imported."""
+    """Return x's class and its bases, each as "library.name", without importing a library."""
     cls: type = type(x)
     return _named(cls)
 
@@ -75,7 +75,7 @@ def check_kind(x: Any) -> None:
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
-    """The numbers of x as a NumPy or JAX array, and how to put reports back into its kind.
+    """Return the numbers of x as a NumPy or JAX array, and how to put reports back into its kind.
 
     Raises:
         TypeError: not an array or a column, or not of numbers.
@@ -123,12 +123,12 @@ def _as_it_is(reports: Any) -> Any:
 
 
 def columns_of(table: Any) -> list[str]:
-    """The names of a table's columns."""
+    """Return the names of a table's columns."""
     return list(table.column_names if kind(table) == "pyarrow" else table.columns)
 
 
 def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
-    """The table with some columns replaced, in their places."""
+    """Return the table with some columns replaced, in their places."""
     match kind(table):
         case "pandas":
             table = _without_attributes(table.copy(deep=False))
@@ -188,7 +188,7 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
 
 def _pandas_type(dtype: Any, reports: np.dtype) -> Any:
-    """The type of reports that goes with a column's: Arrow's for Arrow's, a nullable one for a nullable one."""
+    """Return the pandas type of reports that matches a column's: Arrow-backed, nullable or plain."""
     if not hasattr(dtype, "numpy_dtype"):
         return reports
     if str(dtype).endswith("[pyarrow]"):

@@ -37,7 +37,7 @@ _WORKERS = min(CORES, 9)
 
 
 def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
-    """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
+    """Return the engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
 
     Raises:
         RuntimeError: this process was forked from one in which JAX had run.
@@ -71,7 +71,7 @@ def in_chunks(
     row: int | None = None,
     advance: Callable[[int], Any] = lambda _: None,
 ) -> np.ndarray:
-    """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
+    """Return the engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
 
     Args:
         engine: the reports of a chunk, given the index of its first value.
@@ -145,20 +145,20 @@ def _by_threads(release: Callable[[int, int], int], count: int, advance: Callabl
 
 
 def _piece(count: int) -> int:
-    """Values of a piece: at most a chunk, and all pieces alike."""
+    """Return values of a piece: at most a chunk, and all pieces alike."""
     pieces = -(-count // CHUNK)
     return min(CHUNK, -(-count // (pieces * BLOCK_VALUES)) * BLOCK_VALUES)
 
 
 def _exhaust(pieces: Iterator[int]) -> None:
-    """Nobody begins another one."""
+    """Stop handing out further chunks."""
     deque(pieces, maxlen=0)
 
 
 def _by_devices(
     engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
 ) -> None:
-    """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
+    """Run two chunks at a time, so that transfers and checks of one overlap with the computation of the other."""
     under_way: deque[tuple[int, Array]] = deque()
 
     def receive() -> None:
@@ -175,7 +175,7 @@ def _by_devices(
 
 @lru_cache(maxsize=1)
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """The threads of all releases of this process; they outlive a call."""
+    """Return the threads of all releases of this process; they outlive a call."""
     return ThreadPoolExecutor(workers, thread_name_prefix="dpkernels")
 
 

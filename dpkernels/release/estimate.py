@@ -46,7 +46,7 @@ class MeanEstimate:
 
 
 def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
-    """The mean of the values behind reports of one mechanism.
+    """Return the mean of the values behind reports of one mechanism.
 
     It is post-processing: it costs no privacy.
 
@@ -92,7 +92,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
 
 @singledispatch
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
-    """Reports as (n, d)."""
+    """Return reports as (n, d)."""
     raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")
 
 
@@ -127,14 +127,14 @@ def _check_possible(rows: np.ndarray, mechanism: Mechanism) -> None:
 
 
 def _report_interval(mechanism: Mechanism) -> tuple[Real, Real]:
-    """The density's output interval, with room for a table's, whose lattice is not quite the density's."""
+    """Return the density's output interval, with room for a table's, whose lattice is not quite the density's."""
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
     room = _TABLE_ROOM * (high - low)
     return low - room, high + room
 
 
 def _bernstein(n: int, log_odds: float, variance: Real, largest: Real) -> Real:
-    """The t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
+    """Return the t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
     third = largest * log_odds / 3
     return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
 

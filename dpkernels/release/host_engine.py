@@ -117,7 +117,7 @@ class HostRelease:
 
 @lru_cache(maxsize=1024)
 def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
-    """Counts the calls for one program."""
+    """Count the calls for one program."""
     return itertools.count()
 
 
@@ -194,7 +194,7 @@ class _Workspace:
 
 @lru_cache(maxsize=16)
 def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
-    """Workspaces that no call uses, of one kind; ``pop`` and ``append`` are atomic."""
+    """Return the idle workspaces of one kind; ``pop`` and ``append`` are atomic."""
     return []
 
 
@@ -204,7 +204,7 @@ def _idle_for(sampler: ExactSampler, length: int, dtype: np.dtype) -> list[_Work
 
 
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
+    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
     first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
@@ -212,7 +212,7 @@ def aligned(length: int, dtype: np.dtype) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def padded_length(length: int, unit: int = 1) -> int:
-    """A power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
+    """Return a power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
     if length <= _SMALLEST_CHUNK:
         padded = _SMALLEST_CHUNK
     else:

@@ -19,7 +19,7 @@ from dpkernels.numerics import Real
 
 @lru_cache(maxsize=64)
 def report_type(dtype: Any) -> np.dtype:
-    """The type of reports: float32 stays, half precision widens to it, all else is float64."""
+    """Return the type of reports: float32 stays, half precision widens to it, all else is float64."""
     native = np.dtype(dtype).newbyteorder("=")
     return np.dtype(np.float32 if native in (np.float32, np.float16) else np.float64)
 
@@ -49,7 +49,7 @@ class InputError(ValueError):
         super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("" if interval is None else "; clip=True clips"))
 
     def named(self, place: str) -> InputError:
-        """The same error with the value's place in other words."""
+        """Return the same error with another description of the value's place."""
         return InputError(self.row, self.coordinate, self.value, self.interval, self.reason, place)
 
 
@@ -78,7 +78,7 @@ class Bounds:
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism or of an exact sampler."""
+        """Return the bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
@@ -88,7 +88,7 @@ class Bounds:
         return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, negligible)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
-        """Values fit to be perturbed, in the type of reports; ``first`` is the row of the first one.
+        """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one.
 
         Raises:
             InputError: for the first bad row.
@@ -100,12 +100,12 @@ class Bounds:
         return self._repaired(typed, values.dtype, first)
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """The same for vectors, coordinates on the last axis."""
+        """Return vectors that may be perturbed, with coordinates on the last axis."""
         typed = rows.astype(report_type(rows.dtype), copy=False).reshape(-1, rows.shape[-1])
         return self._repaired(typed, rows.dtype, first).reshape(rows.shape)
 
     def check_on_device(self, x: Array) -> Array:
-        """The same for a JAX array that stays on its devices unless something is wrong."""
+        """Return a JAX array that may be perturbed; it stays on its devices unless a value is invalid."""
         # An array of 64 bits was made with the flag on, and is not rounded should it be off by now.
         with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
@@ -117,7 +117,7 @@ class Bounds:
             return typed
 
     def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
-        """Values clipped, if that is allowed and enough; else an error for the first bad one."""
+        """Return clipped values if clipping is allowed and suffices; else raise an error for the first invalid one."""
         reason = '; every value must be finite (NaN: missing="keep" or missing="drop")'
         _refuse(values, ~np.isfinite(values), first, None, reason)
         low, high = self._ends(source, values.dtype)
@@ -130,7 +130,7 @@ class Bounds:
         return values
 
     def range_of(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Values in this range need no repair; worked out once for a type."""
+        """Return the range in which values need no repair, computed once for a type."""
         if (source, dtype) not in self._ranges:
             self._ranges[source, dtype] = self._worked_out(source, dtype)
         return self._ranges[source, dtype]
@@ -149,11 +149,11 @@ class Bounds:
         return ends if most is None else tuple(np.clip(ends, -most, most))
 
     def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
-        """Floats hold every integer up to this size, 2^53 - 1 for float64; None where that does not matter."""
+        """Return the size up to which floats hold every integer, 2^53 - 1 for float64, or None if irrelevant."""
         return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
 
     def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """The interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
+        """Return the interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
 
         Raises:
             ValueError: reports would not fit the type, or inputs be too near to its smallest numbers.
@@ -170,7 +170,7 @@ class Bounds:
 
 
 def _least(source: np.dtype, dtype: np.dtype) -> float:
-    """What is smaller than this may be read as 0, as it is or on the way from one type to the other.
+    """Return the threshold below which a value may be read as 0, also on conversion from one type to the other.
 
     A processor reads float32's subnormal numbers as 0 also where they come as bfloat16; narrower types have none.
     """

@@ -57,7 +57,7 @@ def perturb(
     start: int = 0,
     missing: str = "refuse",
 ) -> Any:
-    """Reports for every value of ``x``, each with noise of its own.
+    """Perturb every value of ``x`` with noise of its own, and return the reports.
 
     With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
     of 256 bits from the operating system. Guarantee: bounded mechanisms, epsilon-DP of each report, any two inputs of
@@ -172,7 +172,7 @@ def _ignore(count: int) -> None:
 
 
 def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
-    """Of an array's rows, which are along its first axis; a vector by itself is one."""
+    """Return the number of values in a row of an array; a vector by itself is one row."""
     alone = len(shape) == 1 and isinstance(getattr(sampler, "mechanism", sampler), Multivariate | AdditiveVector)
     return math.prod(shape if alone else shape[1:])
 
@@ -209,7 +209,7 @@ def _simulation_key(key: Array | None) -> Array:
 
 @singledispatch
 def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int) -> Any:
-    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
+    """Return reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
 
     The noise of x's first value is that of value ``first`` of the release.
     """
@@ -266,7 +266,7 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool
 
 
 def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
-    """Whether each row has a missing value, of rows that are not all missing."""
+    """Return whether each row has a missing value, of rows that are not all missing."""
     if isinstance(x, int | float):
         raise TypeError("missing: is for arrays and columns; x is one number")
     gone = missing_values.is_missing(x)
@@ -278,7 +278,7 @@ def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
 
 
 def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
-    """Every named column with a key of its own; the other columns are left as they are."""
+    """Perturb every named column with a key of its own, and leave the other columns as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
     unknown = [name for name in mechanisms if name not in containers.columns_of(table)]

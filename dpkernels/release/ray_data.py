@@ -54,7 +54,7 @@ class _Columns:
 
 
 def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
-    """A dataset with reports in the place of some columns; ``perturb`` says more.
+    """Perturb some columns of a dataset, and return the dataset with reports in their places; see ``perturb``.
 
     The whole dataset is computed, once, and held in Ray's object store, and so are its reports. The key is made here,
     is known to this process and its tasks alone, and cannot be given: blocks have no order that another run repeats.
@@ -93,7 +93,7 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
 
 
 def fresh_secrets() -> BlockSecrets:
-    """Two keys of the operating system."""
+    """Return two keys of the operating system."""
     return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
@@ -116,14 +116,14 @@ def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
 
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
-    """How many rows a block has, and the hash of what is to be perturbed. Unfit values wait for their report."""
+    """Return the number of rows of a block and the hash of its values. Invalid values are reported later."""
     return len(block), _hash(block, understood(described), secrets)
 
 
 def perturbed_block(
     block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known: bytes
 ) -> tuple[Any, str | None]:
-    """A block's reports, or what is wrong with its values.
+    """Return the reports of a block, or the errors in its values.
 
     Args:
         block: a table.
@@ -159,7 +159,7 @@ def perturbed_block(
 
 
 def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
-    """Keyed: whoever sees it learns nothing of the values."""
+    """Return a keyed hash, from which the values cannot be learned without the key."""
     made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
     for name, _ in columns.samplers:
         try:
@@ -172,7 +172,7 @@ def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
 
 @lru_cache(maxsize=4)
 def understood(described: bytes) -> Any:
-    """What was pickled, read once in a process: a sampler that is read again is compiled again."""
+    """Return an unpickled object, read once in a process so that its sampler is compiled once."""
     import ray.cloudpickle as pickle
 
     return pickle.loads(described)

@@ -22,7 +22,7 @@ from dpkernels.settings import own_settings
 
 
 def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
-    """Exact reports of ``x`` inside a program of JAX: the bits that ``perturb`` has for the key and the same inputs.
+    """Perturb ``x`` exactly inside a JAX program, with the same bits as ``perturb`` for this key and input.
 
     The guarantee is ``perturb``'s for inputs that are clipped: nothing can be refused in a compiled program, so there
     inputs outside the interval are moved to its nearest end, and what is not a number to its lower one. A key is good
@@ -102,7 +102,7 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
 
 
 def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of key and values of which ``vmap`` maps both."""
+    """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 
     def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Any, bool]:

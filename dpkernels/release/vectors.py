@@ -24,7 +24,7 @@ def release_vectors(
     advance: Callable[[int], object],
     start: int = 0,
 ) -> np.ndarray:
-    """Reports of vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
+    """Perturb vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
 
     Raises:
         ValueError: the last axis does not fit, or a value is not finite or outside its coordinate's interval.
@@ -49,7 +49,7 @@ def release_vectors(
 
 
 def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray:
-    """floor(word d / 2^64) for a word of 64 bits a row: each start within d/2^64 of probability 1/d, relatively."""
+    """Return floor(word d / 2^64) for one 64-bit word a row; every start has probability 1/d within d/2^64."""
     skip = first % 8  # A block has eight of them.
     words = np.empty(skip + rows, "<u8")
     host.fill(words, secret, COORDINATE_STREAM, first // 8)

@@ -63,30 +63,30 @@ class AdditiveCertificate(Certificate):
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Fraction:
-        """Bound on the variance of a report, or of a coordinate, at any input, rounding of the input included."""
+        """Return a bound on the variance of a report or a coordinate at any input, input rounding included."""
 
     @abc.abstractmethod
     def claim_lines(self) -> list[str]:
-        """The claim and for which neighbours, for a person."""
+        """Return the claim and for which neighbours, for a person."""
 
     @property
     def realised_epsilon(self) -> float:
-        """The budget, which goes with ``realised_delta``."""
+        """Return the budget, which goes with ``realised_delta``."""
         return self.epsilon
 
     @property
     def lowest(self) -> Fraction:
-        """The smallest noise."""
+        """Return the smallest noise."""
         return self.table.bin_width * self.table.first
 
     @property
     def highest(self) -> Fraction:
-        """The largest noise."""
+        """Return the largest noise."""
         return self.table.bin_width * self.table.last
 
     @property
     def bias(self) -> Fraction:
-        """Mean of the noise."""
+        """Return the mean of the noise."""
         return self.table.mean
 
     def lines(self) -> list[str]:
@@ -208,7 +208,7 @@ _ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
 
 
 def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
-    """A lower and an upper bound of Phi(x), 2^-79 apart at most."""
+    """Return a lower and an upper bound of Phi(x), 2^-79 apart at most."""
     if x < 0:
         low, high = ndtr_bounds(-x)
         return 1 - high, 1 - low
@@ -220,7 +220,7 @@ def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
 
 
 def _central(x: int) -> int:
-    """Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
+    """Return Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
 
         Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
 
@@ -234,7 +234,7 @@ def _central(x: int) -> int:
 
 
 def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
-    """Masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, of a Gaussian, and a bound on the sum of their errors.
+    """Return the Gaussian masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, and a bound on their total error.
 
     With h = 1/sigma, m = j h and Hermite polynomials He,
 
@@ -258,12 +258,12 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
 
 
 def _fixed(x: Fraction) -> int:
-    """x in units of 2^-FIXED_BITS, rounded down."""
+    """Return x in units of 2^-FIXED_BITS, rounded down."""
     return (x.numerator << FIXED_BITS) // x.denominator
 
 
 def root_up(x: Fraction) -> Fraction:
-    """A rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
+    """Return a rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
     root = math.isqrt(x.numerator) if x.denominator == 1 else 0
     if root * root == x:
         return Fraction(root)
@@ -313,7 +313,7 @@ class VectorClaim:
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
-        """The claim that a certificate's JSON payload states.
+        """Return the claim that a certificate's JSON payload states.
 
         Raises:
             ValueError: something is of no such type, or out of range.
@@ -325,7 +325,7 @@ class VectorClaim:
         return cls(**given)
 
     def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
-        """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
+        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
 
         Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
         """
@@ -365,12 +365,12 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
     @property
     def epsilon(self) -> float:  # type: ignore[override]
-        """The budget of a vector."""
+        """Return the budget of a vector."""
         return self.claim.epsilon
 
     @property
     def delta(self) -> float:  # type: ignore[override]
-        """The claimed delta of a vector."""
+        """Return the claimed delta of a vector."""
         return self.claim.delta
 
     @property
@@ -423,14 +423,17 @@ def _upper(epsilon: float) -> Fraction:
 
 
 def _any_noise(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """tau (e^eps - 1) / (rho - 1)."""
+    """Return tau (e^eps - 1) / (rho - 1)."""
     rho = exp_lower_bound(rational(claim.epsilon) / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
     tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
     return tau * (_upper(claim.epsilon) - 1) / (rho - 1)
 
 
 def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps), mu = shift / sigma, from above."""
+    """Return an upper bound of the Gaussian delta, mu = shift / sigma, plus the distance terms.
+
+    The bound is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps).
+    """
     sigma, eps = Fraction(claim.sigma or 0), rational(claim.epsilon)
     mu = shift / sigma
     first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
@@ -439,7 +442,7 @@ def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 
 
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
-    """Upper bound on the total variation distance between the table and a Gaussian's bin masses.
+    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian.
 
     It is the sum of what the table has too much; cells beyond the table have too little.
     """

@@ -95,7 +95,7 @@ def _check_shape(table: RowTable) -> None:
 
 
 def _cells_apart(table: RowTable, sensitivity: float | None) -> int:
-    """Rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
+    """Return rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
     if sensitivity is None:
         return table.shifts
     checks.sensitivity(sensitivity)

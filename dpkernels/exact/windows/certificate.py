@@ -50,7 +50,7 @@ class WindowCertificate(UnbiasedCertificate, kind="window"):
 
     @property
     def cells(self) -> int:  # type: ignore[override]
-        """All rows: any two inputs are neighbours."""
+        """Return all rows: any two inputs are neighbours."""
         return self.table.shifts
 
     @property
@@ -81,12 +81,12 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
 
     @property
     def cells(self) -> int:  # type: ignore[override]
-        """All rows: any two inputs are neighbours."""
+        """Return all rows: any two inputs are neighbours."""
         return self.table.shifts
 
     @property
     def slope(self) -> Fraction:
-        """How far the mean of a report moves as the input moves, below 1."""
+        """Return the derivative of the mean of a report by the input, below 1."""
         return self.table.slope
 
     @property
@@ -115,7 +115,7 @@ def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
 
 
 def certify_placed(table: WindowTable, epsilon: float) -> PlacedCertificate:
-    """The same of weights with the window placed at the input: means lie between the inputs and the middle.
+    """Certify weights with the window placed at the input; means lie between the inputs and the middle.
 
     Raises:
         CertificateError: as ``certify_table``; a row's mean is not where the slope says.

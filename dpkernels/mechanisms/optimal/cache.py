@@ -29,7 +29,7 @@ Arrays = dict[str, np.ndarray]
 
 
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
-    """The arrays kept for a key, if they are sound, else those solved for, which are then kept.
+    """Return the arrays cached for a key if they are sound; otherwise solve, and cache the solution.
 
     A file that cannot be read or written counts as none.
 
@@ -51,7 +51,7 @@ def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool
 
 
 def is_kept(key: str) -> bool:
-    """Whether there is a file for a key."""
+    """Return whether there is a file for a key."""
     place = folder()
     try:
         return place is not None and _path(place, key).exists()
@@ -78,7 +78,7 @@ def _read(path: Path, key: str) -> Arrays | None:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """The array of a .npy file, no larger than the file, whatever its header says."""
+    """Return the array of a .npy file; it is never larger than the file, whatever the header states."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -86,7 +86,7 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def _write(path: Path, key: str, arrays: Arrays) -> None:
-    """Whole or not at all."""
+    """Write the whole file atomically."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path, 0o666) as new:

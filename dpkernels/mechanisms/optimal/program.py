@@ -55,7 +55,7 @@ class ProgramError(RuntimeError):
 def least_variance(
     epsilon: float, inputs: np.ndarray, outputs: np.ndarray, cells: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Probabilities of outputs given inputs, of least worst-case variance or of least average variance.
+    """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
     Args:
         epsilon: the budget.
@@ -83,7 +83,7 @@ def least_variance(
 
 
 def _table(grids: Grids) -> np.ndarray:
-    """The sum of the program's profiles, and the least probability of every report that is used."""
+    """Return the sum of the program's profiles, and the least probability of every report that is used."""
     profiles, w, _, missing = _solve(grids, _GAIN)
     if missing > _ZERO:
         raise ProgramError("the linear program has no solution; take more outputs or fewer points")
@@ -94,7 +94,7 @@ def _table(grids: Grids) -> np.ndarray:
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """The share of every probability that is missing, near 0, for every row to have the sum 1 and its input as mean.
+    """Return the relative correction of every probability that gives every row the sum 1 and its input as the mean.
 
     It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), so
     that far reports change by no larger shares than near ones.
@@ -109,7 +109,7 @@ def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarr
 
 
 def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Profiles, their weights, the objective, and what is missing of sums and means."""
+    """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
         return _generate(grids, grids.all_windows(), float(grids.outputs[-1]), gain)
@@ -119,7 +119,7 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
 
 
 def _coarse(grids: Grids) -> Grids:
-    """Half the rows and half the outputs, over the same ranges; of few rows, or outputs, all."""
+    """Return half the rows and half the outputs over the same ranges; all of them if they are few."""
     x, y, cells = grids.inputs, grids.outputs, grids.cells
     if len(x) > _FEW_ROWS:
         x = np.linspace(x[0], x[-1], len(x) // 4 * 2 + 1)
@@ -153,7 +153,7 @@ def _generate(
 def _master(
     grids: Grids, profiles: np.ndarray, unit: float
 ) -> tuple[np.ndarray, float, float, tuple[np.ndarray, np.ndarray]]:
-    """Weights of the profiles, the objective, what is missing, and the value of f_base and of every f_i - f_(i-1)."""
+    """Return the profiles' weights, the objective, the residuals, and the values of f_base and f_i - f_(i-1)."""
     equal, equal_to, squares = _conditions(grids, profiles, unit)
     count, first = len(grids.centres), 1 if grids.symmetric else 0
     missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
@@ -183,7 +183,7 @@ def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) 
 def _conditions(
     grids: Grids, profiles: np.ndarray, unit: float
 ) -> tuple[sparse.csr_matrix, np.ndarray, sparse.csr_matrix]:
-    """What weights of profiles make of sums and means, what that must be, and what they make of variances."""
+    """Return the matrix of sums and means, its right side, and the matrix of second moments, by profile."""
     sums, means, squares = _equations(grids, profiles, unit)
     wanted = np.zeros((2, len(grids.centres)))
     wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
@@ -194,7 +194,7 @@ def _conditions(
 
 
 def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.csr_matrix]:
-    """What every profile adds to the sum, mean and variance of the base row, and to their differences above it."""
+    """Return each profile's part of the base row's sum, mean and variance, and of their differences above it."""
     count, made = len(profiles), []
     each = np.arange(count)
     for shown in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
@@ -212,7 +212,7 @@ def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.c
 
 
 def _values(grids: Grids, prices: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """For every report, the value of f_base and of f_i - f_(i-1), i = 1, .., n - 1, for a profile and its mirror."""
+    """Return, per report, the values of f_base and of f_i - f_(i-1), i = 1, .., n - 1, for a profile and its mirror."""
     z = (grids.outputs - grids.centres[:, None]) / unit
     value = sum(price[:, None] * z**power for power, price in enumerate(prices.reshape(3, -1)))
     if grids.symmetric:

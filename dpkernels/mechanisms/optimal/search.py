@@ -53,7 +53,7 @@ def optimal(
     outputs: int | None = None,
     objective: str = "worst",
 ) -> Optimal:
-    """The bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
+    """Return the bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
     A linear program over the table of probabilities, see ``program``. Grids are as fine as the budget needs:
     twice as fine ones gain less than 1 % of the worst-case variance, most of it in (step between rows / 2)^2, what
@@ -122,7 +122,7 @@ class _Problem:
     histogram: tuple[tuple[float, ...], tuple[float, ...]] | None
 
     def table(self, rows: Grid, apart: float, half: int) -> np.ndarray:
-        """The program's probabilities, on these rows and outputs."""
+        """Return the program's probabilities, on these rows and outputs."""
         weights = None
         if self.histogram is not None:
             edges, masses = (np.array(part) for part in self.histogram)
@@ -131,7 +131,7 @@ class _Problem:
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
-    """Whether ``optimal`` with these arguments finds its solution in the cache folder.
+    """Return whether ``optimal`` with these arguments finds its solution in the cache folder.
 
     Raises:
         ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what ``optimal`` takes.
@@ -172,7 +172,7 @@ def _problem(
 
 
 def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float) -> float:
-    """Width of the interval over the sensitivity, each number read as the decimal it prints as; at least 1."""
+    """Return the interval's width over the sensitivity, each number read as its shortest decimal; at least 1."""
     checks.sensitivity(sensitivity)
     low, high, D = (Fraction(repr(checks.number("sensitivity", value))) for value in (lower, upper, sensitivity))
     if (ratio := (high - low) / D) > most:
@@ -185,7 +185,7 @@ def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float)
 
 @lru_cache(maxsize=256)
 def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float | None) -> Optimal:
-    """One object for equal arguments, so that it is certified and accounted once."""
+    """Return the same object for equal arguments, so that it is certified and accounted once."""
     solution, width = _solution(problem), (upper - lower) / 2
     p, places = solution["probabilities"], tuple(solution["places"].tolist())
     reach, spacing = problem.rows.reach * width, float(solution["spacing"]) * width
@@ -194,7 +194,7 @@ def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float
 
 @lru_cache(maxsize=64)
 def _solution(problem: _Problem) -> optimal_cache.Arrays:
-    """The table in half widths of the interval: probabilities, places, spacing."""
+    """Return the table in half widths of the interval: probabilities, places, spacing."""
 
     def solve() -> optimal_cache.Arrays:
         apart = spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
@@ -212,7 +212,7 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
 
 
 def solved_again(mechanism: Optimal) -> Optimal | None:
-    """The mechanism of a solution that is not read from the cache folder; None where its own was not either.
+    """Return the mechanism of a solution that is not read from the cache folder; None where its own was not either.
 
     For one that cannot be certified: floats within rounding of a private, unbiased table may be too far from one. One
     with another budget, sensitivity or grid than the solution's is somebody's own, and stays refused.
@@ -232,12 +232,12 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
 
 
 def _place(mechanism: Optimal) -> tuple[Any, Any, Any]:
-    """(lower, upper, sensitivity): plain numbers."""
+    """Return (lower, upper, sensitivity): plain numbers."""
     return mechanism.lower, mechanism.upper, mechanism.sensitivity
 
 
 def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
-    """Whether a mechanism with a problem's probabilities says of itself what the problem's does."""
+    """Return whether a mechanism has the parameters of the one that its problem makes."""
     low, high, D = _place(mechanism)
     ratio = 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
     made = _mechanism(problem, low, high, D)
@@ -247,7 +247,7 @@ def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
 
 
 def _output_range(problem: _Problem) -> float:
-    """One step beyond the outermost report that a coarse program uses; a range that it fills is too short."""
+    """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
     rows, wanted = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
     for _ in range(8):
         apart = spacing(problem.epsilon, problem.ratio, wanted, _COARSE)
@@ -262,7 +262,7 @@ def _output_range(problem: _Problem) -> float:
 
 
 def _is_sound(kept: optimal_cache.Arrays, problem: _Problem) -> bool:
-    """Whether arrays that were read are a private, unbiased table on the problem's grids, to rounding."""
+    """Return whether arrays that were read are a private, unbiased table on the problem's grids, to rounding."""
     try:
         p, places, apart = kept["probabilities"], kept["places"], float(kept["spacing"])
         if p.dtype != np.float64 or p.shape != (problem.rows.points, *places.shape) or places.dtype.kind != "i":

@@ -54,7 +54,7 @@ class Shape(abc.ABC):
 
     @property
     def falls(self) -> bool:
-        """Whether the density never rises away from its middle.
+        """Return whether the density never rises away from its middle.
 
         Only if the window and the base fall are the ends of the input interval the worst pair of inputs. False is
         safe: the mechanism is then accounted by its epsilon alone.
@@ -71,32 +71,32 @@ class Shape(abc.ABC):
     @property
     @abc.abstractmethod
     def area(self) -> Real:
-        """Mean of the density over the interval."""
+        """Return the mean of the density over the interval."""
 
     @property
     @abc.abstractmethod
     def spread(self) -> Real:
-        """Variance of the shape normalised to mass 1, about its middle."""
+        """Return the variance of the shape normalised to mass 1, about its middle."""
 
     @property
     @abc.abstractmethod
     def kinks(self) -> np.ndarray:
-        """Distances from the middle where the density is not smooth."""
+        """Return distances from the middle where the density is not smooth."""
 
     @abc.abstractmethod
     def density(self, v: Real) -> Real:
-        """Height at v; 0 outside the interval."""
+        """Return the height at v; 0 outside the interval."""
 
     @abc.abstractmethod
     def cdf(self, v: Real) -> Real:
-        """Normalised mass up to v."""
+        """Return the normalised mass up to v."""
 
     @abc.abstractmethod
     def cdf_integral(self, v: Real) -> Real:
-        """Integral of ``cdf`` up to v, a point of the interval."""
+        """Return the integral of ``cdf`` up to v, a point of the interval."""
 
     def icdf(self, u: Real) -> Any:
-        """The inverse of ``cdf``, by bisection."""
+        """Return the inverse of ``cdf``, by bisection."""
         return invert_increasing(self.cdf, floating(u), *self.ends)
 
 
@@ -108,10 +108,10 @@ class Base(Shape):
     @property
     @abc.abstractmethod
     def lowest(self) -> Real:
-        """Infimum of the density over [-1, 1]."""
+        """Return the infimum of the density over [-1, 1]."""
 
     def inward(self, d: Real) -> Any:
-        """Height at a distance d in [0, 2] from an end of [-1, 1]; a low edge keeps its digits, 1 - d may not."""
+        """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 
 
@@ -182,7 +182,7 @@ class Quartic(Base):
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
     def inward(self, d: Real) -> Any:
-        """r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
+        """Return r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
         d = namespace(d, self.edge).clip(d, 0.0, 2.0)
         return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)
 
@@ -195,7 +195,7 @@ class Quartic(Base):
         return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
 
     def icdf(self, u: Real) -> Any:
-        """Root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
+        """Return the root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
 
         The start keeps the first two terms; it and every step stay on one side, where the mass is convex.
         """

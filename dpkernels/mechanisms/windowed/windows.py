@@ -18,16 +18,16 @@ class Window(Shape):
     ends = 0.0, 1.0
 
     def inward(self, d: Real) -> Any:
-        """Height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
+        """Return the height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
         return self.density(d)
 
     @abc.abstractmethod
     def ceiling(self, d: Real) -> Real:
-        """Supremum of the density at distances >= d from the middle."""
+        """Return the supremum of the density at distances >= d from the middle."""
 
     @abc.abstractmethod
     def floor(self, d: Real) -> Real:
-        """Infimum of the density at distances <= d from the middle."""
+        """Return the infimum of the density at distances <= d from the middle."""
 
 
 class FallingWindow(Window):
@@ -109,7 +109,7 @@ class Triangle(FallingWindow):
         return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
     def inward(self, d: Real) -> Any:
-        """2 d up to the middle, then 2 (1 - d)."""
+        """Return 2 d up to the middle, then 2 (1 - d)."""
         xp = namespace(d)
         return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 
