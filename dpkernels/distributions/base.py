@@ -1,4 +1,4 @@
-"""Distributions of additive noise on the line: what each of them states, and what follows from it."""
+"""Base classes of the distributions of additive noise: the members that each defines, and shared code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, as_of, floating, gauss_legendre, like, namespace, vanishing
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# Probabilities beyond the ends of the intervals on which a general density is integrated.
+# The probabilities beyond the ends of the intervals over which a general density is integrated.
 _TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
 
 
@@ -54,7 +54,7 @@ class Noise(abc.ABC):
         """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.
 
         Raises:
-            TypeError: the class has other parameters than ``lengths`` says.
+            TypeError: the class has other parameters than those in ``lengths``.
         """
         try:
             lengths = {name: getattr(self, name) * factor / unit for name in self.lengths}
@@ -107,10 +107,10 @@ class Noise(abc.ABC):
 
 
 class Distribution(Noise):
-    """A distribution with a density that is smooth between knots, log-concave or with a known turning of its loss.
+    """A distribution with a density that is smooth between knots, and log-concave or with known turning points.
 
-    A subclass states ``log_prob``, ``cdf``, ``sf`` and ``inverse``. Subclasses of ``Symmetric`` state less. Members
-    with a default are better where a formula is known. A rigorous bracket needs ``steepness``.
+    A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``; subclasses of ``Symmetric`` define fewer members.
+    A subclass should override other members if it has a formula for them. Rigorous brackets require ``steepness``.
     """
 
     @abc.abstractmethod
@@ -250,7 +250,7 @@ class Distribution(Noise):
 class Symmetric(Distribution):
     """A distribution with an even density on the whole line, given by its tails.
 
-    A subclass states ``log_prob``, ``tail`` and ``lower_inverse``.
+    A subclass defines ``log_prob``, ``tail`` and ``lower_inverse``.
     """
 
     is_even = True
@@ -266,7 +266,7 @@ class Symmetric(Distribution):
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
         """Return the integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
 
-        far may be infinite. Where near and far are close it is no difference of two larger numbers.
+        far may be infinite. The result is accurate also where near and far are close.
         """
         return self._moment(power, near, far)
 

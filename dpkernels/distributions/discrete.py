@@ -1,4 +1,4 @@
-"""Distributions on a grid: discrete Laplace and discrete Gaussian, cut to finitely many points."""
+"""Distributions on a grid: discrete Laplace and discrete Gaussian, truncated to finitely many points."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# Points beyond have probabilities below 2^-66, or are too many for a table.
+# The default truncation, at probabilities of 2^-66, and the largest number of points of a table.
 _TAIL_NATS = 66 * math.log(2)
 MOST_POINTS = 1 << 20
 
 
 class Lattice(Noise):
-    """P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach; even."""
+    """An even distribution on a grid, P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach."""
 
     lengths: ClassVar[tuple[str, ...]] = ("scale", "step")
     is_even = True
@@ -94,7 +94,7 @@ class Lattice(Noise):
 @partial(pytree, static=("reach",))
 @dataclass(frozen=True)
 class DiscreteLaplace(Lattice):
-    """P(Z = k step) proportional to exp(-|k| step / b); ``truncated`` by its reach.
+    """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), truncated at the reach.
 
     Attributes:
         scale: b > 0.
@@ -120,7 +120,7 @@ class DiscreteLaplace(Lattice):
 @partial(pytree, static=("reach",))
 @dataclass(frozen=True)
 class DiscreteGaussian(Lattice):
-    """P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne, Kamath & Steinke 2020).
+    """The discrete Gaussian, P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne et al. 2020).
 
     Attributes:
         sigma: s > 0.

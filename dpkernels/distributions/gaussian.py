@@ -17,7 +17,7 @@ _ROOT = math.sqrt(2 * math.pi)
 @pytree
 @dataclass(frozen=True)
 class Gaussian(Symmetric):
-    """f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
+    """The Gaussian distribution, f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
 
     Attributes:
         sigma: s > 0.
@@ -76,8 +76,8 @@ def _beyond(power: int, z: Real) -> Real:
 def _within(power: int, m: Any, w: Real) -> Real:
     """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
 
-    Of power 0 where w (1 + c) is small, c the middle, the series of w phi(t) about c; of power 2 where w < 1,
-    Gauss-Legendre quadrature, exact to the last digits there.
+    Power 0 uses the series of w phi(t) about the middle c where w (1 + c) is small. Power 2 uses Gauss-Legendre
+    quadrature where w < 1. Both are accurate to rounding there.
     """
     xp, c = namespace(m, w), m + w / 2
     if power == 1:

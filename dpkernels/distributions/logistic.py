@@ -15,9 +15,10 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Logistic(Symmetric):
-    """f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2): between a Gaussian near 0 and Laplace noise in its tails.
+    """The logistic distribution, f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2).
 
-    The privacy loss of a shift D is below D/b, so that the noise is pure (D/b)-DP.
+    It is smooth near 0 and has the tails of Laplace noise. The privacy loss of a shift D is below D/b, so the noise is
+    pure (D/b)-DP.
 
     Attributes:
         scale: b > 0.
@@ -48,12 +49,12 @@ class Logistic(Symmetric):
     def loss(self, z: Real, shift: Real) -> Any:
         """Return the middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
 
-        With t = tanh(m/2b) and T = tanh(D/4b) that is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
+        With t = tanh(m/2b) and T = tanh(D/4b) the loss is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
         """
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
         near = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
-        # Far out 1 - t T would lose its digits.
+        # In the tails 1 - t T would suffer cancellation.
         apart = self.log_prob(z) - self.log_prob(z - shift)
         return xp.where(xp.abs(product) < 0.5, near, apart)
 

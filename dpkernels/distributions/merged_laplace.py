@@ -19,10 +19,11 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class MergedLaplace(PiecewiseExponential):
-    """Log-density continuous and piecewise linear in |z|: slope -r_i on [c_(i-1), c_i), c_0 = 0, c_n = infinity.
+    """A distribution whose log density is continuous and piecewise linear in |z|, with slope -r_i on [c_(i-1), c_i).
 
-    F_1 = 1, F_(i+1) = F_i exp(-r_i w_i);  f(z) = F_i/Z exp(-r_i (|z| - c_(i-1)));  w_i = c_i - c_(i-1),
-    Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The source's appendix has a sign slip in the third column of its table C.
+    With c_0 = 0, c_n = infinity, w_i = c_i - c_(i-1), F_1 = 1 and F_(i+1) = F_i exp(-r_i w_i), the density is
+    f(z) = F_i/Z exp(-r_i (|z| - c_(i-1))), where Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The published appendix has a
+    sign error in the third column of its table C.
 
     Attributes:
         rates: r_1..r_n, not negative, the last positive.
@@ -110,7 +111,7 @@ class MergedLaplace(PiecewiseExponential):
         below = u < 0.5
         tail = xp.where(below, u, 1 - u) * self._norm
         *inner, (start, _, rate, level) = self._segments()
-        beyond = level / rate  # Unnormalised tail where the last segment starts.
+        beyond = level / rate  # The unnormalised tail at the start of the last segment.
         z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
         slope = q = xp.zeros_like(tail)
         for start, end, rate, level in reversed(inner):

@@ -1,4 +1,4 @@
-"""A step reweighting of another distribution: truncation and budget recycling are this one thing.
+"""A step reweighting of another distribution, which covers truncation and budget recycling.
 
     f(z) = K(z) w(z) / Z,   w = inside on [low, high], outside elsewhere,   Z = the weighted mass
 
@@ -23,13 +23,13 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """The distribution above.
+    """A distribution with the density of a kernel, reweighted outside an interval; see the module's formula.
 
     Attributes:
         kernel: the distribution K.
         low: lower end of the inside, below 0.
         high: upper end of the inside, above 0.
-        outside: weight w of the outside, in [0, 1]; 0 truncates, and has no derivative. The inside has weight 1.
+        outside: weight of the outside, in [0, 1]; the inside has weight 1. 0 means truncation and has no derivative.
 
     Raises:
         ValueError: low not negative or high not positive, or either not finite; outside not in [0, 1].
@@ -107,7 +107,7 @@ class Reweighted(Distribution):
     def inverse(self, u: Real, lower: Real) -> RealArray:
         """Return the kernel's inverse at a piecewise linear map of u.
 
-        Seen from either tail, a weighted mass ``before`` lies beyond the near end, then the inside, then the rest.
+        From either tail, the weighted mass ``before`` comes first, then the inside, then the rest.
         """
         xp = namespace(u, lower, self.low, self.outside)
         beyond = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))

@@ -12,21 +12,22 @@ from dpkernels.distributions.base import Symmetric
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# As many periods as have a share of 1 - 1/e of the mass at the least eps, 0.01, or more.
+# A number of periods that has at least a share 1 - 1/e of the mass, down to the smallest eps, 0.01.
 _FEW = 100
 
 
 @pytree
 @dataclass(frozen=True)
 class Staircase(Symmetric):
-    """Steps of height a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), q = e^-eps.
+    """The staircase distribution, which is eps-DP for shifts up to D.
 
-    a = (1 - q) / (2 D (gamma + q (1 - gamma))). eps-DP for shifts up to D.
+    With q = e^-eps, the density is a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), where
+    a = (1 - q) / (2 D (gamma + q (1 - gamma))).
 
     Attributes:
         epsilon: eps.
-        period: D, the sensitivity it was made for.
-        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) has the least E|Z|.
+        period: D, the sensitivity.
+        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) minimises E|Z|.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; period not in [1e-140, 1e140]; gamma not in [0, 1].
@@ -108,7 +109,7 @@ class Staircase(Symmetric):
         fall = -xp.expm1(-eps * count)
         if power == 0:
             return q * fall * self._periods(k, 0)
-        # The difference of the sums from k and from last loses digits where q^count is near 1: there one by one.
+        # The difference of the sums from k and from last cancels where q^count is near 1: sum one by one there.
         few = (eps * count < 1) & (count <= _FEW)
         apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
         each = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
@@ -130,7 +131,7 @@ class Staircase(Symmetric):
     def lower_inverse(self, u: Real) -> Real:
         """Return the inverse of the lower tail: the period from the geometric tail q^k / 2, then the position in it.
 
-        The high step is gone through from its start, the low one, whose mass is about q of it, from its end.
+        The position in the high step is computed from its start, that in the low step from its end.
         """
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)

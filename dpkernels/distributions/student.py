@@ -22,12 +22,12 @@ _BISECTIONS = 50
 @partial(pytree, static=("degrees",))
 @dataclass(frozen=True)
 class Student(Symmetric):
-    """f(z) proportional to (1 + z^2/(nu s^2))^(-(nu + 1)/2): noise with heavy tails.
+    """Student's t distribution, f(z) proportional to (1 + z^2/(nu s^2))^(-(nu + 1)/2), with heavy tails.
 
-    The density is not log-concave: over a shift D the loss rises and falls again, with its largest value
-    (nu + 1) asinh(D/(2 s sqrt(nu))) in between, so that the noise is pure DP. The places where it turns are known. So
-    the exact release and its certificate, the exact profile, composition and brackets work as for other noise.
-    Poisson samples on which a record is replaced are not accounted for.
+    The density is not log-concave. The privacy loss of a shift D rises and falls again, with the maximum
+    (nu + 1) asinh(D/(2 s sqrt(nu))), so the noise is pure DP. The turning points of the loss are known, so exact
+    release, certificates, the exact profile, composition and brackets work as for other noise. Poisson sampling with
+    replace-one neighbours is not supported.
 
     Attributes:
         scale: s > 0.
@@ -52,7 +52,7 @@ class Student(Symmetric):
     def log_prob(self, z: Real) -> Real:
         nu, xp = self.degrees, namespace(z, self.scale)
         log_norm = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(math.pi * nu) / 2
-        # The square of a distance far out would overflow.
+        # The square of a large distance would overflow.
         far, t = xp.log(xp.maximum(xp.abs(z / self.scale), 1.0)), z / self.scale
         relative = xp.where(xp.abs(t) > 1, 1 / xp.maximum(xp.abs(t), 1.0), xp.abs(t))
         inner = xp.where(xp.abs(t) > 1, xp.log(relative**2 + 1 / nu) + 2 * far, xp.log1p(relative**2 / nu))
@@ -73,7 +73,7 @@ class Student(Symmetric):
         highest = xp.log(nu) / 2 - xp.log(aim) / nu
         ends = bisect(lambda w: standard.tail(xp.exp(w)) > aim, highest - 80.0, highest, _BISECTIONS)
         z = without_derivative(xp.exp((ends[0] + ends[1]) / 2))
-        # Far out the density is below all floats: no step is taken there.
+        # In the far tail the density underflows; no Newton step is taken there.
         density = without_derivative(standard.prob(z))
         some = density > 0
         z = z + xp.where(some, standard.tail(z) - tail, 0.0) / xp.where(some, density, 1.0)
@@ -94,8 +94,8 @@ class Student(Symmetric):
     def steepness(self, left: Real, right: Real) -> Any:
         """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
 
-        There |f| is at most (1 - theta)^-(nu + 1) f, so that |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f. The
-        least is at theta = 8/(nu + 9).
+        On these circles |f| is at most (1 - theta)^-(nu + 1) f, so |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f.
+        The bound is smallest at theta = 8/(nu + 9).
         """
         nu, xp = self.degrees, namespace(left, right, self.scale)
         theta = 8 / (nu + 9)

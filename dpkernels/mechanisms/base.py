@@ -1,4 +1,4 @@
-"""The interface of a mechanism, and what follows from it once: sampling, inverse cdf, worst-case variance."""
+"""The interface of a mechanism, with shared code for sampling, inverse cdf and worst-case variance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
-# Units of rounding between an atom and the report written of it; how far the lattice of an exact form may put it, as a
+# Tolerances between an atom and a report of it: in units of rounding, and, for the grid of an exact sampler, as a
 # share of the output interval.
 _ROUNDED, _LATTICE = 16, 1e-8
 
@@ -25,8 +25,8 @@ class Mechanism(abc.ABC):
     """A randomised map from a number to a report.
 
     Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
-    their type) of any shape, and broadcast. Units are the data's. Outside ``input_interval`` no method but
-    ``sample`` checks its input; ``sample`` returns NaN there.
+    their type) of any shape, and broadcast. All values are in the units of the data. Methods do not check that inputs
+    are in ``input_interval``, except ``sample``, which returns NaN outside.
     """
 
     epsilon: Any
@@ -41,14 +41,13 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def mass(self, y: Real, x: Any) -> Any:
-        """Return P(report = y | x), y to within rounding; 0 but at an atom."""
+        """Return P(report = y | x), with y compared up to rounding; 0 except at an atom."""
 
     @abc.abstractmethod
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Return the log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
+        """Return the log likelihood of report ``y`` given input ``x``: log ``mass`` at an atom, log ``pdf`` elsewhere.
 
-        -inf where no report is possible. Densities are per data unit, atoms count as 1: reports of positive probability
-        outweigh any density, as they should in a likelihood.
+        The value is -inf where no report is possible. Densities are per data unit.
 
         Args:
             y: reports.
@@ -72,7 +71,7 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        """Return reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
+        """Return the reports of positive probability and their probabilities, each of shape (atoms, *x.shape)."""
 
     @property
     @abc.abstractmethod
@@ -98,10 +97,10 @@ class Mechanism(abc.ABC):
         """Return the smallest report y with cdf(y, x) >= u."""
 
     def sample(self, key: Array, x: Real) -> Array:
-        """Return float reports for inputs ``x`` of any shape: for simulation and training, not for release.
+        """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
-        Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
-        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
+        The function is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); the derivative is NaN at an atom.
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
@@ -152,7 +151,7 @@ class Local(Mechanism):
 class Bounded(Local):
     """A local mechanism that is unbiased.
 
-    Neighbouring inputs are any two, unless the mechanism has a sensitivity.
+    Any two inputs are neighbours, unless the mechanism has a sensitivity.
     """
 
     def mean(self, x: Any) -> Any:
@@ -229,7 +228,7 @@ def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
 
 
 def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
-    """Return the cdf at a report, less the probability that it is the quantile of."""
+    """Return cdf(y, x) - u."""
     mechanism, u, x = parameters
     return mechanism.cdf(y, x) - u
 

@@ -1,4 +1,4 @@
-"""Reports on vectors: s of d coordinates, each with its share of the budget (Wang 2019; Ma 2021, Algorithm 3)."""
+"""Mechanisms on vectors that report s of d coordinates, each with eps/s (Wang 2019; Ma 2021, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _START, _REPORTS = 0, 1
 @partial(pytree, static=("dimensions", "sampled"))
 @dataclass(frozen=True)
 class Multivariate:
-    """Report s of d coordinates, scaled by d/s about the middle; the others report the middle.
+    """A mechanism that reports s of d coordinates, scaled by d/s about the middle; the others report the middle.
 
-    The reported coordinates are a cyclic run of s from a uniform start: each is reported with probability s/d,
-    and which ones never depends on the data. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
+    The reported coordinates are a cyclic run of s from a uniform start, chosen independently of the data, so each is
+    reported with probability s/d. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
 
     Attributes:
         coordinate: a mechanism with input interval [-1, 1] and budget eps/s.
@@ -112,8 +112,8 @@ class Multivariate:
     def log_prob(self, y: Real, x: Any) -> Any:
         """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
-        log of the mean over the d runs of the product of their coordinates' likelihoods, 0 where another coordinate is
-        not the middle. A coordinate of a run may report the middle too, as integers do.
+        It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run
+        counts as 0 if a coordinate outside it is not the middle. A coordinate of a run may report the middle too.
 
         Raises:
             ValueError: the last axis of y or x does not have d entries.
@@ -125,7 +125,7 @@ class Multivariate:
         xp, s = namespace(reported), self.sampled
         possible, silent = reported > -xp.inf, self._is_silent(y)
         whole = _over_runs(xp.where(possible, reported, 0.0), s)
-        # No coordinate of a run is impossible, and none outside of it is anything but the middle.
+        # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
         allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
         highest = xp.where(allowed, whole, -xp.inf).max(-1)
         top = xp.where(highest > -xp.inf, highest, 0.0)
@@ -151,7 +151,7 @@ class Multivariate:
         return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
 
     def sample(self, key: Array, x: Any) -> Array:
-        """Return float reports for vectors ``x`` of shape (..., d): for simulation, not for release.
+        """Draw float reports for vectors ``x`` of shape (..., d), for simulation, not for release.
 
         Raises:
             ValueError: the last axis of x does not have d entries.

@@ -1,4 +1,4 @@
-"""Named mechanisms: short constructors over few types."""
+"""Constructors of the mechanisms that have names in the literature."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def composite(
 ) -> Windowed:
     """Return a window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
 
-    The height k is the largest that is eps-DP. What is not given is chosen for least variance.
+    The height k is the largest that is eps-DP. Parameters that are not given minimise the variance.
 
     Args:
         window: "uniform" (A1), "sine" (A2), "triangle" (A3), a ``Window``, a function on [0, 1] or a table.
@@ -109,9 +109,9 @@ def piecewise_triangle(
 ) -> Windowed:
     """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
-    Its height is the source's, k = y (e^eps - 1). ``composite("triangle")`` may go higher: where the window is
-    so wide (m > 4/3) that every placement covers the middle, the pointwise condition allows more.
-    Arguments and errors as for ``piecewise``.
+    Its height is the published one, k = y (e^eps - 1). ``composite("triangle")`` may choose a larger one: for wide
+    windows (m > 4/3), which cover the middle for every input, the pointwise condition allows more.
+    Arguments and errors are those of ``piecewise``.
     """
     return composite(
         "triangle",
@@ -147,7 +147,8 @@ def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
     """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
 
-    Up to eps = 0.61 it is Duchi alone: a ``TwoPoint``, or for an epsilon that JAX traces a ``Mixture`` of weight 0.
+    Up to eps = 0.61 it is Duchi's mechanism alone: a ``TwoPoint``, or, if JAX traces epsilon, a ``Mixture`` of weight
+    0.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -206,13 +207,15 @@ def multivariate(
 ) -> Multivariate:
     """Return a mechanism on vectors of d coordinates that reports s of them, each with eps/s.
 
+    Source: Wang 2019, Algorithm 4; Ma 2021 has s = 1.
+
     Args:
         dimensions: d.
         epsilon: pure-DP budget of a whole vector; any two vectors are neighbours.
         lower: smallest valid input, a number or one a coordinate.
         upper: largest valid input.
-        sampled: s; by default Wang 2019's max(1, min(d, floor(eps / 2.5))). This choice is discrete: an epsilon that
-            JAX traces needs s.
+        sampled: s; by default max(1, min(d, floor(eps / 2.5))) (Wang 2019). The choice is discrete: give s if JAX
+            traces epsilon.
         coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
 
     Raises:
@@ -241,7 +244,7 @@ def _share(epsilon: Any, parts: int) -> Any:
 
 
 def optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
-    """Return the linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
+    """Return the mechanism of least worst-case variance for local DP, from a linear program; see ``optimal``.
 
     Raises:
         ValueError: epsilon not in [0.01, 12]; not lower < upper.

@@ -16,10 +16,9 @@ from dpkernels.pytrees import pytree
 class TwoPoint(Parabolic):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
-    Distances of x from both reports are taken from the near end of the interval, B = R/2 + R/(e^eps - 1): at an end
-    and a large eps B less |x - middle| has no digits left.
-
-    Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
+    Its worst-case variance is the smallest of the closed forms for eps up to about 0.61. Distances of x from both
+    reports are computed from the near end of the interval, B = R/2 + R/(e^eps - 1), since B - |x - middle| cancels at
+    large eps. Source: Wang 2019, section III.
 
     Attributes:
         lower: smallest valid input.
@@ -92,14 +91,15 @@ class TwoPoint(Parabolic):
 @pytree
 @dataclass(frozen=True)
 class Mixture(Parabolic):
-    """Report by ``first`` with probability ``weight``, else by ``second``, chosen independently of the input.
+    """A mixture that reports by ``first`` with probability ``weight``, else by ``second``.
 
-    Both are unbiased and eps-DP on one input interval, hence so is the mixture, even with the choice revealed.
+    The choice is independent of the input. Both parts are unbiased and eps-DP on one input interval, hence so is the
+    mixture, even if the choice is published.
 
     Attributes:
         first: a mechanism.
         second: a mechanism on the same interval.
-        weight: probability of ``first``, in (0, 1). A traced one may be 0: then all is that of ``second``.
+        weight: probability of ``first``, in (0, 1). A traced weight may be 0; the mixture is then ``second``.
 
     Raises:
         ValueError: the intervals differ, weight is not in (0, 1), or a part is not for any two inputs.

@@ -313,7 +313,7 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
 
 @singledispatch
 def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
-    """Try to build a wider table of the noise, and certify it."""
+    """Return a table of the noise stretched by 1 + ``stretch``, and the claim to certify for it."""
     raise TypeError(f"noise: {type(noise).__name__} has no table")
 
 

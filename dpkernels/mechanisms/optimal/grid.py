@@ -1,4 +1,4 @@
-"""Grids for the optimal mechanism's program: inputs, how many rows apart neighbours are, outputs, expected inputs.
+"""Grids for the optimal mechanism's program: inputs, distance of neighbours in rows, outputs, expected inputs.
 
 Lengths are in half widths of the input interval, from its middle: inputs are in [-1, 1].
 """
@@ -13,29 +13,29 @@ import numpy as np
 
 from dpkernels import checks
 
-# Beyond, the tables would be larger than those below.
+# The largest epsilon and width over sensitivity; larger ones would exceed the limits below.
 MOST_EPSILON = 12.0
 MOST_RATIO = 16.0
-# A table has at most so many probabilities, and so many rows, about as many as outputs.
+# The largest numbers of probabilities, rows and outputs of a table.
 _MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
-# The most rows that a budget may need: the program of so many takes 10 to 20 s.
+# The largest number of rows that a budget may require by default.
 _MOST_NEEDED = 1000
-# What rounding of inputs between rows may add to the variance.
+# The share of the variance that rounding inputs to rows may add.
 _ROUNDING = 0.008
-# The least rows for any two inputs, and rows of a sensitivity: small budgets would do with fewer by the rounding alone.
+# The smallest number of rows for local DP, and of steps per sensitivity for central DP.
 _FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
 
-# Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
+# A margin, as a share of a row, for rounding inputs to 2^16 steps a row.
 _MARGIN = 2.0**-15
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows of the program.
+    """The rows of the program.
 
     Attributes:
         points: n, odd.
-        cells: neighbours are at most so many rows apart.
+        cells: the largest distance of neighbours, in rows.
         reach: the outermost rows' inputs are at -reach and reach; at least 1.
     """
 
@@ -54,8 +54,8 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
 
     Args:
         epsilon: the budget.
-        ratio: width of the interval over the sensitivity; at most 1 where any two inputs are neighbours.
-        points: n; by default enough that rounding adds a percent or two to the variance.
+        ratio: width of the interval over the sensitivity; at most 1 if any two inputs are neighbours.
+        points: n; the default keeps the added variance of rounding small.
 
     Raises:
         ValueError: points even, or not in 3..1401.
@@ -83,7 +83,7 @@ def _cells_for(epsilon: float, ratio: float) -> float:
 def most_ratio(epsilon: float) -> float:
     """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget.
 
-    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum, and soon as near as these grids.
+    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
     """
     return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _cells_for(epsilon, MOST_RATIO))
 
@@ -96,8 +96,8 @@ def covers(epsilon: float, ratio: float = 1.0) -> bool:
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit.
 
-    Where the sensitivity is no whole number of steps, the rows reach beyond the interval, or neighbours are further
-    apart than they need be, which costs more.
+    If the sensitivity is not a whole number of steps, either the rows reach beyond the interval, or neighbours are
+    further apart than necessary, which costs more.
     """
     least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
 
@@ -161,7 +161,7 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
     """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses).
 
     Raises:
-        ValueError: not such a histogram, naming what is wrong with it.
+        ValueError: the argument is not a valid histogram.
     """
     given = objective if isinstance(objective, tuple) else (None, objective)
     if len(given) != 2:
@@ -172,7 +172,7 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
         raise ValueError(f"objective: {len(masses)} weights need {len(masses) + 1} rising edges in [{lower}, {upper}]")
     if np.any(masses < 0) or not masses.max() > 0:
         raise ValueError("objective: weights must be at least 0, one of them above")
-    masses = masses / masses.max()  # The sum of the largest floats would be infinite.
+    masses = masses / masses.max()  # Without this the sum may overflow.
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 

@@ -1,4 +1,4 @@
-"""The bounded, unbiased mechanism of least variance: a table, row by row, from a linear program."""
+"""The bounded, unbiased mechanism of least variance, as a table of probabilities from a linear program."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ from dpkernels.mechanisms.base import Bounded, sampler
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-_LATTICE = 1e-6  # How far, as a share of the spacing, an exact form puts a report.
+_LATTICE = 1e-6  # The tolerance for reports of an exact sampler, as a share of the spacing.
 
 
 @partial(pytree, static=("places",))
 @dataclass(frozen=True, eq=False)
 class Optimal(Bounded):
-    """A table of probabilities: row i of n is for the input x_i, column j for the report y_j.
+    """A mechanism given by a table of probabilities: row i of n for the input x_i, column j for the report y_j.
 
         x_i = middle + reach (2 i/(n - 1) - 1),    y_j = middle + spacing places_j,    sum_j p_ij y_j = x_i.
 
-    An input between two rows is rounded to one of them at random, so that its mean stays: a report has the
-    probability (1 - f) p_ij + f p_(i+1)j at the share f of the way. This adds f (1 - f) (x_(i+1) - x_i)^2 to the
-    variance. Made by ``optimal``.
+    An input between two rows is rounded to one of them at random such that its mean is kept. At the fraction f between
+    rows i and i + 1, the report y_j has the probability (1 - f) p_ij + f p_(i+1)j. This adds f (1 - f)
+    (x_(i+1) - x_i)^2 to the variance. ``optimal`` makes these mechanisms.
 
-    Privacy, pure epsilon-DP of one report. Without a sensitivity any two inputs are neighbours: any two rows have
-    ratios of at most e^epsilon, and so have their mixtures. With sensitivity D, inputs at most D apart: rows up to
-    k = ceil(D/(x_(i+1) - x_i)) apart have such ratios; rounding with one shared uniform u, floor((x - x_0)/h + u),
-    moves neighbours at most k rows apart under every u, and a mixture over u keeps the ratio. The float sampler is not
-    covered; ``exact_sampler`` makes integers that are.
+    Privacy: one report is pure epsilon-DP.
+
+    - Without a sensitivity any two inputs are neighbours. The ratio of any two rows is at most e^epsilon, and so is the
+      ratio of their mixtures.
+    - With sensitivity D, inputs at most D apart are neighbours. Rows at most k = ceil(D/h) apart, with the row distance
+      h = x_(i+1) - x_i, have ratios of at most e^epsilon. Rounding with a shared uniform number u,
+      floor((x - x_0)/h + u), maps neighbours to rows at most k apart for every u, and a mixture over u keeps the ratio.
+
+    The guarantee does not cover the float sampler; it covers the integers of ``exact_sampler``.
 
     Attributes:
         probabilities: p, of shape (n, m), all positive.
         places: m increasing integers.
-        reach: how far the outermost rows' inputs are from the middle, in data units; at least half the interval.
+        reach: the distance of the outermost rows' inputs from the middle, in data units; at least half the interval.
         spacing: data units between neighbouring places.
         lower: smallest valid input.
         upper: largest valid input.
         epsilon: the pure-DP budget.
-        sensitivity: how far apart neighbouring inputs are at most, or None for any two.
+        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
 
     Raises:
         ValueError: interval, epsilon or sensitivity out of range, or a table of another shape or with a probability
@@ -74,7 +78,9 @@ class Optimal(Bounded):
         if known is not None and not np.all(known > 0):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
         if isinstance(self.probabilities, np.ndarray):
-            kept = self.probabilities.copy()  # What has been checked must stay what is sampled.
+            kept = (
+                self.probabilities.copy()
+            )  # Read-only, so that the sampled probabilities stay those that were checked.
             kept.setflags(write=False)
             object.__setattr__(self, "probabilities", kept)
 
@@ -220,12 +226,12 @@ class Optimal(Bounded):
 @pytree
 @dataclass(frozen=True, eq=False)
 class _Tabulated:
-    """An optimal mechanism's sampler by Walker's alias method: column c of a row, of mass 1/m, is report c or another.
+    """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports.
 
     Attributes:
         mechanism: the mechanism.
-        threshold: the share of every column that is its own report's, of shape (n, m).
-        other: the number of the other report, of shape (n, m).
+        threshold: the share of every column's own report, of shape (n, m).
+        other: the index of the other report, of shape (n, m).
     """
 
     mechanism: Optimal

@@ -1,10 +1,10 @@
-"""Profiles: how the probability of one report changes with the input, for the optimal mechanism's program.
+"""Profiles: the probability of one report as a function of the input, for the optimal mechanism's program.
 
-A profile is 1 on some neighbouring rows and falls by e^-eps at every one of its steps to the right, at rows
-r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ..; steps of one side are at least ``cells`` rows apart, so
-that rows that are neighbours are at most one step apart. Sums of profiles with weights of at least 0 are private.
-Probabilities that rise again further off are not such sums; on small grids with every ratio of neighbours as a
-constraint they gain less than 1e-4 of the worst-case variance, and 2e-4 of an average.
+A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
+r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``cells`` rows apart, so
+neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
+fall and rise again are not such sums. On small grids with every neighbour ratio as a constraint, they improve the
+worst-case variance by less than 1e-4, and an average variance by less than 2e-4.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from functools import cached_property
 
 import numpy as np
 
-# Steps down to 2^-24 are told apart; what is below is nothing beside the least probability of a report.
+# Profiles are followed down to 2^-24; smaller values are negligible next to the least probability of a report.
 _BITS = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Grids:
-    """What a program is about.
+    """The inputs and outputs of a program, and the operations on profiles over them.
 
-    A set of profiles is an integer array with a row each: the number of the report, r_1, r_2, .., l_1, l_2, ..; the
-    last row or the first where a side has no more steps.
+    A set of profiles is an integer array with one row per profile: the index of the report, r_1, r_2, .., l_1, l_2, ...
+    The last or the first row of the grid stands for steps that a side does not have.
 
     Attributes:
         ratio: e^eps.
         inputs: x_i, equally spaced.
         outputs: y_j.
-        cells: rows so many apart, or fewer, are neighbours.
-        weights: of the rows in the objective, the average variance; None for the worst case.
-        symmetric: every profile comes with its mirror image, x -> -x and y -> -y, and rows below the middle are left
-            out.
+        cells: the largest distance of neighbouring rows.
+        weights: the rows' weights in the average variance; None for the worst case.
+        symmetric: whether every profile stands for itself and its mirror image, x -> -x and y -> -y. Rows below the
+            middle are then omitted.
     """
 
     ratio: float
@@ -131,9 +131,9 @@ class Grids:
     def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the profiles of most value, and their values.
 
-        The value of a profile f is  f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, which every report has its own
-        of. So it is a sum over steps, and the best ones follow from the outermost inwards. The best are taken of every
-        report and of every row r_1.
+        The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with prices that depend on the
+        report. It is a sum over steps, so dynamic programming finds the best steps from the outermost inwards. The
+        result has the best profile for every report and every row r_1.
 
         Args:
             at_base: one a report.

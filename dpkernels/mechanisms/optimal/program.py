@@ -6,15 +6,16 @@ Unknowns are the probabilities p_ij of output y_j given input x_i and, for the w
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
 or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
-``profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
-difference of the equations is taken, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
+``profiles``) with nonnegative weights w, which are the unknowns of the program that is solved. For each pair of
+adjacent rows it has the difference of their equations, with c = (x_i + x_(i-1))/2 and sums over all profiles and their
+reports y:
 
     sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
     sum w (f_i - f_(i-1)) (y - c)^2 = S_i - S_(i-1),
 
-in which a profile has as many entries as it has steps. There are far too many profiles, so the program is solved with
-some, and those are added that its prices ask for, until no profile left out can lower the variance. The first ones are
-about where those of a program on coarser grids are.
+In these equations a profile has one entry per step. The number of profiles is too large for one program, so columns are
+generated: the program is solved with some profiles, and those with a favourable reduced cost are added, until no other
+profile can lower the variance. The first profiles are near those of a program on coarser grids.
 """
 
 from __future__ import annotations
@@ -33,23 +34,25 @@ _SLACKS = (1e-6, 1e-5, 1e-4)
 # A column whose probabilities are all below this is a solver's zero.
 _ZERO = 1e-9
 
-# What every report that is used has at least. Far from its place e^(-eps) every sensitivity would soon be less than
-# integers of 64 bits can hold to the slack.
+# The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
+# 64-bit integers can represent within the slack.
 _LEAST = 2.0**-40
 
-# Grids up to which all windows are tried; larger ones begin with those of grids of half the rows and outputs.
+# Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
 _FEW_ROWS, _FEW_OUTPUTS = 21, 81
-# Profiles are added until they lower the variance by a smaller share than this; on coarser grids one need only be near.
+# Profiles are added until they lower the variance by less than this share; the second value is for coarser grids.
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
-# What prices promise less of than this share is rounding.
+# Smaller relative reduced costs are rounding errors.
 _PROMISE = 1e-7
-_ROUNDS = 40  # At most; then the last solution is taken, whose variance may be above the least.
-# The cost of what is missing of a sum or a mean, in variances: a program that cannot do without has no solution.
+_ROUNDS = (
+    40  # The largest number of rounds; the last solution is then returned, whose variance may be above the minimum.
+)
+# The cost of a residual of a sum or a mean, in variances. If residuals remain, the program has no solution.
 _MISSING = 1e4
 
 
 class ProgramError(RuntimeError):
-    """The solver found no mechanism; says what it reports."""
+    """The solver found no mechanism; the message contains the solver's own."""
 
 
 def least_variance(
@@ -61,12 +64,13 @@ def least_variance(
         epsilon: the budget.
         inputs: x_i, equally spaced and symmetric about 0.
         outputs: y_j, symmetric about 0, beyond the inputs on both sides.
-        cells: rows so many apart, or fewer, are neighbours.
+        cells: the largest distance of neighbouring rows.
         weights: a_i of the average; None for the worst case.
 
     Returns:
-        p, one row an input: rows sum to 1 and have their input as mean to rounding, and neighbours' ratios are below
-        e^eps. Columns of zeros are outputs not used. Symmetric (x -> -x, y -> -y) unless the weights are not.
+        p, with one row per input. Rows sum to 1 and have their input as the mean, up to rounding. The ratios of
+        neighbours are below e^eps. Columns of zeros are unused outputs. p is symmetric (x -> -x, y -> -y) if the
+        weights are.
 
     Raises:
         ProgramError: there is no such mechanism on these outputs, or the solver fails.
@@ -96,8 +100,8 @@ def _table(grids: Grids) -> np.ndarray:
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
     """Return the relative correction of every probability that gives every row the sum 1 and its input as the mean.
 
-    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), so
-    that far reports change by no larger shares than near ones.
+    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), which
+    limits the relative change of far reports.
     """
     z = outputs - inputs[:, None]
     z /= math.sqrt((p * z**2).sum(axis=1).max())
@@ -133,9 +137,9 @@ def _coarse(grids: Grids) -> Grids:
 def _generate(
     grids: Grids, profiles: np.ndarray, unit: float, gain: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Solve with some profiles, and with those that the prices ask for besides, until these gain less than ``gain``.
+    """Solve by column generation from some profiles, until new ones gain less than ``gain``.
 
-    ``unit`` is the length that numbers are given in.
+    ``unit`` is the unit of length of the equations.
     """
     profiles, before = grids.unique(profiles), math.inf
     for _ in range(_ROUNDS):
@@ -189,7 +193,7 @@ def _conditions(
     wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
     if not grids.symmetric:
         return sparse.vstack([sums, means], "csr"), wanted.ravel(), squares
-    # Of symmetric profiles the middle row has the mean 0.
+    # For symmetric profiles the middle row has the mean 0.
     return sparse.vstack([sums, means[1:]], "csr"), np.append(wanted[0], wanted[1, 1:]), squares
 
 

@@ -20,18 +20,18 @@ _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for ev
 class Shape(abc.ABC):
     """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
 
-    A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, but for those that
-    ``class X(Window, static=("field",))`` names. All that the rest of the package asks of a shape is a member here.
+    A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, except those named in
+    ``class X(Window, static=("field",))``. The rest of the package uses only the members of this class.
 
     Attributes:
         ends: the interval.
-        name: what constructors and the command call a shape without fields; None for one that has no name.
-        steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
-            (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
-            are then refused.
+        name: the name of a shape without fields, for constructors and the command; None if it has none.
+        steepness: s with |f^(8)| <= s^8 f between kinks, which bounds the quadrature error of rigorous brackets
+            (docs/proofs/brackets.md); 0 for polynomials of degree at most 7. If it is None, no bound is known and
+            brackets are refused.
         is_flat: the density is 1 on the whole interval.
         is_linear: the density is linear between kinks. The privacy profile then has a closed form.
-        is_table: between kinks the density has at most one turn, and there are many kinks.
+        is_table: the density has many kinks, and at most one turning point between them.
     """
 
     name: ClassVar[str | None] = None
@@ -56,16 +56,16 @@ class Shape(abc.ABC):
     def falls(self) -> bool:
         """Return whether the density never rises away from its middle.
 
-        Only if the window and the base fall are the ends of the input interval the worst pair of inputs. False is
-        safe: the mechanism is then accounted by its epsilon alone.
+        If the window and the base both fall, the ends of the input interval are the worst pair of inputs. False is
+        conservative: the mechanism is then accounted by its epsilon alone.
         """
         return False
 
     def check(self) -> None:  # noqa: B027
-        """Refuse a shape from a file that no constructor makes.
+        """Check a shape that was read from a file.
 
         Raises:
-            ValueError: it is one.
+            ValueError: no constructor makes such a shape.
         """
 
     @property
@@ -81,7 +81,7 @@ class Shape(abc.ABC):
     @property
     @abc.abstractmethod
     def kinks(self) -> np.ndarray:
-        """Return distances from the middle where the density is not smooth."""
+        """Return the distances from the middle at which the density is not smooth."""
 
     @abc.abstractmethod
     def density(self, v: Real) -> Real:
@@ -101,7 +101,7 @@ class Shape(abc.ABC):
 
 
 class Base(Shape):
-    """An even shape on [-1, 1] with peak 1; its spread is the source's vB, its area half the integral."""
+    """An even shape on [-1, 1] with peak 1; its spread is Zhang's vB, its area half the integral."""
 
     ends = -1.0, 1.0
 
@@ -117,7 +117,7 @@ class Base(Shape):
 
 @dataclass(frozen=True)
 class Constant(Base):
-    """B1: g(v) = 1."""
+    """The constant base B1, g(v) = 1."""
 
     name = "constant"
     falls = True
@@ -144,7 +144,7 @@ class Constant(Base):
 
 @dataclass(frozen=True)
 class Quartic(Base):
-    """B2: g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
+    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
 
     Attributes:
         edge: r.
@@ -197,7 +197,7 @@ class Quartic(Base):
     def icdf(self, u: Real) -> Any:
         """Return the root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
 
-        The start keeps the first two terms; it and every step stay on one side, where the mass is convex.
+        The initial guess keeps the first two terms; it and every step stay on the side where the mass is convex.
         """
         r, bend = self.edge, 1 - self.edge
         xp = namespace(u, r)

@@ -1,6 +1,6 @@
 """The largest window height at a budget, and the free parameters of least variance.
 
-Plain numbers are NumPy's in float64. All of it may be traced by JAX.
+Plain numbers are computed by NumPy in float64. JAX may trace every argument.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def relative_height(window: Window, base: Base, width: Real, epsilon: Real, cond
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
 
     Returns:
-        A float for plain numbers; for JAX ones a JAX scalar, differentiable, NaN where no positive height is eps-DP.
+        A float for plain numbers. For JAX values a differentiable JAX scalar, NaN if no positive height is eps-DP.
 
     Raises:
-        ValueError: no positive height is eps-DP, of plain numbers.
+        ValueError: no positive height is eps-DP, for plain numbers.
     """
     checks.one_of("condition", condition, CONDITIONS)
     xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))

@@ -35,8 +35,8 @@ class Windowed(Parabolic):
         window: the window h.
         base: the base g.
         width: m in [1e-100, 2), the window's width where the output interval is [-1, 1].
-        relative_height: k / y above 0, the window's peak over the base's. Where y is small k alone would not tell it:
-            at eps 20 the base's mass is 1e-6, and 1 - S1 has one digit in float32.
+        relative_height: k / y above 0, the window's peak over the base's. It is stored instead of k because y cannot be
+            recovered from k when the base's mass is small.
         lower: smallest valid input.
         upper: largest valid input.
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
@@ -148,8 +148,8 @@ class Windowed(Parabolic):
     def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
         """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the output's far end.
 
-        Zhang 2024, Definition 4.3: the areas from the input to two partition points on one side of it. The source's
-        printed column has 1/3 for every constant base: that is the ratio of the base's areas alone.
+        Zhang 2024, Definition 4.3: the ratio of the areas from the input to two partition points on one side of it. The
+        published table has 1/3 for every constant base, which is the ratio of the base's areas alone.
         """
         c = self._scaled(x)
         far = namespace(c).where(c > 0, -1.0, 1.0)
@@ -172,7 +172,7 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
 
 
 def kinks(window: Window, base: Base, width: Real) -> Any:
-    """Return the distances from the middle where an extreme over inputs may bend or jump."""
+    """Return the distances from the middle at which an extreme over inputs may have a kink or a jump."""
     xp, reach = namespace(width), 1 - width / 2
     return xp.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
 

@@ -1,4 +1,4 @@
-"""Square wave: the uniform window placed at the input itself; for the distribution of inputs, not for their mean."""
+"""The square wave mechanism: a uniform window at the input itself, for estimating the distribution of inputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-# Far beyond, a window is all of the output or none of it.
+# Beyond these limits the window is numerically the whole output interval, or empty.
 _HALF_WIDTHS = (1e-9, 1e6)
 
 
 @pytree
 @dataclass(frozen=True)
 class SquareWave(Local):
-    """A report near the input is e^eps times as likely as one that is not; biased towards the middle.
+    """The square wave mechanism: reports near the input are e^eps times as likely as others.
 
-    On the scale where inputs are t in [0, 1], reports v are in [-b, 1 + b] with the density
+    For scaled inputs t in [0, 1], reports v are in [-b, 1 + b] with the density
 
         p(v | t) = e^eps q where |v - t| <= b, else q,    q = 1/(2 b e^eps + 1)
 
-    so that the window has the mass S1 = 2 b (e^eps - 1) q, the base S2 = (1 + 2 b) q, and the mean is S1 t + S2/2.
-    Stretched about the middle by 1/S1 the reports are those of ``unbiased``, a type-I piecewise mechanism: they say
-    the same of the inputs, and their mean is the input.
+    The window has the mass S1 = 2 b (e^eps - 1) q and the base S2 = (1 + 2 b) q. The mean is S1 t + S2/2, so reports
+    are biased towards the middle. Stretched about the middle by 1/S1, they are the reports of ``unbiased``, a type-I
+    piecewise mechanism, which has the same information about the inputs and whose mean is the input.
 
     Source: Li, Wang, Lopuhaa-Zwakenberg, Skoric, Li, "Estimating Numerical Distributions under Local Differential
     Privacy" (SIGMOD 2020), section 5.
@@ -146,7 +146,7 @@ class SquareWave(Local):
 def published_half_width(epsilon: Real) -> Any:
     """Return b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)), which maximises a mutual information (Li 2020).
 
-    1/2 as eps -> 0.
+    The mutual information is that of a uniform input and its report. b tends to 1/2 as eps -> 0.
     """
     expm1 = elementary(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
@@ -155,12 +155,12 @@ def published_half_width(epsilon: Real) -> Any:
 def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | None = None) -> SquareWave:
     """Return the square wave mechanism (Li 2020), for estimating the distribution of the inputs.
 
-    ``estimate_mean`` refuses them, ``estimate`` corrects for it. ``piecewise`` says as much of the distribution at the
-    same width of the window, and its mean is the input.
+    Its reports are biased towards the middle: ``estimate`` corrects for this, and ``estimate_mean`` refuses them.
+    ``piecewise`` with the same window width has the same information about the distribution, and is unbiased.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
-            width is too narrow for an exact table, which ``exact_sampler`` reports.
+            width is too narrow for an integer table, and ``exact_sampler`` raises an error.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         half_width: b, half the window's width in widths of the interval; by default the published one.

@@ -1,4 +1,4 @@
-"""A user's own window or base, as a table: linear between equally spaced knots, with closed-form integrals."""
+"""User-defined windows and bases: tables, linear between equally spaced knots, with closed-form integrals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
 
-# Where a user's function is evaluated. The table then is the shape: more knots follow the function more closely, and
-# fewer cost no privacy.
+# The number of points at which a user's function is evaluated. The table then defines the shape, so the number of knots
+# affects how closely it follows the function, but not privacy.
 _KNOTS = 1025
 
 
 class _Tables(NamedTuple):
-    """What a piecewise linear density is evaluated by.
+    """The arrays from which a piecewise linear density is evaluated.
 
     Attributes:
         heights: the values at the n + 1 knots.
@@ -115,7 +115,7 @@ class PiecewiseLinear:
     def _segment(self, z: Real) -> tuple[Real, ...]:
         """Return the position of z in its segment, in [0, 1], and the segment's heights, mass and integral.
 
-        They are looked up at once: XLA may compute the position at a knot twice, rounded to either side of it.
+        One look-up returns all of them, because XLA may compute the position at a knot twice and round it differently.
         """
         z = floating(z)
         xp, n = namespace(z, self.heights), len(self.values) - 1
@@ -132,7 +132,7 @@ def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
 @pytree
 @dataclass(frozen=True, eq=False)
 class _TracedPiecewiseLinear(PiecewiseLinear):
-    """The same of values that JAX traces."""
+    """A piecewise linear density whose values JAX traces."""
 
     values: Any
 
@@ -148,7 +148,7 @@ def _falls(shape: PiecewiseLinear) -> bool:
 
 @dataclass(frozen=True)
 class TabulatedWindow(Window):
-    """A window of the user's own: a symmetric piecewise linear density on [0, 1] with peak 1."""
+    """A user-defined window: a symmetric piecewise linear density on [0, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
     is_linear: ClassVar[bool] = True
@@ -208,7 +208,7 @@ class TabulatedWindow(Window):
 
 @dataclass(frozen=True)
 class TabulatedBase(Base):
-    """A base of the user's own: an even piecewise linear density on [-1, 1] with peak 1."""
+    """A user-defined base: an even piecewise linear density on [-1, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
     is_linear: ClassVar[bool] = True
@@ -259,8 +259,8 @@ class TabulatedBase(Base):
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
     """Return a window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
-    The table, linear between its knots and scaled to peak 1, *is* the window: everything is exact for it. A function
-    may depend on a number that JAX traces; then it is a JAX function, and its symmetry is not checked.
+    The table, linear between its knots and scaled to peak 1, defines the window: all results are exact for the table.
+    A JAX function may depend on a traced number; its symmetry is then not checked.
 
     Raises:
         ValueError: not symmetric about 1/2 to 1e-9, negative, not finite, or 0 everywhere.
