@@ -16,7 +16,7 @@ from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# The default truncation, at probabilities of 2^-66, and the largest number of points of a table.
+# By default a distribution is truncated where probabilities fall below 2^-66; a table has at most MOST_POINTS points.
 _TAIL_NATS = 66 * math.log(2)
 MOST_POINTS = 1 << 20
 
@@ -145,14 +145,14 @@ class DiscreteGaussian(Lattice):
         return -((z / self.sigma) ** 2) / 2
 
 
-def _set_reach(law: Lattice, default: Any) -> None:
-    checks.positive("step", law.step)
-    checks.whole("reach", law.reach, 0, MOST_POINTS)
-    if not law.reach:
-        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(law))
-        object.__setattr__(law, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
-    if not 1 <= law.reach < MOST_POINTS // 2:
-        raise too_fine(law.step)
+def _set_reach(noise: Lattice, default: Any) -> None:
+    checks.positive("step", noise.step)
+    checks.whole("reach", noise.reach, 0, MOST_POINTS)
+    if not noise.reach:
+        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(noise))
+        object.__setattr__(noise, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
+    if not 1 <= noise.reach < MOST_POINTS // 2:
+        raise too_fine(noise.step)
 
 
 def too_fine(step: Real) -> ValueError:

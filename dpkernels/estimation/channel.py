@@ -1,7 +1,7 @@
-"""The probabilities of a table's reports given an input: the channel between values and what was released of them.
+"""The channel between inputs and reports: the probabilities of a table's reports given an input.
 
-An input between two rows of a table is rounded to one of them at random, so that P(report | x) is linear between rows,
-and of an input that is uniform on a bin it is the average of that: a difference of integrals.
+An input between two rows of a table is rounded to one of them at random, so P(report | x) is linear between rows. For
+an input that is uniform on a bin, the probability is the average over the bin, a difference of integrals.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
-# Reports of additive noise are counted one by one on at most so many lattice points.
+# The largest number of lattice points on which reports of additive noise are counted.
 _MOST_POINTS = 1 << 22
-# Inputs are fewer grains from 0 than this: integers of 64 bits hold their positions.
+# The largest input in grid points, so that 64-bit integers hold all positions.
 _FARTHEST = 2.0**62
-# Noise of fewer cells in a sensitivity is on a lattice of its own; other tables have 512, or some less.
+# Tables with fewer cells per sensitivity than this are those of noise on a grid; other tables have about 512.
 _FINE = 64
-# Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
+# The number of positions at which variances are compared; they are convex in the position, or constant.
 _MOST_SHIFTS = 256
 _COMPARED = 5  # edges of bins whose reports are compared
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
 
 
 class Channel(abc.ABC):
-    """P(report | input) of one released column.
+    """The conditional probabilities P(report | input) of one released column.
 
     Attributes:
         lower: smallest input.
         upper: largest input.
-        written: (m,) the reports that are possible, increasing, as they are written.
-        values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
-            mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
-        missed: how far that mean may be from the input: 0, but for reports that rounding has made equal.
-        epsilon: the budget of a report, where it is known.
+        written: (m,) the possible reports as written, increasing.
+        values: (m,) the unbiased values of the reports: their mean, given an input, is the input. They are the reports
+            less the mean of the noise. Reports that became equal by rounding to decimals have their mean value.
+        missed: a bound on the bias of the values; 0 unless rounding to decimals has made reports equal.
+        epsilon: the budget of a report, if it is known.
     """
 
     lower: float
@@ -69,7 +69,7 @@ class Channel(abc.ABC):
         """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
         Raises:
-            ValueError: the reports do not tell it.
+            ValueError: the reports have no information beyond the mean.
         """
 
     @abc.abstractmethod
@@ -132,11 +132,11 @@ class Channel(abc.ABC):
 
 
 class TableChannel(Channel):
-    """Of one bounded table, or of several of which one reports, chosen independently of the input.
+    """The channel of one bounded table, or of a mixture of tables chosen independently of the input.
 
     Args:
         parts: tables with the probability of each.
-        decimals: to which reports were rounded when they were written; None: not.
+        decimals: the number of decimals to which written reports were rounded; None if they were not.
     """
 
     def __init__(self, parts: Sequence[tuple[float, WindowTable | RowTable]], decimals: int | None = None) -> None:
@@ -144,7 +144,7 @@ class TableChannel(Channel):
         self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
         exact = np.concatenate([reports_of(table) for _, table in parts])
         self.written, places = np.unique(exact if decimals is None else exact.round(decimals), return_inverse=True)
-        # Of a placed window they stand for what they are when stretched by its slope: their mean is then the input.
+        # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
         stand_for = np.concatenate([reports_of(unbiased(table)) for _, table in parts])
         values = np.bincount(places, stand_for) / np.bincount(places) - self.middle
         self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
@@ -174,7 +174,7 @@ class TableChannel(Channel):
         told = sum(weight for weight, _, squares in found if squares)
         if not told:
             raise ValueError(f"mechanism: {_NO_SQUARES}")
-        # A part that does not tell counts as 0, and the others for it.
+        # A part without information contributes 0, and the others are scaled up.
         each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
         places = np.concatenate(self._places)
         g, missed = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
@@ -182,16 +182,16 @@ class TableChannel(Channel):
 
 
 class NoiseChannel(Channel):
-    """Of additive noise on inputs of a known interval.
+    """The channel of additive noise on inputs of a known interval.
 
-    An input of grain i = q M + f, 0 <= f < M, is put on position q or, with probability f/M, on q + 1. Where the
-    lattice is coarse beside the sensitivity, the noise is for inputs on the lattice, and they are taken to be: M is 1.
+    An input at grid point i = q M + f, 0 <= f < M, is rounded to position q + 1 with probability f/M, else to q. If the
+    grid is coarse compared with the sensitivity, inputs are assumed to be on the grid, and M is 1.
 
     Args:
-        certificate: of the noise.
+        certificate: the certificate of the noise.
         lower: smallest input.
         upper: largest input.
-        decimals: as of ``TableChannel``.
+        decimals: as for ``TableChannel``.
 
     Raises:
         ValueError: the interval is too wide for the noise, or too far from 0.

@@ -1,4 +1,4 @@
-"""Released counts made consistent: not negative, adding up to a total and to each other's sums, with intervals."""
+"""Consistent counts: nonnegative estimates that add up to their sums, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.release import containers
 
-# The programme for groups is dense: of so many bins, and groups and bins together.
+# The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MOST_BINS = 1 << 12
 # Simulated errors behind the intervals of grouped counts, and the risk that their quantile is below the true one.
 _ERRORS, _RISK = 20_000, 1e-6
@@ -30,11 +30,11 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConsistentCounts:
-    """Counts that agree with each other; see ``consistent_counts``.
+    """Counts that are consistent with each other; see ``consistent_counts``.
 
     Attributes:
-        values: one for every report: the bins, then the sums of the groups, exactly those of the bins.
-        reports: what was released.
+        values: one per report: the bins, then the sums of the groups, which are exactly the sums of their bins.
+        reports: the released values.
         total: the sum of the bins, if it was known.
     """
 
@@ -50,11 +50,11 @@ class ConsistentCounts:
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
         """Return bounds that hold for all true counts and sums at once with this probability.
 
-        Without groups they come from the quantiles of the noise that was sampled, exactly: (1 - a)^m = confidence for
-        m reports and a risk a each. With groups from the least squares estimate, whose errors are combinations of that
-        noise, all known but for chance: the largest of them over its standard deviation, by simulation at a fixed
-        seed, is at most the bound with a risk of 1e-6 that it is too small. Either way they are then cut where a
-        count would be negative or sums would not add up, and reach to ``values``.
+        Without groups the bounds are exact quantiles of the sampled noise: (1 - a)^m = confidence for m reports and a
+        risk a each. With groups they are bounds on the errors of the least squares estimate, which are known
+        combinations of the noise. Their largest standardised value is simulated with a fixed seed; the simulated
+        quantile is too small with probability at most 1e-6. In both cases the bounds are then tightened by the
+        constraints on counts and sums, and extended to contain ``values``.
 
         Args:
             confidence: in (0, 1).
@@ -99,26 +99,25 @@ def consistent_counts(
 ) -> ConsistentCounts:
     """Return counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
 
-    Noise makes counts negative and sums that disagree with their parts. What is returned has neither, and where there
-    are groups it is also more precise than the reports. It is post-processing: it costs no privacy. Whole numbers of
-    true counts are assumed; the values returned are not rounded.
+    Noise can make counts negative, and sums different from the sums of their parts. The estimate has neither problem,
+    and with groups it is more precise than the reports. It is post-processing and costs no privacy. The true counts are
+    assumed to be integers; the estimates are not rounded.
 
     Args:
         reports: (m,) one released vector, or values released one by one: the bins, then a sum for every group.
-        mechanism: additive noise with its claim, on vectors or not, or its exact form.
-        total: the sum of all bins, where it is public; a total that was released is a group of all bins.
-        groups: for every report after those of the bins the numbers of the bins, from 0, whose sum it is of; levels
-            of a hierarchy are groups of more and more bins.
+        mechanism: additive noise with its claim, on vectors or not, or its exact sampler.
+        total: the sum of all bins, if it is public. A released total is a group of all bins instead.
+        groups: for every report after the bins, the indices (from 0) of the bins that it sums. The levels of a
+            hierarchy are groups of increasing size.
 
     Returns:
         ``ConsistentCounts``, whose ``interval`` holds for all counts together.
 
     Raises:
-        ValueError: reports empty, of several axes, or holding what the mechanism cannot have made: names the first;
-            a total that is negative; a group that is empty, names a bin twice or one that is not there; groups of
-            more than 4,096 bins.
-        TypeError: not additive noise.
-        CertificateError: the mechanism cannot have released anything.
+        ValueError: reports are empty, have several axes, or contain a value that the mechanism cannot have released;
+            the total is negative; a group is empty, or has a duplicate or unknown bin; groups of more than 4,096 bins.
+        TypeError: the mechanism is not additive noise.
+        CertificateError: the mechanism has no certified sampler.
 
     Example:
         >>> import numpy as np, dpkernels as dpk
@@ -128,7 +127,7 @@ def consistent_counts(
         array([5.625, 0.   , 5.625])
 
     Source: Hay, Rastogi, Miklau, Suciu, "Boosting the accuracy of differentially private histograms through
-    consistency" (VLDB 2010), here with counts that are not negative too, by non-negative least squares.
+    consistency" (VLDB 2010), here with nonnegative least squares.
     """
     noise, _ = table_of(mechanism, None)
     values, _ = containers.unwrap(reports)

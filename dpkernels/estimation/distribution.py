@@ -1,4 +1,4 @@
-"""Distributions of inputs: piecewise uniform on bins, estimated once and again from resampled reports."""
+"""Estimated distributions of inputs: piecewise uniform on bins, with a parametric bootstrap for intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpkernels.estimation.splines import basis, chosen, ladder, spline_fit
 
 SMOOTHINGS = ("splines", "ems", "none")
 
-# Neighbouring reports are put together into at most so many groups; fewer where the distribution is smooth.
+# The largest number of groups into which neighbouring reports are merged; fewer if the distribution is smooth.
 _GROUPS, _MOST_CODES = 256, 2048
-# Intervals are of estimates with so many steps of the ladder more splines than the chosen number.
+# Intervals use estimates with more splines than the chosen number, by this many steps of the ladder.
 _STEPS_UP = 2
 
 
@@ -61,14 +61,14 @@ def _inverse(cumulated: np.ndarray, edges: np.ndarray, p: np.ndarray) -> np.ndar
 
 
 class Distribution:
-    """What counts say of the distribution of inputs.
+    """An estimate of the distribution of inputs from counts of reports.
 
     Args:
-        counts: of at least one report.
-        bins: how many equal bins.
+        counts: the counts of at least one report.
+        bins: the number of equal bins.
         smoothing: one of ``SMOOTHINGS``.
-        resamples: how many times reports are drawn again for intervals.
-        seed: of the resampling.
+        resamples: the number of bootstrap samples for intervals.
+        seed: the seed of the bootstrap.
     """
 
     def __init__(self, counts: Counts, bins: int, smoothing: str, resamples: int, seed: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Interval, Moment, TooFewReportsError
 
-# The width of a normal interval of 95 %, in standard errors to either side.
+# The half-width of a normal 95 % interval, in standard errors.
 _REACH = 1.96
 
 
@@ -29,7 +29,7 @@ def mean_of(counts: Counts) -> Moment:
 
 
 def _check_enough(n: int, name: str, variance: float, half: float) -> None:
-    """Refuse where the normal interval of the worst case reaches further than ``half`` to either side."""
+    """Raise an error if the half-width of the worst-case normal interval exceeds ``half``."""
     share = (_REACH / half) ** 2 * variance / n
     if share > 1:
         raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(n * share))
@@ -38,8 +38,8 @@ def _check_enough(n: int, name: str, variance: float, half: float) -> None:
 def variance_of(counts: Counts) -> Moment:
     """Return the variance of the inputs, in squared data units.
 
-    Of weights g with E[g | x] = (x - middle)^2 it is  mean(g) - (mean(y) - middle)^2 + s_y^2/n,  whose error is that of
-    the mean of  g - 2 (mean(y) - middle) y.
+    With weights g such that E[g | x] = (x - middle)^2 the estimate is mean(g) - (mean(y) - middle)^2 + s_y^2/n. Its
+    standard error is that of the mean of g - 2 (mean(y) - middle) y.
 
     Raises:
         TooFewReportsError: so few that the interval would be as wide as what is possible.

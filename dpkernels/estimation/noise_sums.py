@@ -5,8 +5,8 @@ transform (FFT); the last two distributions are never convolved, because
 
     P(A + B >= t) = sum_j P(A = a_j) P(B >= t - a_j)
 
-takes one look at each a_j. Everything that this leaves out is kept as a number: ``room``, by how much a value may be
-off, and ``slack``, by how much a probability may be.
+takes one look-up for each a_j. Two numbers bound all numerical errors: ``room``, the error of a value, and ``slack``,
+the error of a probability.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scipy import signal
 
 from dpkernels.exact.noise.table import NoiseTable
 
-# Tails of convolved distributions are cut where less than this is left.
+# Tails of convolved distributions are truncated at this probability.
 _CUT = 1e-15
 _MOST_POINTS = 1 << 18
-# Grid points are found by division; so much of a step is given away to its rounding error.
+# The allowance for rounding when a value is divided by the step, as a share of a step.
 _ROUNDING = 1e-6
-# Sums of n positive floats, n below 2^22, are right to this factor.
+# The relative error of a sum of n positive floats, n below 2^22.
 _SUM = 1 + 1e-9
 
 
@@ -39,8 +39,8 @@ class GridNoise:
         step: positive.
         first: the index of the smallest point.
         p: the probabilities.
-        room: how far a value may be from its point.
-        slack: how much a tail probability may be off.
+        room: a bound on the distance of a value from its grid point.
+        slack: a bound on the error of a tail probability.
     """
 
     step: float
@@ -114,8 +114,8 @@ class CombinedNoise:
     """The sum of two independent noises.
 
     Attributes:
-        a: the one whose points are taken one by one.
-        b: the other one.
+        a: the noise whose points are summed one by one.
+        b: the noise whose tail probabilities are looked up.
     """
 
     a: GridNoise

@@ -1,9 +1,9 @@
 """Relations between columns, perturbed or not, corrected for the noise: covariance, correlation, least squares.
 
-Reports of two columns have independent noise, so that products of theirs have the inputs' products as their means. Only
-squares of one column's reports have the noise's variance in them: they are replaced by weights whose mean is the
-input's square (``Channel.squares``). All estimates are functions of means of such numbers of a row; their errors follow
-from the spread of their derivatives over the rows (the delta method).
+Reports of two columns have independent noise, so the mean of their product is the product of the inputs. The square of
+one column's report contains the variance of the noise; it is replaced by a weight whose mean is the square of the input
+(``Channel.squares``). All estimates are functions of means of such numbers over rows, and their standard errors follow
+by the delta method.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dpkernels.numerics import Real
 
 @dataclass(frozen=True)
 class Column:
-    """Numbers of a column, from its middle.
+    """The numbers of a column, centred.
 
     Attributes:
-        name: what errors call it.
-        middle: what was taken off.
-        values: (n,) with the inputs, less the middle, as their means.
-        squares: (n,) with the squares of these as their means,
-        missed: but for so much at most.
-        off: how far the means of values may be from those of the inputs: 0, unless reports were rounded.
+        name: the name of the column in errors.
+        middle: the number that was subtracted.
+        values: (n,) unbiased values of the inputs less the middle.
+        squares: (n,) values whose means are the squares of these,
+        missed: with a bias of at most this.
+        off: a bound on the bias of the values; 0 unless reports were rounded.
     """
 
     name: str
@@ -57,15 +57,15 @@ def covariance(a: Real, b: Real) -> Moment:
     """Return the covariance of the values behind two columns.
 
     Args:
-        a: a column: ``(reports, mechanism)``, with what ``estimate`` takes as mechanism (or the ``channel``
-            of a ``Counts``, for additive noise with its bounds), or numbers that were not perturbed.
-        b: another column of the same rows, perturbed by itself.
+        a: a column: ``(reports, mechanism)`` with a mechanism as for ``estimate`` (or the ``channel`` of a ``Counts``,
+            for additive noise with its bounds), or numbers that were not perturbed.
+        b: another column of the same rows, perturbed independently.
 
     Returns:
-        The estimate, in the product of the data's units; its errors are for rows drawn from a population.
+        The estimate, in the product of the data's units. Its standard error assumes rows drawn from a population.
 
     Raises:
-        ValueError, TypeError, CertificateError: as of ``estimate``; or columns of different lengths.
+        ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.
     """
     first, second = _columns([("a", a), ("b", b)], squares=False)
     x, y = (column.values - column.values.mean() for column in (first, second))
@@ -76,11 +76,12 @@ def correlation(a: Real, b: Real) -> Moment:
     """Return Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), corrected for noise.
 
     Args:
-        a: as of ``covariance``.
-        b: as of ``covariance``.
+        a: as for ``covariance``.
+        b: as for ``covariance``.
 
     Raises:
-        ValueError: as of ``covariance``; reports that tell the mean only; too few reports to tell a variance from 0.
+        ValueError: as for ``covariance``; the reports have no information beyond the mean; there are too few reports to
+            distinguish a variance from 0.
     """
     first, second = _columns([("a", a), ("b", b)])
     (var_a, at_a), (var_b, at_b) = _variance(first), _variance(second)
@@ -96,11 +97,11 @@ def correlation(a: Real, b: Real) -> Moment:
 
 @dataclass(frozen=True)
 class Regression:
-    """target = intercept + sum of slopes times columns, by least squares.
+    """The least squares fit target = intercept + sum of slopes times columns.
 
     Attributes:
-        intercept: at 0 of all columns.
-        slopes: of the columns, in their order.
+        intercept: the value at 0 of all columns.
+        slopes: the slopes of the columns, in their order.
     """
 
     intercept: Moment
@@ -110,17 +111,17 @@ class Regression:
 def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     """Return the least squares of the values behind one column on those behind others, as if there were no noise.
 
-    With z the columns' values and a one, and t the target's, it solves  mean(z z') beta = mean(z t)  where squares in
-    mean(z z') are corrected for the noise (noise in columns would else draw slopes towards 0). Errors are those of
-    M^-1 (z t - (z z') beta), a row each, for rows drawn from a population, whatever the spread of residuals.
+    With z the columns' values and a one, and t the target's, it solves mean(z z') beta = mean(z t). The squares in
+    M = mean(z z') are corrected for the noise, which would otherwise shrink slopes towards 0. Standard errors are those
+    of the mean of M^-1 (z t - (z z') beta) over rows drawn from a population; they allow for unequal residual variance.
 
     Args:
-        target: a column, as of ``covariance``.
-        columns: one or more.
+        target: a column, as for ``covariance``.
+        columns: one or more columns.
 
     Raises:
-        ValueError: as of ``correlation``; or reports too few, or rounded too much, to tell the columns from linearly
-            dependent ones.
+        ValueError: as for ``correlation``; or the reports are too few, or rounded too much, to distinguish the columns
+            from linearly dependent ones.
     """
     if not columns:
         raise ValueError("columns: are none; give one or more")
@@ -165,7 +166,7 @@ def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> 
 
 
 def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], missed: np.ndarray) -> None:
-    """Refuse corrected moments of which some combination of columns has no variance to speak of beside its errors."""
+    """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
     v = vectors[:, 0]

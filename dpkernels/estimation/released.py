@@ -1,11 +1,12 @@
 """Confidence intervals of the true values behind released ones, exact from the integers that were sampled.
 
-A release of x is  y = h (P + C):  h is the cell of the noise table, C the code that was drawn, and P the position of x,
+A release of x is y = h (P + C), where h is the cell of the noise table, C the random code, and P the position of x,
 
     P = floor((n + r) / M),    n = floor(x/g + 1/2),    r = floor(word M / 2^32),
 
-with g the grain and M = h/g. So both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in x.
-The interval holds the x at which both are above (1 - confidence)/2. It moves with y, so two fractions describe it.
+with g the grid spacing and M = h/g. Both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in
+x. The interval contains the x at which both exceed (1 - confidence)/2. It is equivariant in y, so two fractions
+describe it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 _WORD = 1 << 32
-# Ends of intervals are rounded outwards by so much of a step when true values are known to be multiples of it.
+# If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
 _ROUNDING = 1e-6
 _MOST_DOUBLINGS, _MOST_HALVINGS = 200, 60
 
@@ -43,17 +44,18 @@ def confidence_interval(
 ) -> tuple[Any, Any]:
     """Return lower and upper bounds of the true values behind released ones.
 
-    Each interval contains the true value with at least this probability, whatever the value is. Both ways to miss it
-    have at most half of the rest. The probabilities are those of the certified integers that ``perturb`` samples from,
-    with the rounding of the true value to their grid. Using it costs no privacy.
+    Each interval contains the true value with at least the given probability, for every value. Each of the two errors,
+    too high and too low, has at most half of the remaining probability. Probabilities are computed from the certified
+    integers that ``perturb`` samples from, including the rounding of the true value to their grid. This is
+    post-processing and costs no privacy.
 
     Args:
-        released: what ``perturb`` returned for additive noise: a number, an array or a column.
-        mechanism: what made it: the additive mechanism (on vectors or not), its exact form, or its certificate.
+        released: the output of ``perturb`` for additive noise: a number, an array or a column.
+        mechanism: the additive mechanism (on vectors or not), its exact sampler, or its certificate.
         confidence: in (0, 1).
-        together: let all intervals hold at once with this probability, rather than each by itself.
-        lattice: a number that every true value is a multiple of, such as 1.0 for counts; the ends are then multiples
-            too. By default that of the mechanism, if it is on vectors and has one.
+        together: if true, all intervals hold at once with this probability; otherwise each by itself.
+        lattice: a number of which every true value is a multiple, such as 1.0 for counts; interval ends are then
+            multiples too. The default is the lattice of a mechanism on vectors, if it has one.
 
     Returns:
         (low, high): floats for a number, otherwise arrays of the shape of ``released``.
@@ -119,7 +121,7 @@ def bounds_of(y: np.ndarray, table: NoiseTable, confidence: float) -> tuple[np.n
 
 
 def together_of(confidence: float, count: int) -> float:
-    """Return the confidence of each of so many independent intervals that hold at once with the given one."""
+    """Return the confidence of each of ``count`` independent intervals that hold at once with the given one."""
     return min(math.nextafter(confidence ** (1 / count), 1.0), math.nextafter(1.0, 0.0))
 
 
@@ -155,8 +157,8 @@ class _Release:
     Attributes:
         y: the number.
         table: its noise.
-        rounding: how far the number may be from the integer multiple of the cell that it stands for.
-        lattice: what the true value is a multiple of, or None.
+        rounding: a bound on the distance of the number from the exact multiple of the cell.
+        lattice: a number of which the true value is a multiple, or None.
     """
 
     y: Fraction
@@ -193,7 +195,7 @@ class ReleasedValue:
         For one released value they are those of ``confidence_interval``; for several they are rounded outwards.
 
         Raises:
-            ValueError: confidence not in (0, 1), or so near to 1 that the convolution of many values cannot tell.
+            ValueError: confidence not in (0, 1), or too near to 1 for the accuracy of convolutions.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         tail = (1 - rational(confidence)) / 2
@@ -280,8 +282,8 @@ class ReleasedRatio:
     """The ratio of two linear combinations of released values.
 
     Attributes:
-        numerator: the one above.
-        denominator: the one below.
+        numerator: a linear combination.
+        denominator: a linear combination.
     """
 
     numerator: ReleasedValue
@@ -296,8 +298,8 @@ class ReleasedRatio:
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return bounds that contain the true ratio with at least this probability.
 
-        It inverts the tests of  numerator - r denominator = 0  over all r, as Fieller's theorem does for normal noise.
-        Where the denominator cannot be told from 0 the interval is (-inf, inf).
+        It inverts tests of numerator - r denominator = 0 over all r, as Fieller's theorem does for normal noise. If the
+        denominator is not significantly different from 0, the interval is (-inf, inf).
 
         Raises:
             ValueError: as of ``ReleasedValue.interval``.

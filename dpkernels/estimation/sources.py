@@ -1,4 +1,4 @@
-"""What reports were made with: the channel of a mechanism, an exact form, a certificate or a sidecar."""
+"""The channel of reports, from a mechanism, an exact sampler, a certificate or a sidecar."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def channel_of(
     bounds: tuple[float, float] | None = None,
     decimals: int | None = None,
 ) -> Channel:
-    """Return the channel of whatever says how reports were made.
+    """Return the channel of the reports of a source.
 
     Args:
-        source: a channel (returned as it is), a mechanism, an exact form, a certificate, or a sidecar: a path, or what
-            its JSON holds.
-        column: which column of a sidecar; needed where it has several.
-        bounds: smallest and largest input, of additive noise, whose mechanism does not say.
-        decimals: to which the reports were rounded; a sidecar says it itself.
+        source: a channel (returned unchanged), a mechanism, an exact sampler, a certificate, or a sidecar (a path or
+            its JSON content).
+        column: the column of a sidecar; required if it has several.
+        bounds: smallest and largest input; required for additive noise, and only there.
+        decimals: the number of decimals to which the reports were rounded; a sidecar contains it.
 
     Raises:
-        CertificateError: a sidecar whose integers do not have what it claims.
-        ValueError: a column that a sidecar does not have; bounds or decimals that are missing, wrong, or not asked for.
-        TypeError: nothing that reports are made with, or something that is for vectors.
+        CertificateError: the integers of a sidecar do not satisfy its claims.
+        ValueError: the sidecar does not have the column; bounds or decimals are missing, invalid or superfluous.
+        TypeError: the source has no channel, or is for vectors.
     """
     if isinstance(source, Channel):
         return source
@@ -63,7 +63,7 @@ def channel_of(
 
 
 class _Same:
-    """A certificate as a key: tables are large, and the same one is the same object."""
+    """A certificate as a cache key that is compared by identity, since tables are large."""
 
     def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate

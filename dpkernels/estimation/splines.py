@@ -1,8 +1,8 @@
 """Densities that are mixtures of quadratic B-splines: few numbers for a smooth distribution, many for one with spikes.
 
-How many splines is chosen by the likelihood less a penalty, 2 for every spline that is used (between Akaike's 1 and
-Schwarz's log(n)/2). Their shares are those of greatest likelihood, as those of bins are: the channel of a spline is
-that of its bins.
+The number of splines maximises the log-likelihood less a penalty of 2 for every spline that is used (between Akaike's 1
+and Schwarz's log(n)/2). Their shares are maximum likelihood estimates, like those of bins: the channel of a spline is
+the average of that of its bins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.interpolate import BSpline
 from dpkernels.estimation.likelihood import Fit, most_likely
 
 _DEGREE = 2
-# How many splines are tried; of a distribution over d bins at most d/4.
+# The numbers of splines that are tried, up to d/4 for d bins.
 LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
 _PENALTY = 2.0
 # Shares below this are a solver's zeros.

@@ -1,4 +1,4 @@
-"""What a table says of inputs by its reports: probabilities, means, and weights whose mean is the input's square."""
+"""Quantities of tables for estimation: probabilities, means, and weights whose mean is the square of the input."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dpkernels.exact.kernels import report_kernel
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
-# With fewer rows than this the rounding of inputs to rows, at most gap^2/4, is not small beside squares of inputs.
+# With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
 _FEWEST_ROWS = 16
-# How far the means of weights may be from the squares, over the interval's width squared. Some tables of ``optimal``,
-# solutions of linear programs, have fewer different codes than rows: there no weights are right for every row.
+# The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
+# have fewer codes than rows; no weights are then unbiased for every row.
 _MOST_MISSED = 5e-3
 
 Squares = tuple[np.ndarray, float]
@@ -31,7 +31,7 @@ def squares_of(table: WindowTable | RowTable) -> Squares | None:
 
 
 def window_squares(table: WindowTable) -> Squares | None:
-    """Return (N,) weights g with E[g(code) | x] = (x - middle)^2 of a window table; None if it does not tell.
+    """Return (N,) weights g with E[g(code) | x] = (x - middle)^2 of a window table, or None if there are none.
 
     E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the share f between two rows, whose
     mean over f is gap^2/6 (``WindowTable.variance_terms``).

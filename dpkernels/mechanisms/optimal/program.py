@@ -44,9 +44,8 @@ _FEW_ROWS, _FEW_OUTPUTS = 21, 81
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
 # Smaller relative reduced costs are rounding errors.
 _PROMISE = 1e-7
-_ROUNDS = (
-    40  # The largest number of rounds; the last solution is then returned, whose variance may be above the minimum.
-)
+# The largest number of rounds; the last solution is then returned, whose variance may be above the minimum.
+_ROUNDS = 40
 # The cost of a residual of a sum or a mean, in variances. If residuals remain, the program has no solution.
 _MISSING = 1e4
 
