@@ -54,7 +54,7 @@ def _named(cls: type) -> frozenset[str]:
 
 _TABLES = frozenset(("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
 
-# What holds no values yet, or not in a form that reports could take, and what to do about it.
+# Types that cannot be perturbed, each with the advice for the error message.
 _INSTEAD = {
     "pandas.Index": "use x.to_series()",
     "polars.Expr": "an expression holds no values; select it and take the column",
@@ -65,10 +65,10 @@ _INSTEAD = {
 
 
 def check_kind(x: Any) -> None:
-    """Refuse what looks like a column or a table and cannot be perturbed as it is.
+    """Refuse types that look like a column or a table but cannot be perturbed.
 
     Raises:
-        TypeError: says what to do.
+        TypeError: x is of such a type; the message says what to use instead.
     """
     for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
@@ -158,7 +158,7 @@ def _without_pandas_attributes(table: Any) -> Any:
 
 
 def _check_dtype(dtype: Any) -> None:
-    """Refuse what is not a number. Times and durations are integers to NumPy, and "no time" one of them."""
+    """Refuse types that are not numeric, including times and durations, which NumPy stores as integers."""
     kind = np.dtype(dtype).kind
     if kind not in "iuf" and not jnp.issubdtype(dtype, np.floating):  # Only JAX knows bfloat16.
         raise TypeError(f"x: holds {dtype}; only integers and floats can be perturbed")

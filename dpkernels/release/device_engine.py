@@ -22,10 +22,10 @@ _DEVICE_CHUNK = 1 << 18
 
 
 class DeviceRelease:
-    """Exact reports on accelerators, or on several CPU devices: ChaCha20 and kernel in one sharded computation.
+    """An engine for accelerators, or several CPU devices: ChaCha20 and kernel in one sharded computation.
 
     Raises:
-        RuntimeError: a device makes other words than OpenSSL.
+        RuntimeError: a device's ChaCha20 words differ from OpenSSL's.
     """
 
     def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
@@ -88,7 +88,7 @@ def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
 
 @lru_cache(maxsize=64)
 def check_words(device: Any) -> None:
-    """Refuse a device whose program for ChaCha20 does not make OpenSSL's words: its noise could be anything.
+    """Check that a device's program for ChaCha20 makes OpenSSL's words.
 
     Raises:
         RuntimeError: it does not.

@@ -1,4 +1,4 @@
-"""Inputs are finite and in the interval, or are refused (or clipped) before anything random happens to them."""
+"""Input checks: values that are not finite or not in the interval are refused (or clipped) before any noise."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class InputError(ValueError):
         row: its row in the whole release.
         coordinate: its coordinate, for vectors, else None.
         value: the value.
-        interval: the interval it is outside of, or None where clipping does not help.
-        reason: what is wrong with the value, to follow it in a sentence.
+        interval: the interval that does not contain it, or None if clipping does not help.
+        reason: the rest of the sentence that describes the problem, after the value.
     """
 
     def __init__(
@@ -55,16 +55,16 @@ class InputError(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """An input interval and what to do with values outside.
+    """An input interval and the treatment of values outside it.
 
     Attributes:
-        lower: smallest valid input; for vectors, one a coordinate.
+        lower: smallest valid input; for vectors, one per coordinate.
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
-        largest: largest finite size of an input or a report.
-        near: whether only inputs near each other are neighbours. Then integers that floats would round are refused:
-            rounded, they may be further apart.
-        negligible: inputs at most so far from 0 may be read as 0.
+        largest: the largest absolute value of an input or a report.
+        near: whether only inputs within a sensitivity are neighbours. Integers that floats would round are then
+            refused, since rounding may move neighbours further apart.
+        negligible: inputs with at most this absolute value may be read as 0.
     """
 
     lower: Any
@@ -106,7 +106,7 @@ class Bounds:
 
     def check_on_device(self, x: Array) -> Array:
         """Return a JAX array that may be perturbed; it stays on its devices unless a value is invalid."""
-        # An array of 64 bits was made with the flag on, and is not rounded should it be off by now.
+        # A 64-bit array was made with JAX's x64 flag on, and must not be rounded if the flag is off now.
         with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
             typed = x.astype(dtype)
@@ -153,10 +153,10 @@ class Bounds:
         return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
 
     def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Return the interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
+        """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite.
 
         Raises:
-            ValueError: reports would not fit the type, or inputs be too near to its smallest numbers.
+            ValueError: reports would overflow the type, or its smallest numbers are too large for the mechanism.
         """
         most, least = float(np.finfo(dtype).max), _least(source, dtype)
         if self.largest > most:
@@ -172,7 +172,7 @@ class Bounds:
 def _least(source: np.dtype, dtype: np.dtype) -> float:
     """Return the threshold below which a value may be read as 0, also on conversion from one type to the other.
 
-    A processor reads float32's subnormal numbers as 0 also where they come as bfloat16; narrower types have none.
+    A processor may flush float32's subnormal numbers to 0, also those that come from bfloat16; narrower types have none.
     """
     narrow, own = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
     if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:

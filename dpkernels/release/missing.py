@@ -14,10 +14,10 @@ CHOICES = ("refuse", "keep", "drop")
 
 
 def check_choice(missing: str) -> None:
-    """Refuse an unknown treatment.
+    """Refuse an unknown treatment of missing values.
 
     Raises:
-        ValueError: names the choices.
+        ValueError: the treatment is unknown; the message lists the choices.
     """
     checks.one_of("missing", missing, CHOICES)
 
@@ -26,7 +26,7 @@ def is_missing(x: Any) -> np.ndarray:
     """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked).
 
     Raises:
-        TypeError: not an array or a column whose values can be missing.
+        TypeError: x is not an array or a column with missing values.
     """
     match containers.kind(x):
         case "numpy":

@@ -1,4 +1,4 @@
-"""Exact release of vectors: which coordinates, and the coordinate mechanism's reports of these."""
+"""Exact release of vectors: the choice of coordinates, and the reports of the coordinate mechanism."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpkernels.random import host
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
 
-_ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what lies between.
+_ROWS = 1 << 16  # The number of vectors that are released at once, which bounds the memory of intermediate arrays.
 
 
 def release_vectors(
