@@ -1,4 +1,4 @@
-"""Certificates: what integers guarantee, computed from them with Python integers and Fractions only."""
+"""Certificates: the guarantees of integer tables, computed with Python integers and Fractions only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.table import WORDS, BoundedTable, Table
 from dpkernels.solve import first_feasible, floats_from
 
-# What no certificate covers, in the words of all of them.
+# The exclusions that every certificate prints.
 LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
     "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
@@ -29,19 +29,19 @@ _KINDS: dict[str, type[Certificate]] = {}
 
 
 class CertificateError(ValueError):
-    """A table does not have the guarantee it was made for; it is never sampled."""
+    """A table does not have the guarantee for which it was made; it is never sampled."""
 
 
 class Certificate(abc.ABC):
     """Verified facts about integers, and their JSON payload.
 
-    A payload states the facts beside the integers, for those who only read it. ``from_dict`` makes a certificate anew
-    from the integers and the claim, and raises an error if the payload says anything else.
+    A payload contains the facts beside the integers, for human readers. ``from_dict`` recomputes the certificate from
+    the integers and the claim, and raises an error if the payload disagrees.
 
     Attributes:
         kind: the name of the class in JSON.
-        facts: what a payload states, as names of attributes; Fractions become text.
-        parts: its tables and certificates, names in JSON to names of attributes.
+        facts: the names of the attributes in a payload; Fractions become text.
+        parts: its tables and certificates, from names in JSON to names of attributes.
     """
 
     kind: ClassVar[str]
@@ -83,7 +83,7 @@ class Certificate(abc.ABC):
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> Self:
-        """Verify the integers in a JSON payload again; what the payload says of itself must agree.
+        """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
         Every kind can be read once ``combined`` has been imported, which ``dpkernels.Certificate`` does.
 
@@ -154,7 +154,7 @@ def check_totals(table: Table) -> None:
     """Refuse weights that are not a distribution, or whose total is not that of a random word.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the weights are not valid.
     """
     if table.bits not in WORDS:
         raise CertificateError(f"bits: {brief(table.bits)} is not one of {', '.join(map(str, WORDS))}")
@@ -179,7 +179,7 @@ def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
 def log_upper_bound(ratio: Fraction) -> float:
     """Return the least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
     near = Fraction(math.log(ratio))
-    near += ratio / exp_lower_bound(near) - 1  # A step of Newton's: right to a float's last digits, also near 0.
+    near += ratio / exp_lower_bound(near) - 1  # One Newton step makes it accurate to a float's rounding, also near 0.
     start = max(0.0, float(near))
     below = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
     return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
@@ -190,9 +190,9 @@ class BoundedCertificate(Certificate):
 
     Attributes:
         epsilon: the budget, as printed.
-        cells: how many rows apart neighbouring inputs are rounded to at most, under the same rounding word.
+        cells: the largest distance, in rows, of the rows to which neighbours are rounded under the same random word.
         ratio: the largest ratio of any report's probability between two neighbouring inputs.
-        table: the integers, so that anyone can verify again.
+        table: the integers, for independent verification.
     """
 
     epsilon: float
@@ -255,7 +255,7 @@ class BoundedCertificate(Certificate):
 
 
 class UnbiasedCertificate(BoundedCertificate):
-    """Of a table whose means are its inputs; one with another mean is refused."""
+    """A certificate of a table whose row means are its inputs; any other table is refused."""
 
     @property
     def mean_error(self) -> Fraction:
@@ -268,10 +268,10 @@ class UnbiasedCertificate(BoundedCertificate):
 
 
 def check_rows(table: BoundedTable) -> None:
-    """Refuse a table that has no signal, no distributions for rows, or no interval.
+    """Refuse a table that has no signal, rows that are not distributions, or no valid interval.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the table is not valid.
     """
     if table.shifts < 1 or table.codes < 2 or not table.has_signal:
         raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
@@ -305,10 +305,10 @@ def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
 
 
 def check_means(table: BoundedTable, rows: Iterable[int], nominal: Callable[[int], Fraction]) -> None:
-    """Refuse a table of which one of the rows has another mean than it has to have: its input, if unbiased.
+    """Refuse a table if a row's mean differs from the required one, which is its input for unbiased tables.
 
     Raises:
-        CertificateError: says by how much.
+        CertificateError: a mean differs; the message has the difference.
     """
     error = max(abs(table.row_mean(i) - nominal(i)) for i in rows)
     if error:

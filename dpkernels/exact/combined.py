@@ -1,4 +1,4 @@
-"""Certificates and exact samplers that consist of others: mixtures, and vectors coordinate by coordinate."""
+"""Certificates and exact samplers that are composed of others: mixtures, and vectors by coordinate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VECTOR_COVERS = (
 
 @dataclass(frozen=True)
 class MixtureCertificate(Certificate, kind="mixture"):
-    """Two certified tables, one of which reports, chosen independently of the input.
+    """A certificate of a mixture: two certified tables, one of which is chosen independently of the input.
 
     Attributes:
         first: certificate of the table used where the choice word is below the threshold.
@@ -112,7 +112,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
 @dataclass(frozen=True)
 class MultivariateCertificate(Certificate, kind="multivariate"):
-    """s of d coordinates, each by a certified table; which ones is independent of the data.
+    """A certificate for vectors: s of d coordinates, chosen independently of the data, each by a certified table.
 
     Attributes:
         coordinate: certificate of a coordinate's report, on [-1, 1].
@@ -167,7 +167,7 @@ def read_certificate(payload: dict[str, Any]) -> Certificate:
     """Return the certificate in a JSON payload, of whichever kind, verified again from its integers.
 
     Raises:
-        CertificateError: it fails, or is none.
+        CertificateError: the coordinate's certificate fails or is missing.
     """
     return Certificate.from_dict(payload)
 
@@ -186,7 +186,7 @@ CERTIFICATES = (
 
 @dataclass(frozen=True, eq=False)
 class ExactMixture(ExactSampler):
-    """One of two exact samplers, chosen by a word of its own below a threshold out of 2^32.
+    """An exact sampler of a mixture: one of two samplers, chosen by whether a separate word is below a threshold.
 
     Only one of the two is reported, so both may read the same noise and rounding words.
     """
@@ -234,7 +234,7 @@ def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSample
 
 @dataclass(frozen=True, eq=False)
 class ExactMultivariate:
-    """s of d coordinates, each released by the exact sampler of the coordinate mechanism."""
+    """An exact sampler for vectors: s of d coordinates, each released by the coordinate mechanism's sampler."""
 
     mechanism: Multivariate
     coordinate: ExactSampler

@@ -1,8 +1,8 @@
 """Integer kernels: inputs to rows by stochastic rounding, random words to outcomes, and codes to reports.
 
-Every constant is compiled in: traced divisors and table sizes would be several times slower, so each table has its own
-compiled kernel. The kernels take NumPy arrays too, without JAX: for few values that is far cheaper than a call of a
-compiled program.
+Constants are compiled into the kernels, because traced divisors and table sizes would be several times slower; each
+table therefore has its own compiled kernel. The kernels also accept NumPy arrays, which they process without JAX; this
+is faster for few values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ OutcomeKernel = Callable[[RealArray], RealArray]
 
 @dataclass(frozen=True, eq=False)
 class AliasColumns:
-    """Walker's alias table in integers: column c yields c where the word's low bits are below threshold[c].
+    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c].
 
     Attributes:
-        packed: of every column its threshold and, in the last ``log_columns`` bits, its alias: one look-up finds both.
+        packed: for every column its threshold and, in the last ``log_columns`` bits, its alias.
         log_columns: log2 of the number of columns.
         bits: bits of a word, and of a packed entry.
     """
@@ -57,8 +57,8 @@ def take(table: np.ndarray, at: RealArray) -> RealArray:
 def alias_columns(weights: list[int], bits: int) -> AliasColumns:
     """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits.
 
-    All columns hold 2^bits / columns weight; outcomes past the last have none. Vose's construction, in integers:
-    a light column is filled up from a heavy one, which loses as much.
+    Every column has the weight 2^bits / columns; padding outcomes have weight 0. Vose's construction in integers fills
+    a light column up from a heavy one.
     """
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)
@@ -83,7 +83,7 @@ def alias_columns(weights: list[int], bits: int) -> AliasColumns:
 
 
 def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
-    """Refuse columns that do not add up to the table's weights, so that what was certified is what is sampled."""
+    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled."""
     capacity, threshold = 1 << (columns.bits - columns.log_columns), columns.threshold.tolist()
     masses = list(threshold)
     for below, other in zip(threshold, columns.alias.tolist(), strict=True):
@@ -119,9 +119,9 @@ def fraction_bits(shifts: int) -> int:
 
 
 def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
-    """Round inputs to one of the two rows around them, with random bits of their own.
+    """Round every input at random to one of the two adjacent rows, so that its mean is kept.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. What holds for rows holds for inputs. Neighbours d
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
     steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
     docs/proofs/row_mixtures.md.
     """

@@ -26,14 +26,14 @@ if jax.__version_info__ < (0, 11):
 
 @dataclass(frozen=True)
 class Words:
-    """Random words a sampler needs, one a value: word i of the stream belongs to value i."""
+    """The random words that a sampler needs, one per value: word i of the stream belongs to value i."""
 
     stream: int
     bits: int
 
 
 class ExactSampler(abc.ABC):
-    """A mechanism as a release samples it. Made by ``certify``."""
+    """The sampler of a release: a mechanism with its verified integers. ``exact_sampler`` makes it."""
 
     mechanism: Any
     certificate: Any
@@ -96,7 +96,7 @@ def concrete_mechanism(mechanism: Any) -> Any:
 
 
 def refuse_traced(leaf: object) -> None:
-    """Refuse a parameter that has no value yet.
+    """Refuse a traced parameter.
 
     Raises:
         TypeError: it is traced.

@@ -1,4 +1,4 @@
-"""What every table of integers is: weights of distributions with the total 2^bits, read from what anyone may write."""
+"""Base classes of integer tables: weights of distributions with the total 2^bits, read from untrusted payloads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 
 from dpkernels.bounded_json import brief
 
-# Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
+# The possible log2 of a table's total: 32 or 64 bits of a random word (16 in tests).
 WORDS = (16, 32, 64)
 
-# A table has at most so many weights; ours have 2^21 where they are given row by row, and 2^17 or 2^20 else.
+# The largest number of weights that is read. Tables built here have at most 2^21.
 MOST_WEIGHTS = 1 << 21
 
 
@@ -38,17 +38,17 @@ class Table(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def from_dict(cls, payload: dict[str, Any]) -> Self:
-        """Return the table of ``to_dict``; nothing is verified but types and sizes.
+        """Return the table in a payload of ``to_dict``, after a check of types and sizes only.
 
         Raises:
-            ValueError: something is not a number of the type it must be, or there are too many.
+            ValueError: an entry has the wrong type, or there are too many.
             OverflowError: a weight is negative or has more than 64 bits.
-            KeyError: something is missing.
+            KeyError: an entry is missing.
         """
 
 
 class BoundedTable(Table):
-    """A distribution for each of S + 1 inputs, the rows, from the lower end of an interval to the upper.
+    """A table with a distribution for each of S + 1 inputs, the rows, from the lower to the upper end of an interval.
 
     Attributes:
         lower: smallest valid input.
@@ -92,7 +92,7 @@ class BoundedTable(Table):
 
 
 def integers(name: str, values: Any, most: int) -> list[int]:
-    """Return a list of so many integers at most; weights are checked to be in range when their array is made.
+    """Return a list of at most ``most`` integers; their range is checked when an array is made of them.
 
     Raises:
         ValueError: it is not.

@@ -125,8 +125,8 @@ def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.cou
 def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
     """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
-    Distinct inputs, and distinct reports, differ by more than ``negligible``. Their sums and products with numbers of at
-    most 62 bits are 0 or larger than 2^-64 of it.
+    Distinct inputs, and distinct reports, differ by more than ``negligible``. Their sums and products with numbers of
+    at most 62 bits are 0 or larger than 2^-64 of it.
     """
     return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 

@@ -172,7 +172,8 @@ class Bounds:
 def _least(source: np.dtype, dtype: np.dtype) -> float:
     """Return the threshold below which a value may be read as 0, also on conversion from one type to the other.
 
-    A processor may flush float32's subnormal numbers to 0, also those that come from bfloat16; narrower types have none.
+    A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16; narrower types have
+    none.
     """
     narrow, own = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
     if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:

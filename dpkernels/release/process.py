@@ -40,7 +40,7 @@ def forget_after_fork(forget: Callable[[], Any]) -> None:
 
 
 def _before_fork() -> None:
-    global _had_run  # Determined before the fork: in the child, a lock that another thread held would never be released.
+    global _had_run  # Determined before the fork: a lock that another thread held would never be released in the child.
     _had_run = _after_fork or jax_has_run()
 
 

@@ -1,7 +1,7 @@
 """Build noise tables: masses of a density on bins, or of points on a lattice, rounded up to integers.
 
-A bin's weight is the density's mass in it, so a table is the density's noise seen through a rounding of the report,
-and inherits its guarantee. Rounding weights up can take at most one unit of 2^-bits a code from it.
+A bin's weight is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its
+guarantee. Rounding weights up costs at most one unit of 2^-bits per code.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 
 BITS = 64  # log2 of a total: one random word a value.
-# Tables of the first size stay in the processor's cache. The second is for a tiny delta, of which the rounding of the
-# first one's many weights would be too large a part. Wide noise may take up to the most.
+# The numbers of codes that are tried. The first size stays in the processor's cache. The second, smaller rounding error
+# is for a tiny delta. Wide noise may take more codes, up to the largest number.
 _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
 # And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
 _GRAIN_BITS = 27
-# How much wider than the claim's exact noise a table may be, to make up for its rounding.
+# The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 Certified = TypeVar("Certified")
 _NODES, _WEIGHTS = gauss_legendre(16)
@@ -83,9 +83,7 @@ def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
         with suppress(CertificateError):
             return certified(STRETCHES[0])
         try:
-            widest = certified(
-                STRETCHES[-1]
-            )  # Where this fails, those between would, one slow attempt after the other.
+            widest = certified(STRETCHES[-1])  # If this one fails, those in between would fail as well.
         except CertificateError as failed:
             error = failed
             continue
@@ -107,15 +105,15 @@ def noise_tables(
     """Return tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
 
     Args:
-        noise: a law.
+        noise: a distribution.
         sensitivity: D, exactly.
         bits: log2 of the total.
-        codes: how many codes the table should have at most; wide noise takes more.
-        stretches: how much wider than the law each table is.
+        codes: the intended largest number of codes; wide noise takes more.
+        stretches: the factors, minus 1, by which each table is wider than the distribution.
 
     Raises:
-        CertificateError: the noise is too wide or too narrow for a table; says what is feasible.
-        TypeError: an unknown law.
+        CertificateError: the noise is too wide or too narrow for a table; the message says what is feasible.
+        TypeError: an unknown distribution.
     """
     raise TypeError(f"noise: {type(noise).__name__} has no table")
 
@@ -262,7 +260,7 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
 
 
 def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
-    """Return the masses without the last digits' noise: every law falls away from 0, and flat parts are flat.
+    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat.
 
     Where the distribution begins or ends within the bin of 0, the next bin is the largest.
     """
@@ -297,7 +295,7 @@ def _rounded_up(masses: list[int], total: int) -> list[int]:
     return [-(-mass * low >> unit) for mass in masses]
 
 
-# Rounding to cells may add this to the sensitivity before a finer table is tried, and before it is refused.
+# The shares of the sensitivity that rounding may add before a finer table is tried, and before the table is refused.
 _SMALL, _LARGE = 1e-3, 0.1
 _VECTOR_SIZES = (1 << 16, 1 << 18)  # Codes of the tables tried, in order.
 
@@ -337,7 +335,7 @@ def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[Nois
 
 @singledispatch
 def _sigma(noise: Distribution, cells: float) -> float | None:
-    """Return the Gaussian's standard deviation, at so many cells a data unit; None for noise judged in l1."""
+    """Return the standard deviation of Gaussian noise in cells, given cells per data unit; None for other noise."""
     return None
 
 

@@ -1,13 +1,13 @@
 """Certificates of additive noise: (epsilon, delta) for every offset up to the sensitivity, from the integers.
 
 On single values the hockey-stick divergence is computed at every offset. On vectors one table serves every coordinate.
-A neighbour moves coordinate i by s_i bins. Two facts about a table bound what any such move reveals, see
-docs/proofs/vectors.md.
+A neighbour moves coordinate i by s_i bins. Two properties of a table bound the privacy loss of any such move
+(docs/proofs/vectors.md).
 
 * l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
   itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
 * l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
-  vector is as private as Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), but for d tau (1 + e^eps).
+  vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dpkernels.exact.certificate import (
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
 from dpkernels.mechanisms.additive_vector import NORMS
 
-# What no certificate of additive noise covers.
+# The exclusions of every certificate of additive noise.
 NOISE_LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover the sensitivity itself, "
     "rounding while the true value was computed, timing, caches or other side channels, which rows or columns exist, "
@@ -41,7 +41,7 @@ NOISE_LIMITS = (
 # Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
 # (float32 inputs are checked when they come); with the largest, reports are finite.
 GRID_LOG2_RANGE = (-1021, 960)
-# Weights that rise after they fall are compared at every shift; of ours none do.
+# Weights that are not unimodal are compared at every shift; tables built here are unimodal.
 _MOST_COMPARISONS = 1 << 21
 
 
@@ -52,7 +52,7 @@ class AdditiveCertificate(Certificate):
         epsilon: the budget, as printed.
         delta: the claimed delta, as printed.
         realised_delta: bound on delta at epsilon.
-        table: the integers, so that anyone can verify again.
+        table: the integers, for independent verification.
     """
 
     epsilon: float
@@ -107,7 +107,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
     Attributes:
         sensitivity: D, the float's exact value.
-        shift: how many cells apart neighbours are, at most.
+        shift: the largest distance of neighbours, in cells.
         realised_delta: the largest delta at epsilon over all shifts up to this, both ways.
     """
 
@@ -158,11 +158,11 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
 
 def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: float) -> NoiseCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     Raises:
-        CertificateError: the total is not 2^bits, delta is larger than claimed for some shift, which says by how much,
-            or weights rise after they fall in a table too large for a look at every shift.
+        CertificateError: the total is not 2^bits, delta exceeds the claim for some shift (the message has its value),
+            or the weights are not unimodal in a table that is too large to check every shift.
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not positive.
     """
     checks.epsilon(epsilon)
@@ -182,10 +182,10 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
 
 
 def check_lattice(table: NoiseTable) -> None:
-    """Refuse a table whose weights are not a distribution, or whose cells the sampler cannot compute with.
+    """Refuse a table whose weights are not a distribution, or whose cells are out of the sampler's range.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the table is not valid.
     """
     check_totals(table)
     if not 1 <= table.points_per_bin < 1 << 32:
@@ -279,13 +279,13 @@ _FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3
 
 @dataclass(frozen=True)
 class VectorClaim:
-    """What is claimed for a vector.
+    """The claim for a vector.
 
     Attributes:
         epsilon: the budget, as printed.
         delta: the claimed delta, as printed.
         sensitivity: D, the float's exact value.
-        norm: in which neighbours are at most D apart.
+        norm: the norm in which neighbours are at most D apart.
         dimensions: d.
         lattice: what every value is a multiple of, or None.
         sigma: standard deviation, in cells, of the Gaussian that the table rounds; None for noise judged in l1.
@@ -397,10 +397,10 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
 
 def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
-    """Verify everything a release of vectors relies on.
+    """Verify all properties that a release of vectors relies on, and return the certificate.
 
     Raises:
-        CertificateError: the total is wrong, values on the lattice are no codes, or delta is larger than claimed.
+        CertificateError: the total is wrong, the lattice is not a multiple of a cell, or delta exceeds the claim.
     """
     check_lattice(table)
     if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
@@ -444,7 +444,7 @@ def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian.
 
-    It is the sum of what the table has too much; cells beyond the table have too little.
+    It is the sum of the positive differences; cells beyond the table only have negative ones.
     """
     far = max(-table.first, table.last) + 1
     if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):

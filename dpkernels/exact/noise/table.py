@@ -132,7 +132,7 @@ def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
     """Return delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
 
-    For unimodal weights the largest shift is the worst. Beyond the table's length nothing changes.
+    For unimodal weights the largest shift is the worst. Shifts beyond the table's length have the same delta.
     """
     shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)

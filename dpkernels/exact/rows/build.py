@@ -25,12 +25,12 @@ from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import solved_again
 
-# Shares of a weight that rounding and repair may change; what makes the probabilities leaves more of e^eps unused.
+# The relative changes of a weight by rounding and repair; the linear program leaves a larger share of e^eps unused.
 _MOST_CHANGE = 1e-7
 
 # Probabilities are read to 2^-120.
 _FINE = 120
-# Repairs are moves between so many of the heaviest weights of a row.
+# The number of heaviest weights of a row between which repairs move units.
 _MOVED = 24
 
 
@@ -38,7 +38,7 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
     """Return integer weights near a mechanism's probabilities; every row sums to 2^bits, and means are evenly spaced.
 
     Raises:
-        CertificateError: a row cannot be repaired: its sum or mean is not that of a mechanism, or bits are too few.
+        CertificateError: a row cannot be repaired, because its sum or mean is wrong, or the bits are too few.
     """
     probabilities, places = np.asarray(mechanism.probabilities, np.float64), mechanism.places
     n, total = len(probabilities), 1 << bits
@@ -154,7 +154,7 @@ def _moves(remainder: int, gaps: tuple[int, ...]) -> tuple[int, ...]:
 _CELLS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 _MOST_WEIGHTS = 1 << 21
 
-# Of the sensitivity in cells: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
+# A margin, in cells, for rounding inputs to 2^16 steps a row.
 _MARGIN = Fraction(1, 1 << 15)
 
 

@@ -33,7 +33,7 @@ class RowCertificate(UnbiasedCertificate, kind="rows"):
     """Verified facts about one row table; see ``BoundedCertificate``.
 
     Attributes:
-        sensitivity: how far apart neighbouring inputs are at most; None: any two inputs are neighbours.
+        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
     """
 
     epsilon: float
@@ -61,7 +61,7 @@ class RowCertificate(UnbiasedCertificate, kind="rows"):
 
 
 def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = None) -> RowCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart, see
     docs/proofs/row_mixtures.md. The gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not

@@ -32,7 +32,7 @@ RowKernel = Callable[[RealArray, RealArray], RealArray]
 
 @dataclass(frozen=True, eq=False)
 class ExactRows(ExactSampler):
-    """A mechanism that is a table row by row."""
+    """An exact sampler of a mechanism that is given row by row."""
 
     mechanism: Any
     certificate: RowCertificate
@@ -84,8 +84,8 @@ def row_kernel(table: RowTable) -> RowKernel:
 def lookups(table: RowTable, rows: list[AliasColumns]) -> tuple[RowKernel, RowKernel]:
     """Return two samplers with the same output: by separate look-ups, and by look-ups of triples.
 
-    The first looks up columns and then places; on a GPU a second look-up is another pass through memory. The second
-    looks up what columns there are as triples, which on a CPU takes longer.
+    The first looks up columns and then places, which is faster on a CPU. The second looks up triples, which is faster
+    on a GPU, where each look-up is a pass through memory.
     """
     packed, log_columns = np.concatenate([columns.packed for columns in rows]), rows[0].log_columns
     word, last = packed.dtype.type, (1 << log_columns) - 1

@@ -20,7 +20,7 @@ from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
 
-# A table has at most so many rows; ours have at most 1,449.
+# The largest number of rows that is read. Tables built here have fewer.
 _MOST_ROWS = 1 << 13
 
 

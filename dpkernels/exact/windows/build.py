@@ -22,14 +22,14 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.windows import Uniform
 
-# A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
-# Its width then follows.
+# A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
+# 0.5 %. This determines its width as well.
 ACCEPTED_DEVIATION = 2e-4
-# Where no table is so near, the best is taken if it is within this, else none; ``estimate_mean`` allows for as much.
+# If no table is accepted, the best one is used if it is within this. ``estimate_mean`` allows for this difference.
 PROMISED_DEVIATION = 1e-3
 _HEIGHT_TOLERANCE = 0.005
 
-# Cell masses come from float64 cdfs; this much of the window's height keeps their rounding on the safe side.
+# Cell masses come from float64 cdfs; this share of the window's height makes their rounding conservative.
 _SLACK = 1e-8
 
 # Whether two divisions sample the table (else alias columns), log2 of its total, the most codes: cheapest first.
@@ -85,12 +85,13 @@ def windowed_table(
     Args:
         mechanism: with concrete parameters.
         bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
-        codes: the most output codes; by default 4,096, then more where they are not enough, and at least 256 rows.
-        deviation: how far a table is from the mechanism, relatively; by default by its variances.
+        codes: the largest number of output codes. By default 4,096 are tried first, then more; tables must have at
+            least 256 rows.
+        deviation: maps the mechanism and a table to their relative difference; by default that of their variances.
 
     Raises:
         CertificateError: the mechanism's height is not private at its epsilon, or no table has its variances to
-            within 0.1 %. A choice of bits and codes is not held to that.
+            within 0.1 %. The second condition is not applied if bits and codes are given.
     """
     relative = _permitted_height(mechanism)
     best, best_deviation = None, math.inf

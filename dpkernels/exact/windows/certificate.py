@@ -104,7 +104,7 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
 
 
 def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     Raises:
         CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
