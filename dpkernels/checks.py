@@ -1,6 +1,6 @@
 """Validation of arguments: every error names the argument, its value and what is allowed.
 
-Tracers are let through: only concrete numbers can be judged.
+Traced values are accepted unchecked.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def positive(name: str, value: Real) -> None:
 
 
 def width(name: str, value: Real) -> None:
-    """Refuse the width of a law that is not positive, or whose moments floats cannot hold."""
+    """Refuse a width of a distribution that is not positive, or whose moments would overflow or underflow."""
     within(name, value, *_WIDTH_RANGE)
 
 

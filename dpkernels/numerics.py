@@ -1,4 +1,4 @@
-"""Numerical guards and helpers: the only place that has them, so that formulas read like the paper."""
+"""Numerical helpers: types, guarded functions and special functions that keep formulas close to the papers."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ GAUSS_LEGENDRE = gauss_legendre(16)
 def namespace(*values: object) -> ModuleType:
     """Return jax.numpy if any value is a JAX array or tracer, else numpy.
 
-    So a formula evaluated at NumPy arrays is NumPy in float64, whatever the caller's x64 flag: construction and
-    tables need that precision; inside jit the same formula is JAX.
+    A formula of NumPy arrays is thus evaluated in float64, independently of JAX's x64 flag, as constructors and tables
+    require. Inside jit the same formula is evaluated by JAX.
     """
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
@@ -161,7 +161,7 @@ def erfc(z: Real) -> Real:
 
 def special_functions(value: Real) -> ModuleType:
     """Return the module of special functions for the kind of a value: SciPy's or JAX's."""
-    # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
+    # SciPy is imported on first use, since the import is slow and only distributions need it.
     return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
 
 

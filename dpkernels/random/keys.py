@@ -19,8 +19,8 @@ from dpkernels.random import chacha, host
 def os_key() -> Array:
     """Return a fresh typed ChaCha20 key: 256 bits from the operating system.
 
-    Nothing is cached, so a forked process never repeats its parent's keys. JAX prints a key's words in its repr: never
-    print or log one.
+    Keys are not cached, so a forked process never repeats its parent's keys. Never print or log a key, because its repr
+    in JAX contains the key's words.
     """
     return key_from_bytes(os.urandom(32))
 
@@ -28,7 +28,7 @@ def os_key() -> Array:
 def key_from_bytes(secret: bytes) -> Array:
     """Return the typed ChaCha20 key with these 32 bytes, to repeat a release after a crash.
 
-    Whoever has the bytes can remove the noise: keep them as secret as the data, and destroy them with it.
+    The bytes make it possible to remove the noise. Keep them as secret as the data, and destroy them with the data.
 
     Raises:
         TypeError: not bytes.

@@ -34,8 +34,8 @@ from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 
 BITS = 64  # log2 of a total: one random word a value.
-# The numbers of codes that are tried. The first size stays in the processor's cache. The second, smaller rounding error
-# is for a tiny delta. Wide noise may take more codes, up to the largest number.
+# The numbers of codes that are tried. Tables of the first size stay in the processor's cache. The second size has a
+# smaller rounding error, for a tiny delta. Wide noise may take more codes, up to the largest number.
 _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
@@ -71,13 +71,14 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
 
 
 def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
-    """Return the certificate of the narrowest table that has its claim, of the first kind of table of which one has.
+    """Return the certificate of the narrowest table that satisfies its claim, from the first kind that has one.
 
     Args:
-        kinds: each the certificate of a table so much wider than asked for, or a CertificateError.
+        kinds: functions that map a stretch to the certificate of a table wider by that factor, or to a
+            CertificateError.
 
     Raises:
-        CertificateError: not even the widest tables have the claim.
+        CertificateError: even the widest tables do not satisfy the claim.
     """
     for certified in kinds:
         with suppress(CertificateError):
