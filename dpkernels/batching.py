@@ -1,4 +1,4 @@
-"""Functions of many values: on a processor some at a time, elsewhere all at once."""
+"""Batching of vmap: on a CPU a few values at a time, on other devices all at once."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap, sequential_vmap
 
 
-def some_at_a_time(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
-    """Return the function, traced once; under vmap a processor computes a few values at a time.
+def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) -> Callable[..., Any]:
+    """Return a function, traced once, that under vmap computes a few values at a time on a CPU.
 
-    Arrays of all values together would leave the cache of a processor. Nested vmaps are batched likewise.
+    This keeps the arrays in the cache of the CPU. Nested vmaps are batched in the same way.
 
     Args:
-        function: of pytrees of arrays.
-        together: how many, from the arguments, some of whose leaves have a leading axis. One is not under vmap, which
-            computes both sides of every choice.
+        function: a function of pytrees of arrays.
+        together: maps the arguments, some of whose leaves have a leading axis, to the batch size. With a batch size of
+            1 the function is not evaluated under vmap, which would compute both branches of every condition.
     """
     one = jax.jit(function)
     mapped = custom_vmap(one)
@@ -26,7 +26,7 @@ def some_at_a_time(function: Callable[..., Any], together: Callable[..., int]) -
     @mapped.def_vmap
     def _(size: int, batched: Any, *given: Any) -> Any:
         many = tuple(batched)
-        if not any(jax.tree.leaves(many)):  # Only what they are moved along is many.
+        if not any(jax.tree.leaves(many)):  # Only tangents are batched.
             found = one(*given)
             return found, jax.tree.map(lambda _: False, found)
         every = jax.vmap(one, jax.tree.map(lambda each: 0 if each else None, many))

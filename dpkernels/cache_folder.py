@@ -1,4 +1,4 @@
-"""Where what took long to compute is kept between runs, and when that may be trusted.
+"""The cache folder for results that take long to compute, and the conditions under which it is trusted.
 
 The folder is ``$DPKERNELS_CACHE``. By default it is the folder that the system has for a user's caches, such as
 ``~/.cache/dpkernels`` on Linux. An empty ``DPKERNELS_CACHE`` turns the cache off.
@@ -17,8 +17,8 @@ from platformdirs import user_cache_path
 # Programs that compile in less time are not kept: reading them takes about as long.
 _LEAST_SECONDS = "0.1"
 _OWN = ("-cache", "-atime")  # how JAX names what it keeps
-# Bytes of kept programs, above which the longest unused are removed until half is left. JAX's own limit fails on a
-# folder that was filled without it.
+# The size of cached programs, in bytes, above which the least recently used ones are removed until half is left. JAX's
+# own limit fails on a folder that was filled without it.
 _MOST_BYTES = 1 << 28
 
 
@@ -32,10 +32,10 @@ def folder() -> Path | None:
 
 
 def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Have JAX keep its compiled programs, unless the user has said where; before JAX is imported.
+    """Let JAX cache its compiled programs, unless the user has configured this; call it before JAX is imported.
 
-    A compiled program is run as it is read, so whoever can write where it is kept decides what runs: only a folder of
-    this user's own, which no other can enter, is used.
+    A compiled program is executed as it is read, so a user who can write to the folder can execute code. Therefore only
+    a folder is used that belongs to this user and that no other user can enter.
 
     Args:
         environment: of this process.
@@ -51,14 +51,14 @@ def keep_programs(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 def trim(programs: Path, most: int) -> None:
-    """Remove the programs unused for longest of a folder that holds too many, until they take half of that.
+    """Remove the least recently used programs of a folder that is larger than ``most``, until half of that is left.
 
-    Files of other names than JAX's are not touched. Another process may remove some at the same time, or read one: JAX
-    compiles again what it does not find.
+    Only files with JAX's names are removed. Other processes may remove or read files at the same time; JAX compiles a
+    missing program again.
 
     Args:
         programs: the folder.
-        most: how many bytes it may hold.
+        most: the largest size in bytes.
     """
     with suppress(OSError), os.scandir(programs) as entries:
         own = [entry for entry in entries if entry.name.endswith(_OWN) and entry.is_file(follow_symlinks=False)]
@@ -76,11 +76,11 @@ def trim(programs: Path, most: int) -> None:
 
 
 def _is_ours_alone(place: Path) -> bool:
-    """Return whether the folder, made if need be, is this user's and nobody else's, nor can be exchanged for another's.
+    """Return whether the folder, made if necessary, belongs to this user alone and cannot be replaced by another user.
 
-    Whoever may write in a folder above can rename it away, but for folders such as /tmp, where only owners can.
+    A user who can write to a parent folder can rename the folder, except in folders such as /tmp, where only owners can.
     """
-    if not hasattr(os, "getuid") or not place.is_absolute():  # Windows, where a mode says nothing.
+    if not hasattr(os, "getuid") or not place.is_absolute():  # On Windows, file modes carry no information.
         return False
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -93,6 +93,6 @@ def _is_ours_alone(place: Path) -> bool:
 
 
 def _is_safe(above: os.stat_result) -> bool:
-    """Return whether nobody but this user and root can rename what is in a folder; a link is none."""
+    """Return whether only this user and root can rename the entries of a folder; False for a link."""
     shared = above.st_mode & 0o022 and not above.st_mode & stat.S_ISVTX
     return stat.S_ISDIR(above.st_mode) and above.st_uid in (0, os.getuid()) and not shared

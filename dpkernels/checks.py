@@ -1,6 +1,6 @@
 """Validation of arguments: every error names the argument, its value and what is allowed.
 
-Tracers are let through: only concrete numbers can be judged.
+Traced values are accepted unchecked.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WIDTH_RANGE = (1e-140, 1e140)  # Squares of widths, hence variances, neither va
 
 
 def concrete(value: Real) -> np.ndarray | None:
-    """The value as a float64 array, or None where it is a tracer.
+    """Return the value as a float64 array, or None where it is a tracer.
 
     Raises:
         TypeError: not a real number or an array of them.
@@ -35,7 +35,7 @@ def concrete(value: Real) -> np.ndarray | None:
 
 
 def number(name: str, value: Any) -> Any:
-    """One real number: a tracer as it is, any other as a float.
+    """Return one real number: a tracer as it is, any other as a float.
 
     Raises:
         TypeError: anything else, naming the argument.
@@ -59,7 +59,7 @@ def not_traced(name: str, reason: str, *values: Any) -> None:
 
 
 def whole(name: str, value: Any, low: int, high: int) -> int:
-    """An integer in low..high.
+    """Return an integer in low..high.
 
     Raises:
         TypeError: not an integer.
@@ -73,7 +73,7 @@ def whole(name: str, value: Any, low: int, high: int) -> int:
 
 
 def integers(name: str, values: Any) -> np.ndarray:
-    """A vector of integers, at least one.
+    """Return a vector of integers, at least one.
 
     Raises:
         TypeError: not integers, or some are masked.
@@ -118,7 +118,7 @@ def positive(name: str, value: Real) -> None:
 
 
 def width(name: str, value: Real) -> None:
-    """Refuse the width of a law that is not positive, or whose moments floats cannot hold."""
+    """Refuse a width of a distribution that is not positive, or whose moments would overflow or underflow."""
     within(name, value, *_WIDTH_RANGE)
 
 

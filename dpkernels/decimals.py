@@ -1,4 +1,4 @@
-"""Floats as the decimals they print as: 0.1 is 1/10, in arithmetic and in print."""
+"""Conversion of floats to the shortest decimals that print them: 0.1 is 1/10."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def rational(number: float) -> Fraction:
 
 
 def shortest(number: SupportsFloat) -> str:
-    """Return that decimal as text, 1.0000001 and not 1, so that a value can be told from the bound it exceeds."""
+    """Return that decimal as text, 1.0000001 and not 1, so that an error shows by how much a value exceeds a bound."""
     return repr(float(number)).removesuffix(".0")
 
 

@@ -1,4 +1,4 @@
-"""Numerical guards and helpers: the only place that has them, so that formulas read like the paper."""
+"""Numerical helpers: types, guarded functions and special functions that keep formulas close to the papers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Real = float | RealArray
 
 
 def gauss_legendre(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
+    """Return nodes and weights of Gauss-Legendre quadrature on [0, 1]."""
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return (nodes + 1) / 2, weights / 2
 
@@ -28,10 +28,10 @@ GAUSS_LEGENDRE = gauss_legendre(16)
 
 
 def namespace(*values: object) -> ModuleType:
-    """jax.numpy if any value is a JAX array or tracer, else numpy.
+    """Return jax.numpy if any value is a JAX array or tracer, else numpy.
 
-    So a formula evaluated at NumPy arrays is NumPy in float64, whatever the caller's x64 flag: construction and
-    tables need that precision; inside jit the same formula is JAX.
+    A formula of NumPy arrays is thus evaluated in float64, independently of JAX's x64 flag, as constructors and tables
+    require. Inside jit the same formula is evaluated by JAX.
     """
     return jnp if any(type(value) not in _HOST_TYPES and isinstance(value, jax.Array) for value in values) else np
 
@@ -46,7 +46,7 @@ _HOST_TYPES = frozenset({bool, int, float, type(None), np.ndarray, np.float64, n
 
 
 def floating(value: Real) -> Any:
-    """The value as float32 or float64 of its own kind: NumPy stays NumPy (float64), other JAX types are float32."""
+    """Return the value as a float array: NumPy values become float64, JAX values keep float32 or float64."""
     if isinstance(value, jax.Array):
         return value if value.dtype in (jnp.float32, jnp.float64) else value.astype(jnp.float32)
     array = np.asarray(value)
@@ -54,18 +54,18 @@ def floating(value: Real) -> Any:
 
 
 def as_of(value: float, *others: object) -> Real:
-    """A plain number in the kind and type of the arrays among the others; float64 of NumPy where none is JAX's."""
+    """Return a plain number in the type of the JAX arrays among the others; float64 of NumPy if there are none."""
     types = [other.dtype for other in others if isinstance(other, jax.Array)]
     return jnp.asarray(value, jnp.result_type(*types)) if types else np.float64(value)
 
 
 def like(table: Any, value: Any) -> Any:
-    """A table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
+    """Return a table in the kind and type of a value. JAX keeps one type for a NumPy constant, so each gets its own."""
     return namespace(value, table).asarray(table.astype(value.dtype))
 
 
 def without_derivative(values: Any) -> Any:
-    """The same pytree of numbers, which counts as constant where JAX takes derivatives."""
+    """Return the same pytree of numbers as constants, which JAX does not differentiate."""
     return jax.lax.stop_gradient(values) if namespace(*jax.tree.leaves(values)) is jnp else values
 
 
@@ -92,7 +92,7 @@ def add_at(size: int, index: Any, values: Any) -> Any:
 
 
 def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
-    """``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
+    """Return ``function(z)``, and 0 where z is infinite, with gradients that do not see the infinity."""
     xp = namespace(z)
     ordinary = xp.isfinite(z)
     value = function(xp.where(ordinary, z, 0.0))
@@ -100,12 +100,12 @@ def vanishing(function: Callable[[Real], Real], z: Real) -> Real:
 
 
 def ndtr(z: Real) -> Any:
-    """The standard normal cdf, accurate in the lower tail."""
+    """Return the standard normal cdf, accurate in the lower tail."""
     return special_functions(z).ndtr(z)
 
 
 def ndtri(u: Any) -> Real:
-    """The inverse of ``ndtr``; for float32 in JAX within 5 units in the last place, and odd about 1/2 exactly."""
+    """Return the inverse of ``ndtr``; in JAX's float32 within 5 units in the last place, and exactly odd about 1/2."""
     if namespace(u) is jnp and u.dtype == jnp.float32:
         return _ndtri_float32(u)
     return special_functions(u).ndtri(u)
@@ -133,7 +133,7 @@ _NDTRI_CENTRAL, _NDTRI_TAIL = np.array(
 
 @jax.custom_jvp
 def _ndtri_float32(u: Real) -> Real:
-    """(u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
+    """Return (u - 1/2) h with h a polynomial in w = -log(4 u (1 - u)), far out sqrt(w) times one in 1/sqrt(w).
 
     As Giles 2010, "Approximating the erfinv function": h is smooth in w and grows like sqrt(8 w). Of u rather than
     2 u - 1, w keeps its digits in the lower tail; the upper one mirrors it where 1 - u is exact.
@@ -149,24 +149,24 @@ def _ndtri_float32(u: Real) -> Real:
 
 @_ndtri_float32.defjvp
 def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """dz = du / phi(z)."""
+    """Return dz = du / phi(z)."""
     z = _ndtri_float32(*primals)
     return z, tangents[0] * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2)
 
 
 def erfc(z: Real) -> Real:
-    """The complementary error function; in JAX a fifth of the time of ``ndtr``."""
+    """Return the complementary error function; in JAX a fifth of the time of ``ndtr``."""
     return special_functions(z).erfc(z)
 
 
 def special_functions(value: Real) -> ModuleType:
     """Return the module of special functions for the kind of a value: SciPy's or JAX's."""
-    # SciPy's is imported on use: it costs 0.1 s, and only laws of noise need it.
+    # SciPy is imported on first use, since the import is slow and only distributions need it.
     return jax.scipy.special if namespace(value) is jnp else import_module("scipy.special")
 
 
 def log1p_over(rate: Real, q: Real) -> Real:
-    """log(1 + rate q) / rate for rate q >= 0, and its limit q at rate 0."""
+    """Return log(1 + rate q) / rate for rate q >= 0, and its limit q at rate 0."""
     xp = namespace(rate, q)
     bent = rate * q > 1e-4
     y = xp.where(bent, 0.0, rate * q)
@@ -175,7 +175,10 @@ def log1p_over(rate: Real, q: Real) -> Real:
 
 
 def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real:
-    """Integral of (start + s)^power exp(-rate s) over [0, width], power 0, 1 or 2; rate may be 0, or width infinite."""
+    """Return the integral of (start + s)^power exp(-rate s) over [0, width], power 0, 1 or 2.
+
+    The rate may be 0, or the width infinite.
+    """
     if power == 0:
         return _exponential_mass(rate, width)
     m0, m1, m2 = exponential_moments(rate, width)
@@ -183,7 +186,7 @@ def exponential_moment(power: int, start: Real, rate: Real, width: Real) -> Real
 
 
 def _exponential_mass(rate: Real, width: Real) -> Real:
-    """(1 - exp(-rate width))/rate, for rate 0 the width."""
+    """Return (1 - exp(-rate width))/rate, for rate 0 the width."""
     xp = namespace(rate, width)
     endless = xp.isinf(width)
     finite = xp.where(endless, 1.0, width)
@@ -194,7 +197,7 @@ def _exponential_mass(rate: Real, width: Real) -> Real:
 
 
 def exponential_moments(rate: Real, width: Real) -> tuple[Real, Real, Real]:
-    """Integrals of 1, s and s^2 times exp(-rate s) over [0, width]; rate may be 0, or width infinite (not both).
+    """Return integrals of 1, s and s^2 times exp(-rate s) over [0, width]; rate may be 0, or width infinite (not both).
 
     Where rate * width is small the closed forms cancel; there 16-point Gauss-Legendre is exact to the last digits.
     """
@@ -220,25 +223,25 @@ def exponential_moments(rate: Real, width: Real) -> tuple[Real, Real, Real]:
 
 
 def plain(value: Real) -> Real:
-    """A float for a NumPy number, anything else as it is."""
+    """Return a float for a NumPy number, anything else as it is."""
     return float(value) if namespace(value) is np and np.ndim(value) == 0 else value
 
 
 def root_or_zero(value: Any) -> Any:
-    """sqrt(max(value, 0)) with a finite gradient at 0: the double where."""
+    """Return sqrt(max(value, 0)) with a finite gradient at 0: the double where."""
     xp = namespace(value)
     positive = value > 0
     return xp.where(positive, xp.sqrt(xp.where(positive, value, 1.0)), 0.0)
 
 
 def unless_nan(value: Real, *given: Real) -> Real:
-    """The value, and NaN where any of what is given is: comparisons with NaN are False, which reads like an answer."""
+    """Return the value, with NaN where any other argument is NaN, since comparisons with NaN are False."""
     total = sum(given)
     return namespace(value, total).where(total != total, np.nan, value)
 
 
 def log_or_never(probability: Real) -> Real:
-    """The log of what is above 0, and -inf of 0, with a finite gradient there."""
+    """Return the log of what is above 0, and -inf of 0, with a finite gradient there."""
     xp = namespace(probability)
     possible = probability > 0
     return xp.where(possible, xp.log(xp.where(possible, probability, 1.0)), -xp.inf)

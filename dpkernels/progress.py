@@ -1,4 +1,4 @@
-"""A bar on stderr, for long work on a terminal."""
+"""A progress bar on stderr for long computations on a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 @contextmanager
 def bar(total: float, wanted: bool | None, long: bool) -> Iterator[Callable[..., Any]]:
-    """Show how much is done.
+    """Show a progress bar.
 
     Args:
-        total: all there is to do.
-        wanted: whether to show it; by default for long work, where stderr is a terminal and rich is installed.
+        total: the total amount of work.
+        wanted: whether to show it; by default it is shown for long work if stderr is a terminal and rich is installed.
         long: whether the work is long.
 
     Yields:
-        What moves it: ``advance=`` by so much, or ``completed=`` to so much. Threads may share it.
+        A function that advances the bar by ``advance=`` or sets it to ``completed=``. It is thread-safe.
     """
     if wanted is None:
         wanted = long and sys.stderr is not None and sys.stderr.isatty() and find_spec("rich") is not None

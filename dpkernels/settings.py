@@ -19,10 +19,10 @@ _UNCHANGED = nullcontext()
 
 
 def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
-    """JAX's settings as the kernels need them, in this thread and whatever the user has set.
+    """Set JAX's options as the kernels need them, in this thread and independently of the user's.
 
     Args:
-        x64: whether 64-bit types are on; None for what the user has set.
+        x64: whether 64-bit types are on; None keeps the user's setting.
     """
     types = _UNCHANGED if x64 is None else jax.enable_x64(x64)
     promotion, ranks, *guards = _current(jax.config)
@@ -32,7 +32,7 @@ def own_settings(x64: bool | None = None) -> AbstractContextManager[None]:
 
 @contextmanager
 def _imposed(types: AbstractContextManager[None]) -> Iterator[None]:
-    # Lifting the guard alone takes 9 us, as much as a release of a few values.
+    # Setting the transfer guard takes as long as a release of a few values, so it is set only if necessary.
     standard, ranks = jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow")
     with types, standard, ranks, jax.transfer_guard("allow"):
         yield

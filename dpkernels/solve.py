@@ -410,7 +410,7 @@ def _implicit_root(method: _Method, function: Function, parameters: Any, where: 
 
 @_implicit_root.defjvp
 def _(method: _Method, function: Function, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """The one implicit-derivative rule. Where the function is flat the root is an end of the bracket, and stays.
+    """Apply the implicit function rule. Where the function is flat, the root is an end of the bracket.
 
     Where a flat function has no derivative, every derivative is NaN. In reverse mode this needs a NaN times everything
     that moves; a choice of NaN would have the derivative 0.
@@ -825,7 +825,7 @@ def _at_extreme(function: Function, x: Any, parameters: Any) -> Any:
 
 @_at_extreme.defjvp
 def _(function: Function, primals: tuple[Any, Any], tangents: tuple[Any, Any]) -> Any:
-    """The envelope theorem: at an extreme the value does not change with x."""
+    """Apply the envelope theorem: the derivative of the extreme by x vanishes."""
     x, parameters = primals
     return jax.jvp(partial(function, x), (parameters,), (tangents[1],))
 

@@ -1,8 +1,8 @@
-"""Write, then rename: a file is made whole under a name of its own, and only then appears under the name it is for.
+"""Atomic replacement of files: a file is written under a temporary name and then renamed to its target.
 
-A staged file lies beside its target, so that the rename stays on one file system. Its name, ``.dpkernels-``, a hash of
-the target's name, a random number and ``.part``, can be found by whoever looks for what is left of a target, and
-cannot be foreseen. It is made exclusively, never through a link, and for the owner alone.
+A staged file is in the folder of its target, so that the rename stays on one file system. Its name consists of
+``.dpkernels-``, a hash of the target's name, a random number and ``.part``. So leftovers of a target can be found, but
+the name cannot be predicted. The file is created exclusively, never through a link, and only for its owner.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Staged:
     """A file that is being made.
 
     Attributes:
-        path: its own name; gone once it has been placed.
+        path: its temporary name, which no longer exists after the file has been placed.
         file: open for writing and reading.
     """
 
@@ -48,7 +48,7 @@ class Staged:
     file: BufferedRandom
 
     def finish(self, like: Path | None = None) -> None:
-        """Put all that was written on the disk, and give it the permissions of another file, as far as these go."""
+        """Write the file to disk (fsync), and give it at most the permissions of another file."""
         self.file.flush()
         if like is not None and like.is_file():
             os.fchmod(self.file.fileno(), _permitted(like.stat(), os.fstat(self.file.fileno())))
@@ -61,7 +61,7 @@ class Staged:
 
 @contextmanager
 def staged(target: Path, mode: int = 0o600) -> Iterator[Staged]:
-    """A new file for the target; it goes at the end unless it has been placed.
+    """Yield a new temporary file for the target; it is removed at the end unless it has been placed.
 
     Args:
         target: what it is for.
@@ -101,7 +101,7 @@ def replaced(target: Path, mode: int = 0o600, like: Path | None = None) -> Itera
 
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
-    """A new folder for the target, which nobody else may enter; it goes at the end unless it has been renamed.
+    """Yield a new private folder for the target; it is removed at the end unless it has been renamed.
 
     Raises:
         OSError: it cannot be made.
@@ -127,10 +127,10 @@ def place_folder(new: Path, target: Path, like: Path | None = None) -> None:
 def claimed(target: Path, timeout: float = 0.0) -> Iterator[None]:
     """Hold a target's name: others that claim it are refused meanwhile, or wait.
 
-    The claim is a lock of the kernel's on an empty file beside the target, so it ends with its process, however that
-    ends. The file is removed at the end of the claim, or of the next one if this process is killed. The lock is not a
-    library's: that no charge is lost and no release is replaced by halves rests on the lock being on the file that has
-    the name, and never on the other end of a link.
+    The claim is an operating system lock on an empty file beside the target, so it ends with its process in any case.
+    The file is removed at the end of the claim, or of the next claim if this process is killed. The code does not use a
+    lock library, because the guarantees of ledgers and releases require that the lock is on the file with this name,
+    and never on the target of a link.
 
     Args:
         target: the file that only the holder makes or replaces.
@@ -204,7 +204,7 @@ def _removed(folder: Path) -> Swept:
 
 
 def to_disk(folder: Path) -> None:
-    """The names in a folder are on the disk after this."""
+    """Write the names in a folder to disk (fsync)."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -218,7 +218,7 @@ def _prefix(target: Path) -> str:
 
 
 def _permitted(like: os.stat_result, own: os.stat_result) -> int:
-    """Permissions that let nobody in whom the other file keeps out; never setuid, setgid or sticky."""
+    """Return permissions that admit no user whom the other file excludes; never setuid, setgid or sticky."""
     mode = like.st_mode & 0o777
     if own.st_gid == like.st_gid:
         return mode
@@ -257,7 +257,7 @@ def _is_named(descriptor: int, path: Path) -> bool:
 
 @contextmanager
 def naming(place: object) -> Iterator[None]:
-    """Name the place in errors of the system that name no file, such as a full disk."""
+    """Add the path to operating system errors that name no file, such as those of a full disk."""
     try:
         yield
     except OSError as error:

@@ -28,7 +28,7 @@ from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
 from dpkernels import checks
-from dpkernels.batching import some_at_a_time
+from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, without_derivative
 
 # Panels of quadrature that the varying losses of one release are shared out from.
@@ -380,7 +380,7 @@ def _largest(what: str, sloped: bool, directions: RepeatedLosses, at: Any) -> tu
 @cache
 def _largest_in_batches(what: str, sloped: bool) -> Callable[[RepeatedLosses, Any], tuple[Any, _Value]]:
     """Return ``_largest`` for vmap; of three-point losses some are enumerated and others not: one at a time."""
-    return some_at_a_time(
+    return vmap_in_batches(
         partial(_largest, what, sloped), lambda directions, _: 1 if _may_be_three(directions) else _TOGETHER
     )
 

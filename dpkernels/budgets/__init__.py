@@ -1,4 +1,4 @@
 """Budgets that queries are charged to: in a process (``filters``) or in a file (``ledger``); ``amounts`` are exact.
 
-Apart from the accountants, which say what a query costs, so that a ledger is read without JAX.
+This package does not import the accountants, which compute the costs of queries, so reading a ledger needs no JAX.
 """

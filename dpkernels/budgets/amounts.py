@@ -1,6 +1,6 @@
-"""Privacy amounts as exact numbers: what a budget is made of and what queries cost.
+"""Privacy amounts as exact numbers, for budgets and the costs of queries.
 
-Sums and comparisons are of fractions, and a float counts as the decimal it prints as, so ten charges of 0.1 are 1.
+Sums and comparisons use fractions. A float counts as its shortest decimal, so ten charges of 0.1 are exactly 1.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Budgets over several queries: a filter, which refuses what would exceed it, and an odometer, which only counts.
+"""Budgets over several queries: a filter, which refuses charges that would exceed it, and an odometer, which counts.
 
-Sums are exact, see ``amounts``. Neighbouring is whatever the charged queries' guarantees were taken over, and must be
-the same for all. Every charge may be chosen after seeing the reports of the earlier ones, its epsilon and delta
-included; the data may be reached in no other way. Objects here live in one process and forget at its end:
-``ledger.Ledger`` does not.
+Sums are exact, see ``amounts``. The guarantees of all charged queries must use the same neighbouring relation. Every
+query, with its epsilon and delta, may be chosen after seeing the outputs of the earlier ones. The data may be accessed
+only through charged queries. These objects exist in one process; ``ledger.Ledger`` is persistent.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from dpkernels.budgets.amounts import Amounts, EpsilonDelta, Rho, amount, asked,
 
 
 class Charge(NamedTuple, Generic[Amounts]):
-    """One query's charge.
+    """The charge of one query.
 
     Attributes:
-        amounts: what it costs.
-        label: what it was for.
+        amounts: its cost.
+        label: a description of the query.
     """
 
     amounts: Amounts
@@ -28,13 +27,13 @@ class Charge(NamedTuple, Generic[Amounts]):
 
 
 class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
-    """A charge that was refused; nothing was charged, and the query must not run.
+    """A charge was refused and not made; the query must not run.
 
     Attributes:
-        budget: all there was.
-        spent: what the earlier charges took.
-        asked: what was refused.
-        where: whose budget, for the message.
+        budget: the whole budget.
+        spent: the sum of the earlier charges.
+        asked: the refused amounts.
+        where: the owner of the budget, for the message.
     """
 
     def __init__(self, budget: Any, spent: Any, asked: Any, where: str = "") -> None:
@@ -43,7 +42,7 @@ class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
 
     @property
     def left(self) -> Any:
-        """What could have been charged."""
+        """Return what was left of the budget when the charge was refused."""
         return minus(self.budget, self.spent)
 
     def __str__(self) -> str:
@@ -52,19 +51,20 @@ class BudgetExceeded(ValueError):  # noqa: N818 - it is no error of the caller's
 
 
 def check(budget: Amounts, spent: Amounts, asked: Amounts, where: str = "") -> None:
-    """Refuse a charge that does not fit.
+    """Refuse a charge that exceeds the rest of the budget.
 
     Raises:
-        BudgetExceeded: some sum would be above the budget's.
+        BudgetExceeded: a sum would be above the budget.
     """
     if min(minus(budget, plus(spent, asked))) < 0:
         raise BudgetExceeded(budget, spent, asked, where)
 
 
 class _Account(Generic[Amounts]):
-    """Charges and their sum. Under the lock of an account, checking and charging are one step.
+    """Charges and their sum, with a lock that makes checking and charging atomic.
 
-    A lock cannot be pickled or deeply copied, so neither can an account: two copies would spend one budget twice.
+    A lock cannot be pickled or deeply copied, and therefore an account cannot either: two copies would spend the same
+    budget twice.
     """
 
     def __init__(self, spent: Amounts, budget: Amounts | None = None) -> None:
@@ -77,14 +77,14 @@ class _Account(Generic[Amounts]):
         with self._lock:
             if self._budget is not None:
                 check(self._budget, self.spent, asked)
-            # The sum first: whatever interrupts this, what has been granted counts.
+            # The sum is updated first, so that an interruption never loses a granted charge.
             self.spent = plus(self.spent, asked)
             self.charges.append(made := Charge(asked, label))
             return made
 
 
 class _Charged(ABC, Generic[Amounts]):
-    """What has been charged to an account."""
+    """An object whose account has been charged."""
 
     _account: _Account[Amounts]
 
@@ -93,33 +93,33 @@ class _Charged(ABC, Generic[Amounts]):
 
     @property
     def spent(self) -> Amounts:
-        """The sum of the charges."""
+        """Return the sum of the charges."""
         return self._account.spent
 
     @property
     def charges(self) -> tuple[Charge[Amounts], ...]:
-        """Every charge, the first first."""
+        """Return every charge, the first first."""
         return tuple(self._account.charges)
 
 
 class _Limited(_Charged[Amounts]):
-    """The same of an account with a budget."""
+    """An object whose account has a budget."""
 
     budget: Amounts
 
     @property
     def left(self) -> Amounts:
-        """What can still be charged."""
+        """Return the budget less the charges."""
         return minus(self.budget, self.spent)
 
 
 class Filter(_Limited[EpsilonDelta]):
-    """An (epsilon, delta) fixed in advance, and charges that never exceed it.
+    """A privacy filter: an (epsilon, delta) budget fixed in advance, and charges that never exceed it.
 
-    Guaranteed: whoever charges every query before running it, and runs none that is refused, learns something
-    (epsilon, delta)-DP, however each query and its price were chosen from the reports before it, and whenever they
-    stop. That sums of epsilon and of delta are enough for this is the basic filter of Rogers, Roth, Ullman & Vadhan
-    2016; advanced composition with constants of prices fixed beforehand is not valid here. Threads may share a filter.
+    Guarantee: if every query is charged before it runs, and no refused query runs, all outputs together are
+    (epsilon, delta)-DP. Each query and its cost may depend on the earlier outputs, and so may the time to stop. Sums of
+    epsilon and of delta suffice by the basic filter of Rogers, Roth, Ullman & Vadhan 2016. Advanced composition for
+    costs fixed in advance is not valid here. Threads may share a filter.
 
     Args:
         epsilon: positive.
@@ -152,7 +152,7 @@ class Filter(_Limited[EpsilonDelta]):
             label: what it is for.
 
         Raises:
-            BudgetExceeded: it does not fit; nothing was charged.
+            BudgetExceeded: the charge exceeds the rest of the budget and was not made.
             TypeError: not numbers.
             ValueError: an amount that is negative, infinite or NaN.
         """
@@ -160,12 +160,12 @@ class Filter(_Limited[EpsilonDelta]):
 
 
 class ConcentratedFilter(_Limited[Rho]):
-    """A rho of zCDP fixed in advance, and charges that never exceed it.
+    """A privacy filter for zCDP: a budget rho fixed in advance, and charges that never exceed it.
 
-    Guaranteed as ``Filter`` has it, with rho-zCDP instead: rho may be chosen on the way too (Feldman & Zrnic 2021,
-    of every Renyi order at once; Whitehouse, Ramdas, Rogers & Wu 2023). ``concentrated.best_epsilon(rho, delta)`` of
-    the whole budget, at a delta fixed in advance, is the epsilon that it pays for. For mechanisms that are zCDP
-    without a leak: approximate zCDP needs an account of its leaks, which this is not.
+    The guarantee is that of ``Filter`` with rho-zCDP in place of (epsilon, delta)-DP; each charge may depend on earlier
+    outputs (Feldman & Zrnic 2021, for every Renyi order; Whitehouse, Ramdas, Rogers & Wu 2023).
+    ``concentrated.best_epsilon(rho, delta)`` of the whole budget, at a delta fixed in advance, is the corresponding
+    epsilon. The filter is for pure zCDP; it does not account for the delta of approximate zCDP.
 
     Args:
         rho: positive.
@@ -196,16 +196,15 @@ class ConcentratedFilter(_Limited[Rho]):
 
 
 class Odometer(_Charged[EpsilonDelta]):
-    """Running totals without a budget: it never refuses.
+    """A privacy odometer: running totals without a budget, which never refuse a charge.
 
-    Guaranteed for pure queries (delta 0), with certainty and whenever one looks or stops: of whatever has been seen,
-    the probabilities under neighbouring data differ by a factor of at most e^spent.epsilon, even if every price was
-    chosen from the reports before it.
+    Guarantee for pure queries (delta 0), at any time: the probabilities of the outputs so far under neighbouring data
+    differ by a factor of at most e^spent.epsilon, even if every cost was chosen from the earlier outputs.
 
-    With deltas: for every (E, D) fixed in advance, what was seen up to the last moment at which the totals were at
-    most (E, D) is (E, D)-DP. Where prices, or the moment to stop, depend on reports, the totals are random, and
-    "(spent.epsilon, spent.delta)-DP" is not a statement about them: only their largest possible value is a guarantee.
-    Basic composition pays nothing more for being read at any time; sharper compositions would (Rogers et al. 2016).
+    Guarantee with deltas: for every (E, D) fixed in advance, the outputs up to the last moment at which the totals were
+    at most (E, D) are (E, D)-DP. If costs or the time to stop depend on outputs, the totals are random, and the outputs
+    are not "(spent.epsilon, spent.delta)-DP": only the largest possible value of the totals is a guarantee. Basic
+    composition costs nothing extra for reading the totals at any time; sharper compositions would (Rogers et al. 2016).
     """
 
     def __init__(self) -> None:

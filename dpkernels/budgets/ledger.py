@@ -1,16 +1,17 @@
-"""A filter in a file: one budget for many runs, processes and users of one machine.
+"""A privacy filter in a file: one budget for many runs, processes and users of one machine.
 
-Guaranteed, whatever dies and whenever (kill -9; power, if the disk keeps what it was told to keep), and however many
-processes charge at once: the charges that stand never exceed the budget, and no crash loses a charge that returned. A
-query runs only after its charge returned, so what has been seen is always paid for; a crash in between leaves a charge
-for nothing, which is the safe side. The guarantee of a budget is that of ``filters.Filter``.
+Guarantee, for any number of concurrent processes: the charges never exceed the budget, and no crash loses a charge that
+returned. This includes ``kill -9``, and power failures if the disk honours fsync. A query runs only after its charge
+returned, so every output has been charged. A crash in between leaves a charge without an output, which is conservative.
+The budget has the guarantee of ``filters.Filter``.
 
-A charge whose query has shown nothing to anybody may be voided: by the object that made the charge, and by no later
-process, so a crash keeps the charge. Both entries stay, and the voided charge no longer counts.
+A charge may be voided if no part of its query's output has been seen. Only the object that made the charge can void it,
+so a crash keeps the charge. Both entries stay in the ledger, and the voided charge no longer counts.
 
-Every row carries a hash of all before it and the budget row the last hash, so damage, edits, and deletions are
-noticed. Not protected against: somebody who recomputes the hashes, an older copy put back, or a deleted file made
-anew. To notice an older copy, keep the number and hash of charges elsewhere: releases of the command do.
+Every row contains a hash of all earlier rows, and the budget row contains the last hash, so damage, edits and deletions
+are detected. The ledger does not protect against an attacker who recomputes the hashes, restores an older copy, or
+creates a deleted file again. To detect an older copy, keep the number and hash of charges elsewhere, as releases of the
+command do.
 """
 
 from __future__ import annotations
@@ -102,13 +103,13 @@ class Ledger:
         Args:
             epsilon: a number, or a certificate or mechanism that has both; see ``filters.asked``.
             delta: a number.
-            label: what it is for; whoever reads the file sees it.
+            label: a description of the query, visible to every reader of the file.
 
         Returns:
             The ledger just after; its last entry is the charge.
 
         Raises:
-            BudgetExceeded: it does not fit; nothing was charged.
+            BudgetExceeded: the charge exceeds the rest of the budget and was not made.
             TypeError: not numbers.
             ValueError: an amount that is negative, infinite, NaN or without a short decimal; a label that is no text.
             FileNotFoundError: the ledger is gone.
@@ -122,7 +123,7 @@ class Ledger:
         return after
 
     def rehearse(self, epsilon: Any, delta: Any = 0) -> Statement:
-        """Do all that a charge does, and take it back before it is on the disk.
+        """Check that a charge would succeed: make it, and roll it back before it is written to disk.
 
         Returns:
             The ledger, unchanged.
@@ -138,14 +139,14 @@ class Ledger:
         return statement
 
     def void(self, charge: int, label: str = "") -> Statement:
-        """Void a charge whose query has shown nothing to anybody, and will not: its amounts can be charged again.
+        """Void a charge whose query has released no output and never will, so that its amounts can be charged again.
 
-        This is sound only if nobody has seen any part of the query's result, if the result is deleted, and if whether
-        the charge is voided does not depend on the result. When in doubt, keep the charge.
+        This is sound only if no part of the query's result has been seen, the result is deleted, and the decision to
+        void the charge does not depend on the result. When in doubt, keep the charge.
 
         Args:
             charge: the number of a charge that this object made.
-            label: why; whoever reads the file sees it.
+            label: the reason, visible to every reader of the file.
 
         Returns:
             The ledger just after; its last entry voids the charge.

@@ -48,7 +48,7 @@ class LedgerError(ValueError):
 
 
 def make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None = None) -> None:
-    """A complete ledger under a name of its own, which then appears as the file: there is never half of one.
+    """Make a complete ledger under a temporary name and rename it, so that a partial file never appears.
 
     Args:
         path: the ledger.
@@ -117,7 +117,7 @@ def _fill(connection: sqlite3.Connection, new: Statement) -> None:
 
 @contextmanager
 def transaction(path: Path, kind: str, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[sqlite3.Connection]:
-    """One transaction on a connection of its own, committed at the end; anything that is raised rolls it back.
+    """Yield a connection with one transaction, which is committed at the end and rolled back if an exception is raised.
 
     A connection each time, because SQLite's must not cross a fork. The caller may end the transaction before.
 
@@ -159,7 +159,7 @@ def _connect(path: Path, mode: str, timeout: float) -> sqlite3.Connection:
 
 @contextmanager
 def _explained(path: Path, timeout: float, otherwise: str = _UNCHARGED) -> Iterator[None]:
-    """Errors of SQLite and of the content as errors that name the file."""
+    """Raise errors of SQLite and of the content as errors that name the file."""
     try:
         yield
     except UnsoundError as error:

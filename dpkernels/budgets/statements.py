@@ -1,9 +1,9 @@
-"""What a ledger holds, and whether it is sound: sums within the budget, amounts that are amounts, a chain of hashes.
+"""The content of a ledger and its verification: sums within the budget, valid amounts, and a chain of hashes.
 
 An entry is a charge, or it voids an earlier charge. Both stay in the ledger; a voided charge does not count.
 
-The budget's hash begins the chain; every entry's hash is of its own row and the hash before it; the last one, the
-head, is kept apart. So a changed, missing, inserted or moved row shows, wherever it is.
+The chain begins with the budget's hash. Every entry's hash covers its own row and the previous hash, and the last hash,
+the head, is stored separately. So every changed, missing, inserted or moved row is detected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _DECIMAL = re.compile(r"[0-9]{1,1000}(\.[0-9]{1,1000})?(e[+-][0-9]{1,3})?")
 
 
 class UnsoundError(Exception):
-    """What is wrong with a ledger's content."""
+    """The content of a ledger is not sound."""
 
 
 class Entry(NamedTuple):
@@ -50,7 +50,7 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class Statement:
-    """What a ledger held at one moment, verified.
+    """The verified content of a ledger at one moment.
 
     Attributes:
         ledger: its identity, random, made with it.
@@ -66,22 +66,22 @@ class Statement:
 
     @cached_property
     def spent(self) -> EpsilonDelta:
-        """The sum of the charges that are not voided."""
+        """Return the sum of the charges that are not voided."""
         return reduce(_added, self.entries, EpsilonDelta())
 
     @cached_property
     def voided(self) -> dict[int, int]:
-        """The number of every voided charge, and the number of the entry that voids it."""
+        """Return the numbers of the voided charges, each with the number of the entry that voids it."""
         return {entry.voids: entry.id for entry in self.entries if entry.voids}
 
     @property
     def left(self) -> EpsilonDelta:
-        """What can still be charged."""
+        """Return the budget less the charges that are not voided."""
         return minus(self.budget, self.spent)
 
     @property
     def head(self) -> str:
-        """The hash of everything."""
+        """Return the hash of the whole chain of entries."""
         if self.entries:
             return self.entries[-1].hash
         return _hash("", _HASHED, self.ledger, self.created, *map(printed, self.budget))

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dpkernels import checks
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.cli.files.formats import Source, ahead
 from dpkernels.cli.files.layout import Layout, known_format
 from dpkernels.cli.files.opening import open_source
@@ -34,7 +35,6 @@ from dpkernels.estimation.counts import Counts, ReportError, codes
 from dpkernels.estimation.estimate import Estimate, estimate
 from dpkernels.estimation.sources import channel_of
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.untrusted import parse_json, read_text
 
 
 def groups_of(source: Source, piece: Any, by: str | None) -> tuple[np.ndarray, list[str | None]]:

@@ -1,4 +1,4 @@
-"""Distributions of additive noise on the line: what each of them states, and what follows from it."""
+"""Base classes of the distributions of additive noise: the members that each defines, and shared code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 from dpkernels.numerics import Real, RealArray, as_of, floating, gauss_legendre, like, namespace, vanishing
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# Probabilities beyond the ends of the intervals on which a general density is integrated.
+# The probabilities beyond the ends of the intervals over which a general density is integrated.
 _TAILS = 10.0 ** -np.array([np.log10(2), 0.5, 1, 1.5, *range(2, 16), *range(16, 44, 4), 80, 160, 300])
 
 
@@ -54,7 +54,7 @@ class Noise(abc.ABC):
         """Return the distribution of ``factor`` Z / ``unit``; a length that is the unit becomes 1 exactly.
 
         Raises:
-            TypeError: the class has other parameters than ``lengths`` says.
+            TypeError: the class has other parameters than those in ``lengths``.
         """
         try:
             lengths = {name: getattr(self, name) * factor / unit for name in self.lengths}
@@ -71,63 +71,63 @@ class Noise(abc.ABC):
 
     @abc.abstractmethod
     def prob(self, z: Any) -> Any:
-        """Density at z."""
+        """Return the density at z."""
 
     @abc.abstractmethod
     def log_prob(self, z: Any) -> Any:
-        """Log density at z, on a grid log probability; -inf where neither."""
+        """Return the log density at z, on a grid log probability; -inf where neither."""
 
     @abc.abstractmethod
     def cdf(self, z: Any) -> Any:
-        """P(Z <= z)."""
+        """Return P(Z <= z)."""
 
     @abc.abstractmethod
     def icdf(self, u: Any) -> Any:
-        """The smallest z with cdf(z) >= u."""
+        """Return the smallest z with cdf(z) >= u."""
 
     @property
     @abc.abstractmethod
     def mean(self) -> Any:
-        """E Z."""
+        """Return E Z."""
 
     @property
     @abc.abstractmethod
     def variance(self) -> Any:
-        """Var Z."""
+        """Return Var Z."""
 
     @property
     @abc.abstractmethod
     def absolute_moment(self) -> Any:
-        """E|Z|."""
+        """Return E|Z|."""
 
     @property
     def atoms(self) -> tuple[RealArray, RealArray]:
-        """Values of positive probability, and these probabilities; empty for a density."""
+        """Return values of positive probability, and these probabilities; empty for a density."""
         return np.zeros(0), np.zeros(0)
 
 
 class Distribution(Noise):
-    """A distribution with a density that is smooth between knots, log-concave or with a known turning of its loss.
+    """A distribution with a density that is smooth between knots, and log-concave or with known turning points.
 
-    A subclass states ``log_prob``, ``cdf``, ``sf`` and ``inverse``. Subclasses of ``Symmetric`` state less. Members
-    with a default are better where a formula is known. A rigorous bracket needs ``steepness``.
+    A subclass defines ``log_prob``, ``cdf``, ``sf`` and ``inverse``; subclasses of ``Symmetric`` define fewer members.
+    A subclass should override other members if it has a formula for them. Rigorous brackets require ``steepness``.
     """
 
     @abc.abstractmethod
     def log_prob(self, z: Real) -> Real:
-        """Log density at z; -inf outside the support."""
+        """Return the log density at z; -inf outside the support."""
 
     @abc.abstractmethod
     def cdf(self, z: Real) -> Real:
-        """P(Z <= z), accurate in the lower tail."""
+        """Return P(Z <= z), accurate in the lower tail."""
 
     @abc.abstractmethod
     def sf(self, z: Real) -> Real:
-        """P(Z > z), accurate in the upper tail."""
+        """Return P(Z > z), accurate in the upper tail."""
 
     @abc.abstractmethod
     def inverse(self, u: Real, lower: Real) -> RealArray:
-        """Where the lower tail (where ``lower`` is true), else the upper one, has mass u; accurate for u near 0."""
+        """Return the z at which the lower tail (``lower`` true) or the upper one has mass u; accurate for u near 0."""
 
     def steepness(self, left: Real, right: Real) -> Any:
         """Return s with |f'| <= s f and |f^(8)| <= s^8 f on [left, right], which holds no knot; f is the density.
@@ -154,26 +154,26 @@ class Distribution(Noise):
         return ()
 
     def mass(self, a: Real, b: Real) -> RealArray:
-        """P(a < Z <= b) for a <= b: a difference on the nearer tail, so that it keeps its digits."""
+        """Return P(a < Z <= b) for a <= b, as a difference of the smaller tail to avoid cancellation."""
         a, b = floating(a), floating(b)
         xp = namespace(a, b)
         between = xp.where(a >= 0, self.sf(a) - self.sf(b), self.cdf(b) - self.cdf(a))
         return xp.where((a < 0) & (b > 0), 1 - self.cdf(a) - self.sf(b), between)
 
     def narrow_mass(self, a: Real, b: Real) -> RealArray:
-        """``mass`` with all its digits also where a and b are close; slower."""
+        """Return ``mass`` to full relative precision even where a and b are close; slower."""
         return self._moment(0, a, b)
 
     def first_moment(self, a: Real, b: Real) -> Real:
-        """Integral of z times the density over [a, b]."""
+        """Return the integral of z times the density over [a, b]."""
         return self._moment(1, a, b)
 
     def second_moment(self, a: Real, b: Real) -> Real:
-        """Integral of z^2 times the density over [a, b]."""
+        """Return the integral of z^2 times the density over [a, b]."""
         return self._moment(2, a, b)
 
     def _moment(self, power: int, a: Real, b: Real) -> Any:
-        """Integral of z^power f(z) over [a, b] by quadrature between the points of ``quantiles`` and the knots."""
+        """Return the integral of z^power f(z) over [a, b], by quadrature between knots and ``quantiles``."""
         points = self.quantiles
         xp = namespace(points, a, b)
         points = xp.sort(xp.concatenate([points, *map(xp.atleast_1d, (self.knots, *self.edges, 0.0))]))
@@ -184,7 +184,7 @@ class Distribution(Noise):
 
     @property
     def quantiles(self) -> Any:
-        """Points, increasing, between which the density and the loss are smooth enough for quadrature."""
+        """Return points, increasing, between which the density and the loss are smooth enough for quadrature."""
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
         dtype = xp.result_type(*(floating(leaf) for leaf in leaves))
@@ -195,40 +195,40 @@ class Distribution(Noise):
 
     @property
     def support(self) -> tuple[Real, Real]:
-        """The ends of the support."""
+        """Return the ends of the support."""
         return -float("inf"), float("inf")
 
     @property
     def knots(self) -> RealArray:
-        """Where the density's formula changes, increasing; a 1-D array."""
+        """Return the points at which the density's formula changes, as an increasing 1-D array."""
         return np.zeros(0)
 
     @property
     def edges(self) -> tuple[Real, ...]:
-        """Where ``weight`` steps; with the knots of ``unweighted`` these are the knots."""
+        """Return the points at which ``weight`` steps; with the knots of ``unweighted`` these are the knots."""
         return ()
 
     @property
     def unweighted(self) -> Any:
-        """The distribution underneath: the density is ``weight(z)`` times its density."""
+        """Return the distribution underneath: the density is ``weight(z)`` times its density."""
         return self
 
     def weight(self, z: Real) -> Real:
-        """Density at z relative to that of ``unweighted``; constant between knots."""
+        """Return the density at z relative to that of ``unweighted``; constant between knots."""
         return 1.0 + 0.0 * floating(z)
 
     def icdf(self, u: Real) -> Real:
-        """The inverse of ``cdf``, from the nearer tail."""
+        """Return the inverse of ``cdf``, from the nearer tail."""
         lower = u < 0.5
         return self.inverse(namespace(u).where(lower, u, 1 - u), lower)
 
     def isf(self, u: Real) -> Real:
-        """The inverse of ``sf``, from the nearer tail."""
+        """Return the inverse of ``sf``, from the nearer tail."""
         lower = u > 0.5
         return self.inverse(namespace(u).where(lower, 1 - u, u), lower)
 
     def prob(self, z: Real) -> Real:
-        """Density at z."""
+        """Return the density at z."""
         log_density = self.log_prob(z)
         return namespace(log_density).exp(log_density)
 
@@ -242,7 +242,7 @@ class Distribution(Noise):
 
     @property
     def absolute_moment(self) -> Real:
-        """E|Z|."""
+        """Return E|Z|."""
         low, high = self.support
         return self.first_moment(0.0, high) - self.first_moment(low, 0.0)
 
@@ -250,23 +250,23 @@ class Distribution(Noise):
 class Symmetric(Distribution):
     """A distribution with an even density on the whole line, given by its tails.
 
-    A subclass states ``log_prob``, ``tail`` and ``lower_inverse``.
+    A subclass defines ``log_prob``, ``tail`` and ``lower_inverse``.
     """
 
     is_even = True
 
     @abc.abstractmethod
     def tail(self, z: Real) -> Real:
-        """P(Z > z), for finite z >= 0."""
+        """Return P(Z > z), for finite z >= 0."""
 
     @abc.abstractmethod
     def lower_inverse(self, u: Real) -> Real:
-        """The inverse of ``cdf`` for u in (0, 1), accurate near 0."""
+        """Return the inverse of ``cdf`` for u in (0, 1), accurate near 0."""
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
+        """Return the integral of t^power f(t) over [near, far], power 0, 1 or 2, for finite near >= 0 and far >= near.
 
-        far may be infinite. Where near and far are close it is no difference of two larger numbers.
+        far may be infinite. The result is accurate also where near and far are close.
         """
         return self._moment(power, near, far)
 
@@ -290,14 +290,14 @@ class Symmetric(Distribution):
         return self._even_moment(0, a, b)
 
     def _even_moment(self, power: int, a: Real, b: Real) -> Any:
-        """One side's part and the other's, where 0 is between a and b."""
+        """Return the integral of z^power f(z), power even, over [a, b], from the moments of both sides of 0."""
         near, far, across, _ = self._distances(a, b)
         xp = namespace(near, far)
         one_side = self.partial_moment(power, xp.where(across, 0.0, near), far)
         return one_side + self.partial_moment(power, xp.zeros_like(near), xp.where(across, near, 0.0))
 
     def _distances(self, a: Real, b: Real) -> tuple[Real, Real, Real, Real]:
-        """Of a and b from 0, the nearer and the further; whether 0 is between them; and whether b is the further."""
+        """Return min and max of |a| and |b|, whether 0 is between a and b, and whether |b| is the larger."""
         a, b = (floating(as_of(z, *jax.tree.leaves(self)) if isinstance(z, int | float) else z) for z in (a, b))
         xp = namespace(a, b)
         across, rising, a, b = (a < 0) & (b > 0), xp.abs(b) >= xp.abs(a), xp.abs(a), xp.abs(b)
@@ -310,7 +310,7 @@ class Symmetric(Distribution):
         return namespace(z, lower).where(lower, z, -z)
 
     def first_moment(self, a: Real, b: Real) -> Real:
-        """The integrand is odd: what is as far on both sides of 0 cancels."""
+        """Return the integral of z f(z) over [a, b]; the integrand is odd, so equal distances from 0 cancel."""
         near, far, _, rising = self._distances(a, b)
         xp = namespace(near, far)
         none = xp.isinf(near)
@@ -326,7 +326,7 @@ class PiecewiseExponential(Symmetric):
 
     @abc.abstractmethod
     def score(self, z: Real) -> RealArray:
-        """Derivative of the log density at z, between knots."""
+        """Return the derivative of the log density at z, between knots."""
 
     def steepness(self, left: Real, right: Real) -> Any:
         middle = (left + right) / 2

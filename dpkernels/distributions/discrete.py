@@ -1,4 +1,4 @@
-"""Distributions on a grid: discrete Laplace and discrete Gaussian, cut to finitely many points."""
+"""Distributions on a grid: discrete Laplace and discrete Gaussian, truncated to finitely many points."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dpkernels.distributions.base import Noise
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# Points beyond have probabilities below 2^-66, or are too many for a table.
+# By default a distribution is truncated where probabilities fall below 2^-66; a table has at most MOST_POINTS points.
 _TAIL_NATS = 66 * math.log(2)
 MOST_POINTS = 1 << 20
 
 
 class Lattice(Noise):
-    """P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach; even."""
+    """An even distribution on a grid, P(Z = k step) proportional to exp(log_weight(k step)), k = -reach..reach."""
 
     lengths: ClassVar[tuple[str, ...]] = ("scale", "step")
     is_even = True
@@ -32,27 +32,27 @@ class Lattice(Noise):
 
     @abc.abstractmethod
     def log_weight(self, z: Real) -> Real:
-        """Log of the probability at z, up to a constant; even and falling in |z|."""
+        """Return the log of the probability at z, up to a constant; even and falling in |z|."""
 
     @property
     def points(self) -> Any:
-        """Every possible value, increasing."""
+        """Return every possible value, increasing."""
         xp = namespace(self.step, self.log_weight(self.step))
         return self.step * xp.arange(-self.reach, self.reach + 1)
 
     @property
     def probabilities(self) -> Any:
-        """The probability of every point."""
+        """Return the probability of every point."""
         logs = self.log_weight(self.points)
         weights = namespace(logs).exp(logs)
         return weights / weights.sum()
 
     def prob(self, z: Real) -> Real:
-        """0: there is no density."""
+        """Return 0: there is no density."""
         return namespace(z, self.step).zeros_like(floating(z))
 
     def log_prob(self, z: Real) -> Real:
-        """log_weight(z) less the log of their sum at a lattice point, as ``points`` has it."""
+        """Return log_weight(z) minus the log of the total weight at a lattice point, and -inf elsewhere."""
         xp, logs = namespace(z, self.step, self.log_weight(self.step)), self.log_weight(self.points)
         z = floating(z)
         k = xp.round(z / self.step)
@@ -94,7 +94,7 @@ class Lattice(Noise):
 @partial(pytree, static=("reach",))
 @dataclass(frozen=True)
 class DiscreteLaplace(Lattice):
-    """P(Z = k step) proportional to exp(-|k| step / b); ``truncated`` by its reach.
+    """The discrete Laplace distribution, P(Z = k step) proportional to exp(-|k| step / b), truncated at the reach.
 
     Attributes:
         scale: b > 0.
@@ -120,7 +120,7 @@ class DiscreteLaplace(Lattice):
 @partial(pytree, static=("reach",))
 @dataclass(frozen=True)
 class DiscreteGaussian(Lattice):
-    """P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne, Kamath & Steinke 2020).
+    """The discrete Gaussian, P(Z = k step) proportional to exp(-(k step)^2 / (2 s^2)) (Canonne et al. 2020).
 
     Attributes:
         sigma: s > 0.
@@ -145,14 +145,14 @@ class DiscreteGaussian(Lattice):
         return -((z / self.sigma) ** 2) / 2
 
 
-def _set_reach(law: Lattice, default: Any) -> None:
-    checks.positive("step", law.step)
-    checks.whole("reach", law.reach, 0, MOST_POINTS)
-    if not law.reach:
-        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(law))
-        object.__setattr__(law, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
-    if not 1 <= law.reach < MOST_POINTS // 2:
-        raise too_fine(law.step)
+def _set_reach(noise: Lattice, default: Any) -> None:
+    checks.positive("step", noise.step)
+    checks.whole("reach", noise.reach, 0, MOST_POINTS)
+    if not noise.reach:
+        checks.not_traced("reach", "By default it is a discrete choice; give it.", *jax.tree.leaves(noise))
+        object.__setattr__(noise, "reach", math.ceil(min(MOST_POINTS, default())) + 1)
+    if not 1 <= noise.reach < MOST_POINTS // 2:
+        raise too_fine(noise.step)
 
 
 def too_fine(step: Real) -> ValueError:

@@ -17,7 +17,7 @@ _ROOT = math.sqrt(2 * math.pi)
 @pytree
 @dataclass(frozen=True)
 class Gaussian(Symmetric):
-    """f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
+    """The Gaussian distribution, f(z) = exp(-z^2 / (2 s^2)) / (s sqrt(2 pi)).
 
     Attributes:
         sigma: s > 0.
@@ -38,20 +38,20 @@ class Gaussian(Symmetric):
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)
 
     def score(self, z: Real) -> RealArray:
-        """Derivative of the log density at z."""
+        """Return the derivative of the log density at z."""
         return -z / self.sigma**2
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """|g'| + 1.8 sqrt(-g''), g the log density: 1.8 is the eighth root of 105, rounded up."""
+        """Return |g'| + 1.8 sqrt(-g''), g the log density: 1.8 is the eighth root of 105, rounded up."""
         middle, s = (left + right) / 2, self.sigma
         return namespace(middle, s).abs(middle) / s**2 + (right - left) / (2 * s**2) + 1.8 / s
 
     def tail(self, z: Real) -> Real:
-        """erfc(z / (s sqrt 2)) / 2: for z >= 0 six times as fast as the normal cdf in JAX."""
+        """Return erfc(z / (s sqrt 2)) / 2, which is faster in JAX than the normal cdf."""
         return _beyond(0, z / self.sigma)
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """s^power times the standard distribution's, of near/s and far/s."""
+        """Return s^power times the moment of the standard normal distribution over [near/s, far/s]."""
         s, xp = self.sigma, namespace(near, far, self.sigma)
         endless = xp.isinf(far)
         within = _within(power, near / s, (xp.where(endless, near, far) - near) / s)
@@ -66,7 +66,7 @@ def _density(z: Real) -> Any:
 
 
 def _beyond(power: int, z: Real) -> Real:
-    """Integral of t^power phi(t) from z >= 0 to infinity: Q(z), phi(z) or z phi(z) + Q(z), Q = 1 - Phi."""
+    """Return the integral of t^power phi(t) from z >= 0 to infinity: Q(z), phi(z) or z phi(z) + Q(z), Q = 1 - Phi."""
     if power == 1:
         return _density(z)
     tail = erfc(z / math.sqrt(2)) / 2
@@ -74,10 +74,10 @@ def _beyond(power: int, z: Real) -> Real:
 
 
 def _within(power: int, m: Any, w: Real) -> Real:
-    """Integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
+    """Return the integral of t^power phi(t) over [m, m + w], for m and w of at least 0.
 
-    Of power 0 where w (1 + c) is small, c the middle, the series of w phi(t) about c; of power 2 where w < 1,
-    Gauss-Legendre quadrature, exact to the last digits there.
+    Power 0 uses the series of w phi(t) about the middle c where w (1 + c) is small. Power 2 uses Gauss-Legendre
+    quadrature where w < 1. Both are accurate to rounding there.
     """
     xp, c = namespace(m, w), m + w / 2
     if power == 1:

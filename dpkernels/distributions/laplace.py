@@ -15,7 +15,7 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Laplace(PiecewiseExponential):
-    """f(z) = exp(-|z| / b) / (2 b).
+    """The Laplace distribution, f(z) = exp(-|z| / b) / (2 b).
 
     Attributes:
         scale: b > 0.

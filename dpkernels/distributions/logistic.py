@@ -15,9 +15,10 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Logistic(Symmetric):
-    """f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2): between a Gaussian near 0 and Laplace noise in its tails.
+    """The logistic distribution, f(z) = e^(-z/b) / (b (1 + e^(-z/b))^2).
 
-    The privacy loss of a shift D is below D/b, so that the noise is pure (D/b)-DP.
+    It is smooth near 0 and has the tails of Laplace noise. The privacy loss of a shift D is below D/b, so the noise is
+    pure (D/b)-DP.
 
     Attributes:
         scale: b > 0.
@@ -37,7 +38,7 @@ class Logistic(Symmetric):
         return -far - 2 * xp.log(1 + xp.exp(-far)) - xp.log(b)
 
     def tail(self, z: Real) -> Real:
-        """1 / (1 + e^(z/b)), without overflow."""
+        """Return 1 / (1 + e^(z/b)), without overflow."""
         q = namespace(z, self.scale).exp(-z / self.scale)
         return q / (1 + q)
 
@@ -46,14 +47,14 @@ class Logistic(Symmetric):
         return self.scale * xp.log(u / (1 - u))
 
     def loss(self, z: Real, shift: Real) -> Any:
-        """The middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
+        """Return the middles of z and z - shift count: l = 2 log(cosh((m - D/2)/2b) / cosh((m + D/2)/2b)), m = z - D/2.
 
-        With t = tanh(m/2b) and T = tanh(D/4b) that is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
+        With t = tanh(m/2b) and T = tanh(D/4b) the loss is 2 log((1 - t T)/(1 + t T)) = -4 artanh(t T).
         """
         b, xp = self.scale, namespace(z, shift, self.scale)
         product = xp.tanh((z - shift / 2) / (2 * b)) * xp.tanh(shift / (4 * b))
         near = -4 * xp.arctanh(xp.clip(product, -0.5, 0.5))
-        # Far out 1 - t T would lose its digits.
+        # In the tails 1 - t T would suffer cancellation.
         apart = self.log_prob(z) - self.log_prob(z - shift)
         return xp.where(xp.abs(product) < 0.5, near, apart)
 
@@ -61,7 +62,10 @@ class Logistic(Symmetric):
         return shift / self.scale, -shift / self.scale
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """f^(8)/f is a polynomial in the cdf, in size at most 31, at 0; its eighth root is below 1.54."""
+        """Return 1.54 / b.
+
+        f^(8)/f is a polynomial in the cdf with absolute value at most 31, attained at 0; its eighth root is below 1.54.
+        """
         return 1.54 / self.scale + 0.0 * floating(left)
 
     @property

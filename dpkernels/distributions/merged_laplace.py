@@ -19,10 +19,11 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class MergedLaplace(PiecewiseExponential):
-    """Log-density continuous and piecewise linear in |z|: slope -r_i on [c_(i-1), c_i), c_0 = 0, c_n = infinity.
+    """A distribution whose log density is continuous and piecewise linear in |z|, with slope -r_i on [c_(i-1), c_i).
 
-    F_1 = 1, F_(i+1) = F_i exp(-r_i w_i);  f(z) = F_i/Z exp(-r_i (|z| - c_(i-1)));  w_i = c_i - c_(i-1),
-    Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The source's appendix has a sign slip in the third column of its table C.
+    With c_0 = 0, c_n = infinity, w_i = c_i - c_(i-1), F_1 = 1 and F_(i+1) = F_i exp(-r_i w_i), the density is
+    f(z) = F_i/Z exp(-r_i (|z| - c_(i-1))), where Z = 2 sum F_i (1 - e^(-r_i w_i))/r_i. The published appendix has a
+    sign error in the third column of its table C.
 
     Attributes:
         rates: r_1..r_n, not negative, the last positive.
@@ -53,7 +54,7 @@ class MergedLaplace(PiecewiseExponential):
         return dataclasses.replace(self, rates=rates, breaks=tuple(end * factor / unit for end in self.breaks))
 
     def _segments(self) -> list[tuple[Any, Any, Any, Any]]:
-        """(start, end, rate, F) of every segment, all of the parameters' type."""
+        """Return (start, end, rate, F) of every segment, all of the parameters' type."""
         level, endless = (as_of(value, *self.rates, *self.breaks) for value in (1.0, np.inf))
         segments, start = [], 0 * level
         for end, rate in zip((*self.breaks, endless), self.rates, strict=True):
@@ -64,12 +65,12 @@ class MergedLaplace(PiecewiseExponential):
         return segments
 
     def _columns(self, xp: ModuleType) -> tuple[Any, ...]:
-        """Starts, ends, rates and levels of all segments, each along the last axis."""
+        """Return starts, ends, rates and levels of all segments, each along the last axis."""
         columns = zip(*self._segments(), strict=True)
         return tuple(xp.stack(xp.broadcast_arrays(*column), -1) for column in columns)
 
     def _unscaled_moment(self, power: int, near: Real, far: Real) -> Real:
-        """Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
+        """Return Z times ``partial_moment``: the sum of the segments' parts, each from the start of its own."""
         xp = namespace(near, far, *self.rates, *self.breaks)
         start, end, rate, level = self._columns(xp)
         t, stop = (xp.clip(xp.asarray(z)[..., None], start, end) for z in (near, far))
@@ -105,12 +106,12 @@ class MergedLaplace(PiecewiseExponential):
         return self.partial_moment(0, z, as_of(np.inf, *self.rates, *self.breaks))
 
     def lower_inverse(self, u: Real) -> Real:
-        """In a segment with end density F_end: z = end - log1p(r q)/r, q = (tail - tail at the end) Z / F_end."""
+        """Return end - log1p(r q)/r in the segment with end density F_end, q = (tail - tail at the end) Z / F_end."""
         xp = namespace(u, *self.rates, *self.breaks)
         below = u < 0.5
         tail = xp.where(below, u, 1 - u) * self._norm
         *inner, (start, _, rate, level) = self._segments()
-        beyond = level / rate  # Unnormalised tail where the last segment starts.
+        beyond = level / rate  # The unnormalised tail at the start of the last segment.
         z = start - xp.log(xp.minimum(tail / beyond, 1.0)) / rate
         slope = q = xp.zeros_like(tail)
         for start, end, rate, level in reversed(inner):

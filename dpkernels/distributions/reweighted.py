@@ -1,4 +1,4 @@
-"""A step reweighting of another distribution: truncation and budget recycling are this one thing.
+"""A step reweighting of another distribution, which covers truncation and budget recycling.
 
     f(z) = K(z) w(z) / Z,   w = inside on [low, high], outside elsewhere,   Z = the weighted mass
 
@@ -23,13 +23,13 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """The distribution above.
+    """A distribution with the density of a kernel, reweighted outside an interval; see the module's formula.
 
     Attributes:
         kernel: the distribution K.
         low: lower end of the inside, below 0.
         high: upper end of the inside, above 0.
-        outside: weight w of the outside, in [0, 1]; 0 truncates, and has no derivative. The inside has weight 1.
+        outside: weight of the outside, in [0, 1]; the inside has weight 1. 0 means truncation and has no derivative.
 
     Raises:
         ValueError: low not negative or high not positive, or either not finite; outside not in [0, 1].
@@ -59,17 +59,17 @@ class Reweighted(Distribution):
 
     @property
     def inside_mass(self) -> Real:
-        """Kernel mass of [low, high]."""
+        """Return the mass of the kernel on [low, high]."""
         return self.kernel.narrow_mass(self.low, self.high)
 
     @property
     def total(self) -> Any:
-        """Z, the probability that a kernel's draw is accepted at once."""
+        """Return Z, the probability that a kernel's draw is accepted at once."""
         return self.inside_mass + self.outside * (self.kernel.cdf(self.low) + self.kernel.sf(self.high))
 
     @property
     def acceptance(self) -> Any:
-        """P(low <= Z <= high)."""
+        """Return P(low <= Z <= high)."""
         return self.inside_mass / self.total
 
     def log_prob(self, z: Real) -> Real:
@@ -105,9 +105,9 @@ class Reweighted(Distribution):
         return self._in_parts(self.kernel.narrow_mass, a, b)
 
     def inverse(self, u: Real, lower: Real) -> RealArray:
-        """The kernel's inverse at a piecewise linear map of u.
+        """Return the kernel's inverse at a piecewise linear map of u.
 
-        Seen from either tail, a weighted mass ``before`` lies beyond the near end, then the inside, then the rest.
+        From either tail, the weighted mass ``before`` comes first, then the inside, then the rest.
         """
         xp = namespace(u, lower, self.low, self.outside)
         beyond = xp.where(lower, self.kernel.cdf(self.low), self.kernel.sf(self.high))
@@ -126,21 +126,21 @@ class Reweighted(Distribution):
 
     @property
     def mean(self) -> Real:
-        """(w E_K Z + (1 - w) integral of z K(z) over the inside) / Z, w the outside's weight."""
+        """Return (w E_K Z + (1 - w) integral of z K(z) over the inside) / Z, w the outside's weight."""
         return self._from_kernel(self.kernel.mean, self.kernel.first_moment(self.low, self.high))
 
     @property
     def variance(self) -> Real:
-        """E Z^2 as the mean is found, less its square."""
+        """Return E Z^2 minus the squared mean, with E Z^2 computed like the mean."""
         K = self.kernel
         return self._from_kernel(K.variance + K.mean**2, K.second_moment(self.low, self.high)) - self.mean**2
 
     def _from_kernel(self, whole: Real, inside: Real) -> Real:
-        """A moment of a kernel's over the line and over the inside, weighted."""
+        """Return the weighted sum of a moment of the kernel over the line and over [low, high]."""
         return (self.outside * whole + (1 - self.outside) * inside) / self.total
 
     def _in_parts(self, integral: Any, a: Real, b: Real) -> RealArray:
-        """A kernel's integral over [a, b], weighted: below low, inside, above high."""
+        """Return the weighted sum of a kernel's integrals over the parts of [a, b] below low, inside and above high."""
         xp = namespace(a, b, self.low)
         inside = integral(xp.clip(a, self.low, self.high), xp.clip(b, self.low, self.high))
         below = integral(xp.minimum(a, self.low), xp.minimum(b, self.low))

@@ -12,21 +12,22 @@ from dpkernels.distributions.base import Symmetric
 from dpkernels.numerics import Real, RealArray, floating, namespace
 from dpkernels.pytrees import pytree
 
-# As many periods as have a share of 1 - 1/e of the mass at the least eps, 0.01, or more.
+# A number of periods that has at least a share 1 - 1/e of the mass, down to the smallest eps, 0.01.
 _FEW = 100
 
 
 @pytree
 @dataclass(frozen=True)
 class Staircase(Symmetric):
-    """Steps of height a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), q = e^-eps.
+    """The staircase distribution, which is eps-DP for shifts up to D.
 
-    a = (1 - q) / (2 D (gamma + q (1 - gamma))). eps-DP for shifts up to D.
+    With q = e^-eps, the density is a q^k on [k D, (k + gamma) D) and a q^(k+1) on [(k + gamma) D, (k + 1) D), where
+    a = (1 - q) / (2 D (gamma + q (1 - gamma))).
 
     Attributes:
         epsilon: eps.
-        period: D, the sensitivity it was made for.
-        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) has the least E|Z|.
+        period: D, the sensitivity.
+        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) minimises E|Z|.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; period not in [1e-140, 1e140]; gamma not in [0, 1].
@@ -53,7 +54,7 @@ class Staircase(Symmetric):
         return (1 - q) / (2 * self.period * (self.gamma + q * (1 - self.gamma)))
 
     def _position(self, z: Real) -> tuple[Real, Real]:
-        """Period number k and position in it, in periods, of z >= 0."""
+        """Return the period number k of z >= 0 and the position within that period, in units of a period."""
         xp, t = namespace(z, self.period), z / self.period
         k = xp.floor(t)
         return k, t - k
@@ -73,7 +74,7 @@ class Staircase(Symmetric):
         return self._from(0, *self._position(z))
 
     def partial_moment(self, power: int, near: Real, far: Real) -> Real:
-        """The rest of the first period, whole ones, and the start of the last; or a part of one; or all that follow."""
+        """Return the moment as the rest of the first period, the whole periods, and the start of the last one."""
         a, xp = self._peak, namespace(near, far, self.period)
         endless = xp.isinf(far)
         (k, part), (last, end) = self._position(near), self._position(xp.where(endless, near, far))
@@ -86,7 +87,7 @@ class Staircase(Symmetric):
         return xp.where(endless, self._from(power, k, part), within)
 
     def _piece(self, power: int, k: Real, low: Real, high: Real) -> Real:
-        """Integral of (1 or q) t^power over [k + low, k + high] in period k, in periods."""
+        """Return the integral of (1 or q) t^power over [k + low, k + high] in period k, with t in periods."""
         g, q = self.gamma, self._ratio
         xp = namespace(k, low, high, g)
 
@@ -97,18 +98,18 @@ class Staircase(Symmetric):
         return step(xp.minimum(low, g), xp.minimum(high, g)) + q * step(xp.maximum(low, g), xp.maximum(high, g))
 
     def _from(self, power: int, k: Real, part: Real) -> Real:
-        """Integral of t^power f(t) from part of period k to infinity: the rest of the period, and a geometric sum."""
+        """Return the integral of t^power f(t) from a point of period k to infinity, with a geometric sum."""
         scale = self._peak * self.period ** (power + 1) * namespace(k, self.epsilon).exp(-self.epsilon * k)
         return scale * (self._piece(power, k, part, 1.0) + self._ratio * self._periods(k + 1, power))
 
     def _whole(self, power: int, k: Real, last: Real) -> Real:
-        """Sum over the periods j = k .. last - 1 of q^(1 + j - k) times the integral of (1 or q) t^power over them."""
+        """Return sum_j q^(1 + j - k) I_j over j = k .. last - 1, I_j the integral of (1 or q) t^power over period j."""
         eps, q, xp = self.epsilon, self._ratio, namespace(k, last, self.epsilon)
         count = xp.maximum(last - k, 0.0)
         fall = -xp.expm1(-eps * count)
         if power == 0:
             return q * fall * self._periods(k, 0)
-        # The difference of the sums from k and from last loses digits where q^count is near 1: there one by one.
+        # The difference of the sums from k and from last cancels where q^count is near 1: sum one by one there.
         few = (eps * count < 1) & (count <= _FEW)
         apart = q * (self._periods(k, power) - (1 - fall) * self._periods(k + count, power))
         each = Staircase(*(xp.expand_dims(xp.asarray(value), -1) for value in (eps, self.period, self.gamma)))
@@ -117,7 +118,7 @@ class Staircase(Symmetric):
         return xp.where(few, xp.where(j < xp.expand_dims(count, -1), parts, 0.0).sum(-1), apart)
 
     def _periods(self, k: Real, power: int) -> Real:
-        """Sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
+        """Return the sum over j >= 0 of q^j times the integral of (1 or q) t^power over period k + j, in periods."""
         g, q = self.gamma, self._ratio
         s0, s1, s2 = 1 / (1 - q), q / (1 - q) ** 2, q * (1 + q) / (1 - q) ** 3
         p1, p2, p3 = g + q * (1 - g), (g**2 + q * (1 - g**2)) / 2, (g**3 + q * (1 - g**3)) / 3
@@ -128,9 +129,9 @@ class Staircase(Symmetric):
         return p1 * (k**2 * s0 + 2 * k * s1 + s2) + 2 * p2 * (k * s0 + s1) + p3 * s0
 
     def lower_inverse(self, u: Real) -> Real:
-        """The period from the geometric tail q^k / 2, then the part of it.
+        """Return the inverse of the lower tail: the period from the geometric tail q^k / 2, then the position in it.
 
-        The high step is gone through from its start, the low one, whose mass is about q of it, from its end.
+        The position in the high step is computed from its start, that in the low step from its end.
         """
         D, g, q = self.period, self.gamma, self._ratio
         xp = namespace(u, D, q)
@@ -145,11 +146,14 @@ class Staircase(Symmetric):
 
     @property
     def knots(self) -> RealArray:
-        """All steps with a tail above 1e-300; how many depends on eps, which must be a number: ``steps`` traces."""
+        """Return all steps with a tail above 1e-300; their number depends on eps, so eps must be concrete.
+
+        Under a JAX trace use ``steps`` with a fixed number of periods.
+        """
         return self.steps(int(700 / float(self.epsilon)) + 2)
 
     def steps(self, periods: int) -> Any:
-        """The steps of this many periods on either side of 0, increasing."""
+        """Return the steps of this many periods on either side of 0, increasing."""
         D, g = self.period, self.gamma
         k = np.arange(periods)
         ends = (namespace(D, g).stack([k + 0 * g, k + g], -1) * D).ravel()

@@ -22,12 +22,12 @@ _BISECTIONS = 50
 @partial(pytree, static=("degrees",))
 @dataclass(frozen=True)
 class Student(Symmetric):
-    """f(z) proportional to (1 + z^2/(nu s^2))^(-(nu + 1)/2): noise with heavy tails.
+    """Student's t distribution, f(z) proportional to (1 + z^2/(nu s^2))^(-(nu + 1)/2), with heavy tails.
 
-    The density is not log-concave: over a shift D the loss rises and falls again, with its largest value
-    (nu + 1) asinh(D/(2 s sqrt(nu))) in between, so that the noise is pure DP. The places where it turns are known. So
-    the exact release and its certificate, the exact profile, composition and brackets work as for other noise.
-    Poisson samples on which a record is replaced are not accounted for.
+    The density is not log-concave. The privacy loss of a shift D rises and falls again, with the maximum
+    (nu + 1) asinh(D/(2 s sqrt(nu))), so the noise is pure DP. The turning points of the loss are known, so exact
+    release, certificates, the exact profile, composition and brackets work as for other noise. Poisson sampling with
+    replace-one neighbours is not supported.
 
     Attributes:
         scale: s > 0.
@@ -47,25 +47,25 @@ class Student(Symmetric):
 
     @property
     def _square(self) -> Any:
-        """nu s^2."""
+        """Return nu s^2."""
         return self.degrees * self.scale**2
 
     def log_prob(self, z: Real) -> Real:
         nu, xp = self.degrees, namespace(z, self.scale)
         log_norm = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(math.pi * nu) / 2
-        # The square of a distance far out would overflow.
+        # The square of a large distance would overflow.
         far, t = xp.log(xp.maximum(xp.abs(z / self.scale), 1.0)), z / self.scale
         relative = xp.where(xp.abs(t) > 1, 1 / xp.maximum(xp.abs(t), 1.0), xp.abs(t))
         inner = xp.where(xp.abs(t) > 1, xp.log(relative**2 + 1 / nu) + 2 * far, xp.log1p(relative**2 / nu))
         return log_norm - (nu + 1) / 2 * inner - xp.log(self.scale)
 
     def tail(self, z: Real) -> Real:
-        """I_x(nu/2, 1/2)/2 at x = 1/(1 + z^2/(nu s^2)), or at small z 1/2 less its complement."""
+        """Return I_x(nu/2, 1/2)/2 at x = 1/(1 + z^2/(nu s^2)), or at small z 1/2 less its complement."""
         t = floating(z) / self.scale
         return (_tail if namespace(t) is np else _traced_tail)(t, self.degrees)
 
     def lower_inverse(self, u: Real) -> Real:
-        """The root of the tail, by bisection of its logarithm and a step of Newton's, which has the derivative."""
+        """Return the root of the tail by bisection of its logarithm and one Newton step, which is differentiable."""
         standard, nu, xp = Student(1.0, self.degrees), self.degrees, namespace(u, self.scale)
         below = u < 0.5
         tail = xp.where(below, u, 1 - u)
@@ -74,7 +74,7 @@ class Student(Symmetric):
         highest = xp.log(nu) / 2 - xp.log(aim) / nu
         ends = bisect(lambda w: standard.tail(xp.exp(w)) > aim, highest - 80.0, highest, _BISECTIONS)
         z = without_derivative(xp.exp((ends[0] + ends[1]) / 2))
-        # Far out the density is below all floats: no step is taken there.
+        # In the far tail the density underflows; no Newton step is taken there.
         density = without_derivative(standard.prob(z))
         some = density > 0
         z = z + xp.where(some, standard.tail(z) - tail, 0.0) / xp.where(some, density, 1.0)
@@ -88,15 +88,15 @@ class Student(Symmetric):
         return 0.0 * shift, 0.0 * shift
 
     def turning_points(self, shift: Real) -> tuple[Any, ...]:
-        """The zeros of z^2 - D z - nu s^2."""
+        """Return the zeros of z^2 - D z - nu s^2."""
         reach = namespace(shift, self.scale).sqrt(shift**2 / 4 + self._square)
         return shift / 2 - reach, shift / 2 + reach
 
     def steepness(self, left: Real, right: Real) -> Any:
-        """Cauchy's estimate on circles of radius theta d, d the distance of the panel from the poles +-i s sqrt(nu).
+        """Return Cauchy's bound on circles of radius theta d, d the panel's distance from the poles +-i s sqrt(nu).
 
-        There |f| is at most (1 - theta)^-(nu + 1) f, so that |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f. The
-        least is at theta = 8/(nu + 9).
+        On these circles |f| is at most (1 - theta)^-(nu + 1) f, so |f^(8)| <= 8! (1 - theta)^-(nu + 1)/(theta d)^8 f.
+        The bound is smallest at theta = 8/(nu + 9).
         """
         nu, xp = self.degrees, namespace(left, right, self.scale)
         theta = 8 / (nu + 9)
@@ -106,7 +106,7 @@ class Student(Symmetric):
 
     @property
     def quantiles(self) -> Any:
-        """Those of unit scale, as plain numbers, times the scale."""
+        """Return the quantiles at unit scale, as plain numbers, times the scale."""
         if isinstance(self.scale, float):
             return super().quantiles
         return self.scale * like(Student(1.0, self.degrees).quantiles, floating(self.scale))
@@ -121,7 +121,7 @@ class Student(Symmetric):
 
     @property
     def absolute_moment(self) -> Real:
-        """2 s sqrt(nu) Gamma((nu + 1)/2) / (sqrt(pi) (nu - 1) Gamma(nu/2))."""
+        """Return 2 s sqrt(nu) Gamma((nu + 1)/2) / (sqrt(pi) (nu - 1) Gamma(nu/2))."""
         nu = self.degrees
         ratio = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
@@ -136,7 +136,7 @@ def check_degrees(degrees: Any) -> None:
 
 
 def _tail(t: Any, nu: float) -> Any:
-    """P(T > t) at unit scale, for t >= 0."""
+    """Return P(T > t) at unit scale, for t >= 0."""
     xp, special = namespace(t), special_functions(t)
     small = t**2 < nu
     square = xp.where(small, t, 1.0) ** 2
@@ -150,5 +150,5 @@ _traced_tail = jax.custom_jvp(_tail, nondiff_argnums=(1,))
 
 @_traced_tail.defjvp
 def _(nu: float, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
-    """The derivative is minus the density; that of the incomplete beta function is not finite at t = 0."""
+    """Return minus the density times dt; the derivative of the incomplete beta function is not finite at t = 0."""
     return _traced_tail(primals[0], nu), -Student(1.0, nu).prob(primals[0]) * tangents[0]

@@ -1,1 +1,1 @@
-"""What reports say of the values behind them: moments, distributions, relations, each with its intervals."""
+"""Estimates from reports: moments, distributions and relations of the inputs, with confidence intervals."""

@@ -1,7 +1,7 @@
-"""The probabilities of a table's reports given an input: the channel between values and what was released of them.
+"""The channel between inputs and reports: the probabilities of a table's reports given an input.
 
-An input between two rows of a table is rounded to one of them at random, so that P(report | x) is linear between rows,
-and of an input that is uniform on a bin it is the average of that: a difference of integrals.
+An input between two rows of a table is rounded to one of them at random, so P(report | x) is linear between rows. For
+an input that is uniform on a bin, the probability is the average over the bin, a difference of integrals.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
-# Reports of additive noise are counted one by one on at most so many lattice points.
+# The largest number of lattice points on which reports of additive noise are counted.
 _MOST_POINTS = 1 << 22
-# Inputs are fewer grains from 0 than this: integers of 64 bits hold their positions.
+# The largest input in grid points, so that 64-bit integers hold all positions.
 _FARTHEST = 2.0**62
-# Noise of fewer cells in a sensitivity is on a lattice of its own; other tables have 512, or some less.
+# Tables with fewer cells per sensitivity than this are those of noise on a grid; other tables have about 512.
 _FINE = 64
-# Positions at which variances are compared: with noise of one shape they are convex in the position, or constant.
+# The number of positions at which variances are compared; they are convex in the position, or constant.
 _MOST_SHIFTS = 256
 _COMPARED = 5  # edges of bins whose reports are compared
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
 
 
 class Channel(abc.ABC):
-    """P(report | input) of one released column.
+    """The conditional probabilities P(report | input) of one released column.
 
     Attributes:
         lower: smallest input.
         upper: largest input.
-        written: (m,) the reports that are possible, increasing, as they are written.
-        values: (m,) what they stand for, whose mean over the reports of an input is the input: the same, but less the
-            mean of additive noise that has one, and the mean of reports that rounding to decimals has made equal.
-        missed: how far that mean may be from the input: 0, but for reports that rounding has made equal.
-        epsilon: the budget of a report, where it is known.
+        written: (m,) the possible reports as written, increasing.
+        values: (m,) the unbiased values of the reports: their mean, given an input, is the input. They are the reports
+            less the mean of the noise. Reports that became equal by rounding to decimals have their mean value.
+        missed: a bound on the bias of the values; 0 unless rounding to decimals has made reports equal.
+        epsilon: the budget of a report, if it is known.
     """
 
     lower: float
@@ -53,7 +53,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """The integral of P(report in group | u) over u, up to every x, from anywhere.
+        """Return the integral of P(report in group | u) over u up to every x, from an arbitrary starting point.
 
         Args:
             x: (k,) inputs, increasing.
@@ -66,18 +66,18 @@ class Channel(abc.ABC):
     @property
     @abc.abstractmethod
     def squares(self) -> Squares:
-        """(m,) weights whose mean, over the reports of an input x, is (x - middle)^2, and by how much it may miss that.
+        """Return (m,) weights whose mean over the reports of x is (x - middle)^2, and a bound on their bias.
 
         Raises:
-            ValueError: the reports do not tell it.
+            ValueError: the reports have no information beyond the mean.
         """
 
     @abc.abstractmethod
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
+        """Return increasing inputs, and the means of (m,) weights over their reports, which are linear in between."""
 
     def worst(self, weights: np.ndarray) -> tuple[float, float]:
-        """Of weights of reports, given any one input: the largest variance, and the largest distance from the mean.
+        """Return the largest variance, and the largest distance from the mean, of weights given any one input.
 
         Args:
             weights: (m,).
@@ -90,16 +90,16 @@ class Channel(abc.ABC):
 
     @cached_property
     def mean_variance(self) -> float:
-        """The largest variance of a report's value, given any one input."""
+        """Return the largest variance of a report's value, given any one input."""
         return self.worst(self.values)[0]
 
     @cached_property
     def square_variance(self) -> float:
-        """The largest variance of a report's weight in ``squares``, given any one input."""
+        """Return the largest variance of a report's weight in ``squares``, given any one input."""
         return self.worst(self.squares[0])[0]
 
     def _made_right(self, weights: np.ndarray, power: int) -> Squares:
-        """Weights with the means (x - middle)^power, to which rounding has added about a constant: less that."""
+        """Return weights whose means are (x - middle)^power, corrected for the constant that rounding has added."""
         if not self._is_merged:
             return weights, 0.0
         x, means = self.means(weights)
@@ -110,10 +110,10 @@ class Channel(abc.ABC):
     @property
     @abc.abstractmethod
     def _is_merged(self) -> bool:
-        """Whether rounding to decimals has made reports equal."""
+        """Return whether rounding to decimals has made reports equal."""
 
     def same(self, other: Channel) -> bool:
-        """Whether reports mean the same: they are the same numbers, as probable for the same inputs."""
+        """Return whether two reports are the same number and equally probable for every input."""
         if self is other:
             return True
         if (self.lower, self.upper) != (other.lower, other.upper) or not np.array_equal(self.written, other.written):
@@ -123,20 +123,20 @@ class Channel(abc.ABC):
 
     @property
     def middle(self) -> float:
-        """The middle of the inputs."""
+        """Return the middle of the inputs."""
         return (self.lower + self.upper) / 2
 
     def matrix(self, edges: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """(g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
+        """Return (g, d) P(report in group | input uniform on a bin), of the d bins between edges."""
         return np.maximum(np.diff(self.integrals(edges, groups), axis=1) / np.diff(edges), 0.0)
 
 
 class TableChannel(Channel):
-    """Of one bounded table, or of several of which one reports, chosen independently of the input.
+    """The channel of one bounded table, or of a mixture of tables chosen independently of the input.
 
     Args:
         parts: tables with the probability of each.
-        decimals: to which reports were rounded when they were written; None: not.
+        decimals: the number of decimals to which written reports were rounded; None if they were not.
     """
 
     def __init__(self, parts: Sequence[tuple[float, WindowTable | RowTable]], decimals: int | None = None) -> None:
@@ -144,7 +144,7 @@ class TableChannel(Channel):
         self.lower, self.upper = parts[0][1].lower, parts[0][1].upper
         exact = np.concatenate([reports_of(table) for _, table in parts])
         self.written, places = np.unique(exact if decimals is None else exact.round(decimals), return_inverse=True)
-        # Of a placed window they stand for what they are when stretched by its slope: their mean is then the input.
+        # Reports of a window placed at the input are stretched by the inverse of its slope, which makes them unbiased.
         stand_for = np.concatenate([reports_of(unbiased(table)) for _, table in parts])
         values = np.bincount(places, stand_for) / np.bincount(places) - self.middle
         self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
@@ -174,7 +174,7 @@ class TableChannel(Channel):
         told = sum(weight for weight, _, squares in found if squares)
         if not told:
             raise ValueError(f"mechanism: {_NO_SQUARES}")
-        # A part that does not tell counts as 0, and the others for it.
+        # A part without information contributes 0, and the others are scaled up.
         each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
         places = np.concatenate(self._places)
         g, missed = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
@@ -182,16 +182,16 @@ class TableChannel(Channel):
 
 
 class NoiseChannel(Channel):
-    """Of additive noise on inputs of a known interval.
+    """The channel of additive noise on inputs of a known interval.
 
-    An input of grain i = q M + f, 0 <= f < M, is put on position q or, with probability f/M, on q + 1. Where the
-    lattice is coarse beside the sensitivity, the noise is for inputs on the lattice, and they are taken to be: M is 1.
+    An input at grid point i = q M + f, 0 <= f < M, is rounded to position q + 1 with probability f/M, else to q. If the
+    grid is coarse compared with the sensitivity, inputs are assumed to be on the grid, and M is 1.
 
     Args:
-        certificate: of the noise.
+        certificate: the certificate of the noise.
         lower: smallest input.
         upper: largest input.
-        decimals: as of ``TableChannel``.
+        decimals: as for ``TableChannel``.
 
     Raises:
         ValueError: the interval is too wide for the noise, or too far from 0.
@@ -231,7 +231,7 @@ class NoiseChannel(Channel):
         return np.diff(self._below(ends[:, None], x), axis=0)
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """At every position of the lattice; only at some, and both ends, of very many where no report was rounded."""
+        """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""
         noise, weights = self.table.weights / 2.0**self.table.bits, weights[self._places]
         shifts = self._points - self.table.codes
         at = np.unique(np.linspace(0, shifts, min(shifts, _MOST_SHIFTS) + 1).astype(int))
@@ -242,7 +242,7 @@ class NoiseChannel(Channel):
         return (self._first - self.table.first + at) * float(self.table.bin_width), means
 
     def _below(self, end: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """The integral of P(position + code < end | u) over u up to x, from the first position on.
+        """Return the integral of P(position + code < end | u) over u up to x, from the first position on.
 
         With G(n) = P(code < n) it is a sum over grains of (1 - f/M) G(end - q) + f/M G(end - q - 1).
         """
@@ -257,11 +257,11 @@ class NoiseChannel(Channel):
         return grain * (cells + grains + part * (here + f / M * (next_ - here)))
 
     def _noise(self, n: np.ndarray) -> np.ndarray:
-        """G(n) = P(code < n)."""
+        """Return G(n) = P(code < n)."""
         return self._cumulated[np.clip(n - self.table.first, 0, self.table.codes)]
 
     def _sums(self, n: np.ndarray) -> np.ndarray:
-        """The sum of G up to n."""
+        """Return the sum of G(j) over j <= n."""
         at = n - self.table.first
         return self._summed[np.clip(at, 0, self.table.codes)] + np.maximum(at - self.table.codes, 0)
 
@@ -275,7 +275,7 @@ class NoiseChannel(Channel):
 
     @cached_property
     def squares(self) -> Squares:
-        """By y^2 less the noise's: an input between two lattice points adds h^2 (1 - 1/M^2)/6 on average."""
+        """Return y^2 minus the variance of the noise; rounding the input adds h^2 (1 - 1/M^2)/6 on average."""
         cell = float(self.table.bin_width)
         rounding = cell**2 * (1 - self._grains**-2) / 6
         return self._made_right((self.values - self.middle) ** 2 - float(self.table.variance) - rounding, 2)

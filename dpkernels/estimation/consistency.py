@@ -1,4 +1,4 @@
-"""Released counts made consistent: not negative, adding up to a total and to each other's sums, with intervals."""
+"""Consistent counts: nonnegative estimates that add up to their sums, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpkernels.exact.noise.table import NoiseTable
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.release import containers
 
-# The programme for groups is dense: of so many bins, and groups and bins together.
+# The largest numbers of bins, and of groups and bins together, since the program for groups is dense.
 _MOST_BINS = 1 << 12
 # Simulated errors behind the intervals of grouped counts, and the risk that their quantile is below the true one.
 _ERRORS, _RISK = 20_000, 1e-6
@@ -30,11 +30,11 @@ _SWEEPS = 4
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ConsistentCounts:
-    """Counts that agree with each other; see ``consistent_counts``.
+    """Counts that are consistent with each other; see ``consistent_counts``.
 
     Attributes:
-        values: one for every report: the bins, then the sums of the groups, exactly those of the bins.
-        reports: what was released.
+        values: one per report: the bins, then the sums of the groups, which are exactly the sums of their bins.
+        reports: the released values.
         total: the sum of the bins, if it was known.
     """
 
@@ -48,13 +48,13 @@ class ConsistentCounts:
         return f"ConsistentCounts({shown(self.values)})"
 
     def interval(self, confidence: float = 0.95) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds that hold for all true counts and sums at once with this probability.
+        """Return bounds that hold for all true counts and sums at once with this probability.
 
-        Without groups they come from the quantiles of the noise that was sampled, exactly: (1 - a)^m = confidence for
-        m reports and a risk a each. With groups from the least squares estimate, whose errors are combinations of that
-        noise, all known but for chance: the largest of them over its standard deviation, by simulation at a fixed
-        seed, is at most the bound with a risk of 1e-6 that it is too small. Either way they are then cut where a
-        count would be negative or sums would not add up, and reach to ``values``.
+        Without groups the bounds are exact quantiles of the sampled noise: (1 - a)^m = confidence for m reports and a
+        risk a each. With groups they are bounds on the errors of the least squares estimate, which are known
+        combinations of the noise. Their largest standardised value is simulated with a fixed seed; the simulated
+        quantile is too small with probability at most 1e-6. In both cases the bounds are then tightened by the
+        constraints on counts and sums, and extended to contain ``values``.
 
         Args:
             confidence: in (0, 1).
@@ -78,7 +78,7 @@ class ConsistentCounts:
         return np.minimum(low, self.values), np.maximum(high, self.values)
 
     def _narrowed(self, low: np.ndarray, high: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Bounds cut to counts that are not negative and add up: each sum bounds its bins, and its bins it."""
+        """Return bounds tightened by the constraints that counts are nonnegative and add up to their sums."""
         G, d = self._sums, len(self.values) - len(self._sums)
         sums = [(row > 0, d + number) for number, row in enumerate(G)]
         low, high = np.append(np.maximum(low, 0.0), 0.0), np.append(high, np.inf)
@@ -97,28 +97,27 @@ class ConsistentCounts:
 def consistent_counts(
     reports: Any, mechanism: Any, *, total: float | None = None, groups: Sequence[Sequence[int]] = ()
 ) -> ConsistentCounts:
-    """Counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
+    """Return counts nearest to released ones, by least squares, among those that can be: not negative, and adding up.
 
-    Noise makes counts negative and sums that disagree with their parts. What is returned has neither, and where there
-    are groups it is also more precise than the reports. It is post-processing: it costs no privacy. Whole numbers of
-    true counts are assumed; the values returned are not rounded.
+    Noise can make counts negative, and sums different from the sums of their parts. The estimate has neither problem,
+    and with groups it is more precise than the reports. It is post-processing and costs no privacy. The true counts are
+    assumed to be integers; the estimates are not rounded.
 
     Args:
         reports: (m,) one released vector, or values released one by one: the bins, then a sum for every group.
-        mechanism: additive noise with its claim, on vectors or not, or its exact form.
-        total: the sum of all bins, where it is public; a total that was released is a group of all bins.
-        groups: for every report after those of the bins the numbers of the bins, from 0, whose sum it is of; levels
-            of a hierarchy are groups of more and more bins.
+        mechanism: additive noise with its claim, on vectors or not, or its exact sampler.
+        total: the sum of all bins, if it is public. A released total is a group of all bins instead.
+        groups: for every report after the bins, the indices (from 0) of the bins that it sums. The levels of a
+            hierarchy are groups of increasing size.
 
     Returns:
         ``ConsistentCounts``, whose ``interval`` holds for all counts together.
 
     Raises:
-        ValueError: reports empty, of several axes, or holding what the mechanism cannot have made: names the first;
-            a total that is negative; a group that is empty, names a bin twice or one that is not there; groups of
-            more than 4,096 bins.
-        TypeError: not additive noise.
-        CertificateError: the mechanism cannot have released anything.
+        ValueError: reports are empty, have several axes, or contain a value that the mechanism cannot have released;
+            the total is negative; a group is empty, or has a duplicate or unknown bin; groups of more than 4,096 bins.
+        TypeError: the mechanism is not additive noise.
+        CertificateError: the mechanism has no certified sampler.
 
     Example:
         >>> import numpy as np, dpkernels as dpk
@@ -128,7 +127,7 @@ def consistent_counts(
         array([5.625, 0.   , 5.625])
 
     Source: Hay, Rastogi, Miklau, Suciu, "Boosting the accuracy of differentially private histograms through
-    consistency" (VLDB 2010), here with counts that are not negative too, by non-negative least squares.
+    consistency" (VLDB 2010), here with nonnegative least squares.
     """
     noise, _ = table_of(mechanism, None)
     values, _ = containers.unwrap(reports)
@@ -142,7 +141,7 @@ def consistent_counts(
 
 
 def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechanism: Any) -> np.ndarray:
-    """(g, d) ones where a group has a bin."""
+    """Return (g, d) ones where a group has a bin."""
     if reports.ndim != 1 or not len(reports):
         raise ValueError(f"reports: has shape {reports.shape}; one vector of counts is needed")
     made = getattr(mechanism, "mechanism", mechanism)
@@ -163,13 +162,13 @@ def _checked_groups(groups: Sequence[Sequence[int]], reports: np.ndarray, mechan
 
 
 def _rounding(noise: NoiseTable) -> float:
-    """How far a whole number can be moved when it is put on the lattice."""
+    """Return the largest distance of a whole number from the lattice point that it is rounded to."""
     return 0.0 if (1 / noise.bin_width).denominator == 1 else float(noise.bin_width)
 
 
 @lru_cache(maxsize=8)
 def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Standard deviations of a least squares estimate's errors, and simulated largest errors over these, increasing.
+    """Return the standard deviations of the least squares errors, and sorted simulated maxima relative to them.
 
     The errors are known combinations of the reports' noise, whatever the counts.
     """
@@ -189,7 +188,7 @@ def _errors(noise: NoiseTable, shape: tuple[int, ...], groups: bytes, has_total:
 
 
 def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
-    """Bins x >= 0, of the total, with the least |A x - r|^2, A the bins and their sums."""
+    """Return the bins x >= 0 with the given total that minimise |A x - r|^2; A x are the bins and their sums."""
     if total == 0:
         return np.zeros(G.shape[1])
     if not len(G):
@@ -208,7 +207,7 @@ def _nearest(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
 
 
 def _on_simplex(r: np.ndarray, total: float) -> np.ndarray:
-    """max(r - t, 0) for the t at which they have the total: the largest k bins stay positive."""
+    """Return max(r - t, 0) for the t that gives the total; the k largest bins stay positive."""
     falling = np.sort(r)[::-1]
     levels = (np.cumsum(falling) - total) / np.arange(1, len(r) + 1)
     t = levels[np.flatnonzero(falling > levels)[-1]]
@@ -217,13 +216,13 @@ def _on_simplex(r: np.ndarray, total: float) -> np.ndarray:
 
 
 def _least_squares(G: np.ndarray, r: np.ndarray, total: float | None) -> np.ndarray:
-    """The same without signs."""
+    """Return the least squares solution without the constraint x >= 0."""
     d = G.shape[1]
     return _solved(G, (r[:d] + G.T @ r[d:])[:, None], None if total is None else np.array([[total]]))[:, 0]
 
 
 def _solved(G: np.ndarray, right: np.ndarray, totals: np.ndarray | None) -> np.ndarray:
-    """(1 + G'G)^-1 of right sides; with totals the same on the columns that sum to them."""
+    """Return (1 + G'G)^-1 applied to right sides, restricted to the given totals if there are any."""
     factor = linalg.cho_factor(np.eye(len(G)) + G @ G.T)
 
     def inverse(b: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Reports as counts of their codes: all that estimates need, in constant memory and mergeable by part."""
+"""Counts of reports by code: the sufficient statistic of all estimates, in constant memory, and mergeable."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROUNDINGS = 4
 
 
 class ReportError(ValueError):
-    """A number that the mechanism cannot have made.
+    """A number that the mechanism cannot have reported.
 
     Attributes:
-        row: where it is among the reports.
-        reason: what it is, and what could be instead.
+        row: its index among the reports.
+        reason: the number, and the nearest possible reports.
     """
 
     def __init__(self, row: int, reason: str) -> None:
@@ -30,17 +30,17 @@ class ReportError(ValueError):
 
 
 class Counts:
-    """How many reports there are of every code; parts of a release are added one after the other.
+    """The number of reports of every code, to which the parts of a release can be added one after another.
 
-    ``Counts(mechanism).add(first).add(second)`` holds what both parts say, whatever their sizes; ``+`` joins counts
-    of the same mechanism that were made apart. ``dpk.estimate`` takes counts in the place of reports.
+    ``Counts(mechanism).add(first).add(second)`` counts both parts. ``+`` adds counts of the same mechanism.
+    ``dpk.estimate`` accepts counts in the place of reports.
 
     Args:
-        mechanism: what made the reports: a mechanism, an exact form, a certificate, a sidecar (a path, or what its JSON
-            holds), or the ``channel`` of other counts.
-        column: which column of a sidecar; needed where it has several.
-        bounds: smallest and largest input, of additive noise only, which has none of its own.
-        decimals: to how many decimals the reports were rounded; a sidecar says so itself.
+        mechanism: the source of the reports: a mechanism, an exact sampler, a certificate, a sidecar (a path or its
+            JSON content), or the ``channel`` of other counts.
+        column: the column of a sidecar; required if it has several.
+        bounds: smallest and largest input; required for additive noise, and only there.
+        decimals: the number of decimals to which the reports were rounded; a sidecar contains it.
 
     Attributes:
         channel: the probabilities of reports given inputs.
@@ -63,7 +63,7 @@ class Counts:
 
     @property
     def total(self) -> int:
-        """How many reports there are."""
+        """Return the number of reports."""
         return int(self.numbers.sum())
 
     def __repr__(self) -> str:
@@ -72,13 +72,13 @@ class Counts:
     def add(self, reports: Any) -> Counts:
         """Count more reports, of any shape and of any kind that ``perturb`` returns.
 
-        Numbers may be float64 or float32, and have gone through decimal text. Missing ones are left out.
+        Numbers may be float64 or float32, and may have been written as text. Missing ones are ignored.
 
         Returns:
             The same counts.
 
         Raises:
-            ValueError: a number that is no report of the mechanism; names the first, and nothing has been counted.
+            ValueError: a number is not a possible report; the message names the first one. No report is counted.
             TypeError: not numbers.
         """
         present, rows = present_rows(reports)
@@ -100,10 +100,10 @@ class Counts:
 
 
 def numbers_of(name: str, column: Any) -> np.ndarray:
-    """The numbers of an array or a column of any kind and shape, one after the other.
+    """Return the numbers of an array or a column of any kind and shape as a flat array.
 
     Raises:
-        TypeError, ValueError: it holds none; both name the argument.
+        TypeError, ValueError: the argument does not hold numbers.
     """
     try:
         return np.asarray(containers.unwrap(column)[0]).reshape(-1)
@@ -112,11 +112,11 @@ def numbers_of(name: str, column: Any) -> np.ndarray:
 
 
 def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
-    """(n,) the place of every report in ``channel.written``.
+    """Return (n,) the index of every report in ``channel.written``.
 
     Raises:
-        ReportError: a number that is none of them; names the first, its row, and what is near.
-        ValueError: floats too coarse for the mechanism.
+        ReportError: a number is not a possible report; the error has the first such number and its row.
+        ValueError: the float type is too coarse for the mechanism.
     """
     if reports.dtype != np.float32:
         found, good = _nearest(channel.written, reports.astype(np.float64, copy=False))
@@ -141,7 +141,7 @@ def codes(channel: Channel, reports: np.ndarray) -> np.ndarray:
 
 
 def _nearest(written: np.ndarray, reports: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The nearest of increasing numbers to each report, and whether it is that number but for roundings."""
+    """Return the nearest of increasing numbers to each report, and whether they agree up to rounding."""
     between = (written[1:] + written[:-1]) / 2
     found = np.searchsorted(between, reports)
     slack = _ROUNDINGS * np.finfo(np.float64).eps * max(abs(written[0]), abs(written[-1]))

@@ -1,4 +1,4 @@
-"""Distributions of inputs: piecewise uniform on bins, estimated once and again from resampled reports."""
+"""Estimated distributions of inputs: piecewise uniform on bins, with a parametric bootstrap for intervals."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from dpkernels.estimation.splines import basis, chosen, ladder, spline_fit
 
 SMOOTHINGS = ("splines", "ems", "none")
 
-# Neighbouring reports are put together into at most so many groups; fewer where the distribution is smooth.
+# The largest number of groups into which neighbouring reports are merged; fewer if the distribution is smooth.
 _GROUPS, _MOST_CODES = 256, 2048
-# Intervals are of estimates with so many steps of the ladder more splines than the chosen number.
+# Intervals use estimates with more splines than the chosen number, by this many steps of the ladder.
 _STEPS_UP = 2
 
 
@@ -35,19 +35,19 @@ class Shares:
 
     @cached_property
     def cumulated(self) -> np.ndarray:
-        """(..., d + 1) the cdf at the edges."""
+        """Return the cdf at the edges, of shape (..., d + 1)."""
         whole = np.zeros((*self.shares.shape[:-1], len(self.edges)))
         np.cumsum(self.shares, axis=-1, out=whole[..., 1:])
         return whole / whole[..., -1:]
 
     def cdf(self, x: np.ndarray) -> np.ndarray:
-        """(..., *shape of x)."""
+        """Return the cdf at x, of shape (..., *shape of x)."""
         place = np.clip(np.interp(x, self.edges, np.arange(len(self.edges))), 0, len(self.edges) - 1)
         i = np.minimum(place.astype(int), len(self.edges) - 2)
         return self.cumulated[..., i] + (place - i) * (self.cumulated[..., i + 1] - self.cumulated[..., i])
 
     def quantile(self, p: np.ndarray) -> np.ndarray:
-        """(..., *shape of p): the smallest x with cdf(x) >= p."""
+        """Return the smallest x with cdf(x) >= p, of shape (..., *shape of p)."""
         rows = self.cumulated.reshape(-1, len(self.edges))
         found = np.stack([_inverse(row, self.edges, p) for row in rows])
         return found.reshape((*self.shares.shape[:-1], *np.shape(p)))
@@ -61,14 +61,14 @@ def _inverse(cumulated: np.ndarray, edges: np.ndarray, p: np.ndarray) -> np.ndar
 
 
 class Distribution:
-    """What counts say of the distribution of inputs.
+    """An estimate of the distribution of inputs from counts of reports.
 
     Args:
-        counts: of at least one report.
-        bins: how many equal bins.
+        counts: the counts of at least one report.
+        bins: the number of equal bins.
         smoothing: one of ``SMOOTHINGS``.
-        resamples: how many times reports are drawn again for intervals.
-        seed: of the resampling.
+        resamples: the number of bootstrap samples for intervals.
+        seed: the seed of the bootstrap.
     """
 
     def __init__(self, counts: Counts, bins: int, smoothing: str, resamples: int, seed: int) -> None:
@@ -78,12 +78,12 @@ class Distribution:
 
     @cached_property
     def fit(self) -> Fit:
-        """The distribution of greatest likelihood over the bins."""
+        """Return the maximum likelihood distribution over the bins."""
         return most_likely(*self._grouped(_MOST_CODES))
 
     @cached_property
     def best(self) -> Shares:
-        """The estimate."""
+        """Return the estimate."""
         match self.smoothing:
             case "splines":
                 return self._spline_shares(spline_fit(*self._few, self._splines).shares, self._splines)
@@ -94,12 +94,12 @@ class Distribution:
 
     @cached_property
     def centre(self) -> Shares:
-        """An estimate with more splines than the best: with less bias, and more noise, it is what intervals are of."""
+        """Return an estimate with more splines than the best, hence with less bias; intervals are centred on it."""
         return self._spline_shares(self._centre, self._more)
 
     @cached_property
     def draws(self) -> Shares:
-        """The same of reports drawn again, from what ``centre`` makes them."""
+        """Return estimates from resampled reports (parametric bootstrap), drawn from the distribution ``centre``."""
         B, _ = self._few
         splines = B @ basis(B.shape[1], self._more)
         q = splines @ self._centre
@@ -112,7 +112,7 @@ class Distribution:
 
     @property
     def _more(self) -> int:
-        """How many splines ``centre`` has."""
+        """Return the number of splines of ``centre``."""
         steps = ladder(len(self.edges) - 1)
         return steps[min(steps.index(self._splines) + _STEPS_UP, len(steps) - 1)]
 
@@ -128,14 +128,14 @@ class Distribution:
         return self._grouped(_GROUPS)
 
     def _grouped(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """The channel's matrix and the counts, neighbouring reports put together where there are more than ``most``."""
+        """Return the channel's matrix and the counts, with neighbouring reports merged if more than ``most``."""
         matrix, groups = _pooled(self.counts.channel, len(self.edges) - 1, most)
         return matrix, np.add.reduceat(self.counts.numbers, groups)
 
 
 @lru_cache(maxsize=16)
 def _pooled(channel: Channel, bins: int, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """A channel's matrix for equal bins and at most so many groups of reports, and the first report of each group."""
+    """Return a channel's matrix for equal bins and grouped reports, and the first report of each group."""
     m = len(channel.written)
     groups = np.unique(np.linspace(0, m, min(m, most), endpoint=False).astype(int))
     return channel.matrix(np.linspace(channel.lower, channel.upper, bins + 1), groups), groups

@@ -1,4 +1,4 @@
-"""``estimate``: everything that one column of reports says of the values behind it."""
+"""The function ``estimate``: moments and the distribution of the values behind one column of reports."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from dpkernels.numerics import Real
 
 _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _RESAMPLES, _MOST_RESAMPLES = 400, 100_000
-# Intervals at which a quantile must be told from the ends of the inputs' interval.
+# The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
-# Quantiles of resampled ones: where these are likely to be.
+# The range of bootstrap quantiles that is examined.
 _LIKELY = np.linspace(0.1, 0.9, 9)
 
 
@@ -39,9 +39,9 @@ def estimate(
     resamples: int = _RESAMPLES,
     seed: int = 0,
 ) -> Estimate:
-    """What reports say of the values behind them. It is post-processing: it costs no privacy.
+    """Estimate the distribution and the moments of the values behind reports, by post-processing, at no privacy cost.
 
-    Nothing is computed before it is asked for::
+    Each quantity is computed when it is first used::
 
         e = dpk.estimate(reports, mechanism)       # or a sidecar: dpk.estimate(reports, "private.csv.json")
         e.mean.value, e.mean.interval(0.95), e.mean.bernstein(0.95)
@@ -52,34 +52,35 @@ def estimate(
         e.gap                                      # certificate of the likelihood's optimality
         e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
-    Moments suppose nothing of the values. Distributions, and intervals of cdf, quantiles and histograms, are of
-    densities that are smooth over about a 60th of the inputs' interval: near a value that a large share of inputs have
-    in common (many zeros, say) the cdf may be off by up to that share, and its intervals do not hold.
+    Estimates of moments make no assumption about the values. Estimates of the distribution, and the intervals of its
+    cdf, quantiles and histograms, assume a density that is smooth on a scale of about 1/60 of the inputs' interval. If
+    many inputs have the same value (many zeros, for example), the cdf near that value can be wrong by up to their
+    share, and its intervals do not hold.
 
     Args:
-        reports: what ``perturb`` returned, of any shape, without rows left out; as float64 or float32, also after they
-            were written as text; or a ``Counts`` of them.
-        mechanism: what made them: a mechanism, an exact form, a certificate, or the sidecar of a release, as a path or
-            as what its JSON holds. None with ``Counts``, which know.
-        column: which column of a sidecar; needed where it has several.
-        bounds: smallest and largest value that inputs can have: of additive noise, and only there.
-        decimals: to how many decimals the reports were rounded; a sidecar says so itself. By as much as that can have
-            moved mean and variance their intervals are wider.
-        bins: equal bins on which the distribution is estimated, 24 to 1,024; it is uniform within a bin.
-        smoothing: "splines", a density of as many quadratic splines as the reports can tell; "ems", expectation
-            maximisation smoothed after each step (Li et al. 2020); "none", the bins' shares of greatest likelihood
-            themselves. Intervals are those of splines.
-        resamples: how many times reports are drawn again for the intervals of distributions, 40 to 100,000.
-        seed: of this resampling.
+        reports: the output of ``perturb``, of any shape and without rows left out, as float64 or float32, also after it
+            was written as text; or a ``Counts`` of it.
+        mechanism: the source of the reports: a mechanism, an exact sampler, a certificate, or the sidecar of a release
+            (a path or its JSON content). None with ``Counts``, which contain it.
+        column: the column of a sidecar; required if it has several.
+        bounds: smallest and largest possible input; required for additive noise, and only there.
+        decimals: the number of decimals to which the reports were rounded; a sidecar contains it. The intervals of mean
+            and variance include the largest effect of this rounding.
+        bins: the number of equal bins of the distribution, 24 to 1,024; it is uniform within a bin.
+        smoothing: "splines", a mixture of quadratic splines whose number is chosen by penalised likelihood; "ems",
+            expectation maximisation with a smoothing step (Li et al. 2020); "none", the maximum likelihood shares of
+            the bins. Intervals are always computed with splines.
+        resamples: the number of bootstrap samples for the intervals of distributions, 40 to 100,000.
+        seed: the seed of the bootstrap.
 
     Returns:
         An ``Estimate``, in data units.
 
     Raises:
-        ValueError: there are no reports, one that the mechanism cannot have made, or an argument that is out of range
-            or does not belong there.
-        CertificateError: a sidecar whose tables do not have what it claims.
-        TypeError: not numbers, or nothing that reports of one column are made with.
+        ValueError: there are no reports, a report is impossible for the mechanism, or an argument is out of range or
+            does not apply.
+        CertificateError: the tables of a sidecar do not satisfy its claims.
+        TypeError: the reports are not numbers, or the mechanism is not for one column of numbers.
     """
     if isinstance(reports, Counts):
         if mechanism is not None or column is not None or bounds is not None or decimals is not None:
@@ -102,12 +103,14 @@ def estimate(
 
 
 class Estimate:
-    """What reports say of the values behind them; made by ``estimate``.
+    """Estimates of the values behind reports; ``estimate`` makes it.
 
-    ``mean``, ``variance`` and ``standard_deviation`` are ``Moment``s: ``value``, ``error``, ``interval(confidence)``
-    and ``bernstein(confidence)``. ``quantile``, ``cdf`` and ``count_between`` give ``Resampled``: ``value``, ``error``,
-    ``interval(confidence)`` of each number by itself and ``band(confidence)`` of all together; of an array of
-    arguments these are arrays. ``histogram`` gives ``edges``, ``shares`` and ``counts``, both ``Resampled``.
+    - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects with ``value``, ``error``,
+      ``interval(confidence)`` and ``bernstein(confidence)``.
+    - ``quantile``, ``cdf`` and ``count_between`` return a ``Resampled`` with ``value``, ``error``,
+      ``interval(confidence)`` for each number by itself, and ``band(confidence)`` for all numbers together. They are
+      arrays if the argument is one.
+    - ``histogram`` returns ``edges`` and, as ``Resampled``, ``shares`` and ``counts``.
 
     Attributes:
         reports: the ``Counts``.
@@ -121,24 +124,24 @@ class Estimate:
 
     @property
     def count(self) -> int:
-        """How many reports there are."""
+        """Return the number of reports."""
         return self.reports.total
 
     @cached_property
     def mean(self) -> Moment:
-        """The mean of the inputs, which is in [lower, upper] and in its own intervals.
+        """Return the estimated mean of the inputs; it lies in [lower, upper] and in its own intervals.
 
-        It is the mean of the reports, cut to that interval. That is unbiased, but for the cut and for rounding
-        (``Moment.missed``).
+        It is the mean of the reports, clipped to that interval. Without clipping it is unbiased up to the rounding of
+        reports (``Moment.missed``).
 
         Raises:
-            TooFewReportsError: the 95 % interval would be as wide as that of the inputs.
+            TooFewReportsError: the 95 % interval would be as wide as the inputs' interval.
         """
         return mean_of(self.reports)
 
     @cached_property
     def variance(self) -> Moment:
-        """The variance of the inputs: unbiased, that of the reports less the noise's; not below 0.
+        """Return the unbiased estimate of the variance of the inputs: that of the reports less the noise's, at least 0.
 
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as what is possible.
@@ -148,23 +151,25 @@ class Estimate:
 
     @cached_property
     def standard_deviation(self) -> Moment:
-        """The root of ``variance``."""
+        """Return the root of ``variance``."""
         return deviation_of(self.reports)
 
     def cdf(self, x: Real) -> Resampled:
-        """The share of inputs that are at most x, which are taken to be continuous: of whole numbers ask at halves.
+        """Return the share of inputs that are at most x, for continuous inputs.
+
+        If the inputs are integers, evaluate it at half-integers.
 
         Args:
             x: numbers in [lower, upper], of any shape.
 
         Raises:
-            ValueError: an x is not in the inputs' interval, or the reports tell the mean only.
+            ValueError: an x is not in the inputs' interval, or the reports have no information beyond the mean.
         """
         x = self._within("x", x, self.lower, self.upper)
         return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
 
     def quantile(self, p: Real) -> Resampled:
-        """The smallest x that a share p of inputs does not exceed.
+        """Return the smallest x that a share p of inputs does not exceed.
 
         Args:
             p: numbers in (0, 1), of any shape.
@@ -181,13 +186,13 @@ class Estimate:
         return found
 
     def histogram(self, bins: Any = 20) -> Histogram:
-        """Shares and numbers of inputs in bins.
+        """Return the estimated shares and numbers of inputs in bins.
 
         Args:
-            bins: how many equal bins, or their increasing edges within [lower, upper].
+            bins: the number of equal bins, or their increasing edges within [lower, upper].
 
         Raises:
-            ValueError: not at least one bin or not edges, or reports that tell the mean only.
+            ValueError: the bins are not valid, or the reports have no information beyond the mean.
         """
         edges = self._edges(bins)
         shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1), 0.0, 1.0)
@@ -195,10 +200,10 @@ class Estimate:
         return Histogram(edges, shares, counts)
 
     def count_between(self, a: float, b: float) -> Resampled:
-        """How many inputs are in [a, b].
+        """Return the estimated number of inputs in [a, b].
 
         Raises:
-            ValueError: not lower <= a < b <= upper, or reports that tell the mean only.
+            ValueError: not lower <= a < b <= upper, or reports that have no information beyond the mean.
         """
         ends = self._within("a, b", [a, b], self.lower, self.upper)
         if not ends[0] < ends[1]:
@@ -207,12 +212,12 @@ class Estimate:
 
     @property
     def likelihood(self) -> Fit:
-        """The distribution of greatest likelihood over the bins, with its certificate."""
+        """Return the maximum likelihood distribution over the bins, with its certificate."""
         return self._told.fit
 
     @property
     def gap(self) -> float:
-        """How much greater the log-likelihood a report of any distribution over the bins can be; 1e-6 or less."""
+        """Return a bound on how far the log-likelihood per report is below its maximum over the bins; at most 1e-6."""
         return self.likelihood.gap
 
     def plot(
@@ -232,7 +237,7 @@ class Estimate:
             kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
             bins: of the histogram, as of ``histogram``.
             confidence: in (0, 1).
-            label: what the values are, with their unit: "age in years".
+            label: a description of the values with their unit, such as "age in years".
             title: of the axes; by default the number of reports, their epsilon and the confidence.
 
         Returns:
@@ -254,10 +259,10 @@ class Estimate:
 
     @cached_property
     def _told(self) -> Distribution:
-        """The distribution, if the reports tell it.
+        """Return the distribution.
 
         Raises:
-            ValueError: they do not.
+            ValueError: the reports have no information beyond the mean.
         """
         _ = self.reports.channel.squares
         return self._distribution
@@ -283,7 +288,7 @@ class Estimate:
         return array
 
     def _check_enough(self, p: np.ndarray, error: np.ndarray) -> None:
-        """Refuse quantiles that cannot be told from the ends: whose share is not a few errors away from 0 and 1."""
+        """Refuse quantiles whose estimated share is within a few standard errors of 0 or 1."""
         room = np.minimum(p, 1 - p) / 1.96
         short = error > room
         if short.any():

@@ -1,4 +1,4 @@
-"""Estimates with their intervals: normal and Bernstein, or of resampled reports."""
+"""Estimates with confidence intervals: normal, Bernstein and bootstrap intervals."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _DIGITS = 5
 
 
 class TooFewReportsError(ValueError):
-    """There are too few reports to estimate a number: its interval would be as wide as what is possible.
+    """There are too few reports: the confidence interval would be as wide as the range of possible values.
 
     Attributes:
         reason: the first half of the message.
-        needed: about how many reports would be enough.
+        needed: the approximate number of reports that would be enough.
     """
 
     def __init__(self, reason: str, needed: float) -> None:
@@ -53,13 +53,13 @@ class Moment:
     """An estimated number with a standard error, or an array of them.
 
     Attributes:
-        value: the estimate, a float or an array, cut to what is possible. Intervals are about the estimate as it was.
+        value: the estimate, a float or an array, clipped to possible values. Intervals are centred on the unclipped
+            estimate.
         error: its standard error.
-        missed: how far from the truth it may be for other reasons than chance; intervals are wider by this. It is 0 but
-            for tables whose reports do not quite tell squares, some of ``optimal``, and for reports that rounding to
-            decimals has made equal.
-        smallest: the smallest value there can be; intervals end there.
-        largest: the largest.
+        missed: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased weights
+            for squares (some of ``optimal``), and for reports that became equal by rounding to decimals.
+        smallest: the smallest possible value; intervals end there.
+        largest: the largest possible value; intervals end there.
     """
 
     value: Any
@@ -75,16 +75,16 @@ class Moment:
         object.__setattr__(self, "value", _plain(np.clip(self.value, self.smallest, self.largest)))
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """(low, high): the normal interval, of each number by itself; right for large n."""
+        """Return (low, high): the normal interval, of each number by itself; right for large n."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.missed  # (1 + confidence)/2 may be 1
         return self._cut(self._centre - half, self._centre + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
-        """(low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
+        """Return (low, high) that holds at every n, from the range and the largest variance of what is averaged; wider.
 
         Raises:
-            ValueError: there is none; there is of mean, variance and standard deviation.
+            ValueError: this number has none; mean, variance and standard deviation have one.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         if self._bernstein is None:
@@ -102,14 +102,14 @@ class Moment:
 
 @dataclass(frozen=True, repr=False)
 class Resampled:
-    """An estimated number, or an array of them, with the same from resampled reports.
+    """An estimated number, or an array of them, with its bootstrap replicates.
 
     Attributes:
         value: the estimate, a float or an array.
-        centre: the estimate of less bias that intervals are of, which always hold ``value`` too.
-        draws: (resamples, *shape of value) of that estimate, of reports drawn again.
-        smallest: the smallest value there can be; intervals end there.
-        largest: the largest.
+        centre: a less biased estimate on which intervals are centred; they are extended to contain ``value``.
+        draws: (resamples, *shape of value) the replicates of that estimate, from resampled reports.
+        smallest: the smallest possible value; intervals end there.
+        largest: the largest possible value; intervals end there.
     """
 
     value: Any
@@ -120,20 +120,20 @@ class Resampled:
 
     @property
     def error(self) -> Real:
-        """The standard deviation of the draws."""
+        """Return the standard deviation of the draws."""
         return _plain(self.draws.std(axis=0, ddof=1))
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """(low, high): the draws' own quantiles, one interval a number; each holds by itself."""
+        """Return (low, high): the draws' own quantiles, one interval a number; each holds by itself."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         low, high = np.quantile(self.draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         return self._with_value(low, high)
 
     def band(self, confidence: float = 0.95) -> Interval:
-        """(low, high): intervals that hold for all numbers together.
+        """Return (low, high): intervals that hold for all numbers together.
 
-        centre -+ t (s + S/4), s the draws' standard deviations, S the largest of them, and t such that the given share
-        of draws is within; where no draw differs it has no width.
+        The band is centre -+ t (s + S/4), where s are the draws' standard deviations, S is the largest of them, and t
+        is such that the given share of draws is inside. If all draws are equal, the band has no width.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         scale = np.asarray(self.error)

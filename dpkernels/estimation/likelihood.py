@@ -1,13 +1,12 @@
-"""The distribution of greatest likelihood behind counts of reports, with a certificate of how near it is to the best.
+"""Maximum likelihood estimates of a distribution from counts of reports, with a certificate of optimality.
 
-Of shares theta_k of inputs in d bins, reports have probabilities B theta, B[j, k] = P(report j | bin k). The mean
-log-likelihood  l(theta) = sum_j p_j log (B theta)_j  of their observed shares p is concave, so that no distribution at
-all is better than theta by more than
+If inputs have the shares theta_k in d bins, reports have the probabilities B theta, with B[j, k] = P(report j | bin k).
+The mean log-likelihood l(theta) = sum_j p_j log (B theta)_j of the observed shares p is concave. No distribution has a
+log-likelihood above that of theta by more than the duality gap
 
-    gap = max_k g_k - sum_k theta_k g_k = max_k g_k - 1,    g = B' (p / B theta),
+    gap = max_k g_k - sum_k theta_k g_k = max_k g_k - 1,    g = B' (p / B theta).
 
-the duality gap. An interior-point method makes it small in some 20 steps, where expectation maximisation,
-theta <- theta g, takes thousands.
+An interior-point method closes the gap in about 20 steps. Expectation maximisation, theta <- theta g, takes thousands.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from jax import Array, lax
 
 from dpkernels.exact.sampler import ON_CPU
 
-# Gaps, in log-likelihood a report: at which the method stops, and what is the most that is handed out.
+# Gaps in log-likelihood per report: the target of the method, and the largest that is accepted.
 _AIM, LARGEST_GAP = 1e-9, 1e-6
 _MOST_STEPS = 100
-# Added to a matrix whose largest eigenvalue is about 1: of a few reports it is singular up to rounding, as there are
-# many solutions. The solutions stay what they are; only the steps to them change.
+# A regularisation of a matrix whose largest eigenvalue is about 1. With few reports the matrix is singular up to
+# rounding. The regularisation changes the steps, but not the solution.
 _RIDGE = 1e-13
-# Share of the way to the nearest bound that a step goes at most.
+# The largest step, as a share of the distance to the nearest bound.
 _TO_BOUND = 0.99
 
 
@@ -37,9 +36,9 @@ class Fit:
 
     Attributes:
         shares: (d,) of the bins, at least 0, with sum 1.
-        log_likelihood: a report, in nats.
-        gap: no distribution over these bins has a log-likelihood a report larger by more than this.
-        steps: iterations.
+        log_likelihood: per report, in nats.
+        gap: a bound on the difference to the largest log-likelihood per report over these bins.
+        steps: the number of iterations.
     """
 
     shares: np.ndarray
@@ -52,7 +51,7 @@ class Fit:
 
 
 def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
-    """The shares of greatest likelihood, certified.
+    """Return the shares of greatest likelihood, certified.
 
     Args:
         B: (m, d) P(report j | bin k).
@@ -72,7 +71,7 @@ def most_likely(B: np.ndarray, counts: np.ndarray) -> Fit:
 
 
 def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """(b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop.
+    """Return (b, d) the shares of greatest likelihood of (b, m) counts, in one compiled loop.
 
     Raises:
         RuntimeError: not all are within a gap of 1e-9; this is not expected.
@@ -87,7 +86,7 @@ def most_likely_each(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
-    """Zeros added up to a few sizes, powers of 4, for which programs are compiled: they change nothing."""
+    """Pad with zeros to one of a few sizes, powers of 4, so that few programs are compiled; the result is unchanged."""
     sizes = [
         max(16, 4 ** (((n - 1).bit_length() + 1) // 2)) if axis in axes else n for axis, n in enumerate(array.shape)
     ]
@@ -95,7 +94,7 @@ def _padded(array: np.ndarray, axes: tuple[int, ...] = (0, 1)) -> Array:
 
 
 def judged(B: np.ndarray, counts: np.ndarray, shares: np.ndarray, steps: int = 0) -> Fit:
-    """Shares with their log-likelihood and duality gap."""
+    """Return the shares with their log-likelihood and duality gap."""
     p, shares = _shares(B, counts), shares / shares.sum()
     q = B @ shares
     seen = p > 0
@@ -114,7 +113,7 @@ def _shares(B: np.ndarray, counts: np.ndarray) -> np.ndarray:
 
 
 def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
-    """Minimise  sum theta - sum_j p_j log (B theta)_j  over theta >= 0, whose solution has the sum 1.
+    """Minimise sum theta - sum_j p_j log (B theta)_j over theta >= 0; the solution sums to 1.
 
     Primal-dual with Mehrotra's predictor and corrector: z >= 0 are the bounds' multipliers, 1 - g = z at the solution,
     and theta z = 0. Equations are scaled by sqrt(theta), which keeps their condition as theta goes to 0.
@@ -139,7 +138,7 @@ def _interior_point(B: Array, p: Array) -> tuple[Array, Array]:
         factor = jax.scipy.linalg.cho_factor(A.T @ A + jnp.diag(z + _RIDGE))
 
         def move(target: Array) -> tuple[Array, Array]:
-            """The Newton step to theta z = target."""
+            """Return the Newton step to theta z = target."""
             d_theta = root * jax.scipy.linalg.cho_solve(factor, root * (target / theta - slope))
             return d_theta, (target - z * d_theta) / theta - z
 
@@ -162,5 +161,5 @@ _each = jax.jit(jax.vmap(_interior_point, (None, 0)), compiler_options=ON_CPU)
 
 
 def _length(at: Array, move: Array) -> Array:
-    """The largest step up to 1 after which nothing is negative."""
+    """Return the largest step up to 1 after which all entries are nonnegative."""
     return jnp.minimum(1.0, jnp.min(jnp.where(move < 0, -at / jnp.where(move < 0, move, -1.0), 1.0)))

@@ -10,7 +10,7 @@ import numpy as np
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Interval, Moment, TooFewReportsError
 
-# The width of a normal interval of 95 %, in standard errors to either side.
+# The half-width of a normal 95 % interval, in standard errors.
 _REACH = 1.96
 
 
@@ -29,17 +29,17 @@ def mean_of(counts: Counts) -> Moment:
 
 
 def _check_enough(n: int, name: str, variance: float, half: float) -> None:
-    """Refuse where the normal interval of the worst case reaches further than ``half`` to either side."""
+    """Raise an error if the half-width of the worst-case normal interval exceeds ``half``."""
     share = (_REACH / half) ** 2 * variance / n
     if share > 1:
         raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(n * share))
 
 
 def variance_of(counts: Counts) -> Moment:
-    """The variance of the inputs, in squared data units.
+    """Return the variance of the inputs, in squared data units.
 
-    Of weights g with E[g | x] = (x - middle)^2 it is  mean(g) - (mean(y) - middle)^2 + s_y^2/n,  whose error is that of
-    the mean of  g - 2 (mean(y) - middle) y.
+    With weights g such that E[g | x] = (x - middle)^2 the estimate is mean(g) - (mean(y) - middle)^2 + s_y^2/n. Its
+    standard error is that of the mean of g - 2 (mean(y) - middle) y.
 
     Raises:
         TooFewReportsError: so few that the interval would be as wide as what is possible.
@@ -64,7 +64,7 @@ def variance_of(counts: Counts) -> Moment:
 
 
 def deviation_of(counts: Counts) -> Moment:
-    """The standard deviation of the inputs: the root of the variance, its error that over twice the root.
+    """Return the standard deviation of the inputs: the root of the variance, its error that over twice the root.
 
     Raises:
         ValueError: as of ``variance_of``.
@@ -94,7 +94,9 @@ class _Average:
         self.channel = counts.channel
 
     def bernstein(self, confidence: float, averages: int = 1) -> Interval:
-        """P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)), V and M the largest variance and deviation of any input.
+        """Return the Bernstein bound t: P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)).
+
+        V and M are the largest variance and deviation over the inputs.
 
         Of several averages the intervals hold together, by a union bound.
         """

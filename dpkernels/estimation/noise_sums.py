@@ -5,8 +5,8 @@ transform (FFT); the last two distributions are never convolved, because
 
     P(A + B >= t) = sum_j P(A = a_j) P(B >= t - a_j)
 
-takes one look at each a_j. Everything that this leaves out is kept as a number: ``room``, by how much a value may be
-off, and ``slack``, by how much a probability may be.
+takes one look-up for each a_j. Two numbers bound all numerical errors: ``room``, the error of a value, and ``slack``,
+the error of a probability.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from scipy import signal
 
 from dpkernels.exact.noise.table import NoiseTable
 
-# Tails of convolved distributions are cut where less than this is left.
+# Tails of convolved distributions are truncated at this probability.
 _CUT = 1e-15
 _MOST_POINTS = 1 << 18
-# Grid points are found by division; so much of a step is given away to its rounding error.
+# The allowance for rounding when a value is divided by the step, as a share of a step.
 _ROUNDING = 1e-6
-# Sums of n positive floats, n below 2^22, are right to this factor.
+# The relative error of a sum of n positive floats, n below 2^22.
 _SUM = 1 + 1e-9
 
 
@@ -39,8 +39,8 @@ class GridNoise:
         step: positive.
         first: the index of the smallest point.
         p: the probabilities.
-        room: how far a value may be from its point.
-        slack: how much a tail probability may be off.
+        room: a bound on the distance of a value from its grid point.
+        slack: a bound on the error of a tail probability.
     """
 
     step: float
@@ -51,33 +51,33 @@ class GridNoise:
 
     @classmethod
     def of_table(cls, table: NoiseTable) -> GridNoise:
-        """The noise of a table, in cells."""
+        """Return the noise of a table, in cells."""
         return cls(1.0, table.first, table.weights / 2.0**table.bits)
 
     @property
     def last(self) -> int:
-        """The index of the largest point."""
+        """Return the index of the largest point."""
         return self.first + len(self.p) - 1
 
     @property
     def width(self) -> float:
-        """The distance between the ends."""
+        """Return the distance between the ends."""
         return self.step * (len(self.p) - 1)
 
     @cached_property
     def survival(self) -> np.ndarray:
-        """(n + 1,) the probability of point j and all above it."""
+        """Return (n + 1,) the probability of point j and all above it."""
         return np.append(np.cumsum(self.p[::-1])[::-1], 0.0)
 
     def scaled(self, factor: float) -> GridNoise:
-        """The distribution of ``factor`` times the noise."""
+        """Return the distribution of ``factor`` times the noise."""
         size = abs(factor)
         if factor < 0:
             return GridNoise(self.step * size, -self.last, self.p[::-1], self.room * size, self.slack)
         return GridNoise(self.step * size, self.first, self.p, self.room * size, self.slack)
 
     def on_grid(self, step: float) -> GridNoise:
-        """The noise with every point moved to the nearest multiple of another step."""
+        """Return the noise with every point moved to the nearest multiple of another step."""
         if step == self.step:
             return self
         index = np.rint(self.step * (self.first + np.arange(len(self.p))) / step).astype(np.int64)
@@ -85,7 +85,7 @@ class GridNoise:
         return GridNoise(step, int(index[0]), p, self.room + step * (0.5 + _ROUNDING), self.slack)
 
     def __add__(self, other: GridNoise) -> GridNoise:
-        """The distribution of the sum of two independent noises."""
+        """Return the distribution of the sum of two independent noises."""
         step = max(min(self.step, other.step), (self.width + other.width) / _MOST_POINTS)
         a, b = self.on_grid(step), other.on_grid(step)
         p = np.maximum(signal.fftconvolve(a.p, b.p), 0.0)
@@ -102,7 +102,7 @@ _ZERO = GridNoise(1.0, 0, np.ones(1))
 
 @lru_cache(maxsize=256)
 def sum_of(table: NoiseTable, count: int) -> GridNoise:
-    """The sum of so many independent draws from a table, in cells."""
+    """Return the sum of so many independent draws from a table, in cells."""
     if count == 1:
         return GridNoise.of_table(table)
     half = sum_of(table, count // 2)
@@ -114,8 +114,8 @@ class CombinedNoise:
     """The sum of two independent noises.
 
     Attributes:
-        a: the one whose points are taken one by one.
-        b: the other one.
+        a: the noise whose points are summed one by one.
+        b: the noise whose tail probabilities are looked up.
     """
 
     a: GridNoise
@@ -123,7 +123,7 @@ class CombinedNoise:
 
     @classmethod
     def of(cls, parts: Sequence[GridNoise]) -> CombinedNoise:
-        """The sum of any number of independent noises."""
+        """Return the sum of any number of independent noises."""
         widest_first = sorted(parts, key=lambda part: -part.width)
         while len(widest_first) > 2:
             *widest_first, second, first = widest_first
@@ -132,20 +132,20 @@ class CombinedNoise:
 
     @property
     def room(self) -> float:
-        """How far a value may be from what the probabilities are of."""
+        """Return the largest rounding error of a value that the probabilities are computed for."""
         return self.a.room + self.b.room
 
     @property
     def slack(self) -> float:
-        """How much a tail probability may be off."""
+        """Return a bound on the error of a tail probability."""
         return self.a.slack + self.b.slack
 
     def with_room(self, room: float) -> CombinedNoise:
-        """The same noise, on a value that may be off by so much more."""
+        """Return the same noise for a value whose rounding error is larger by the given amount."""
         return CombinedNoise(dataclasses.replace(self.a, room=self.a.room + room), self.b)
 
     def mirrored(self) -> CombinedNoise:
-        """The distribution of minus the noise."""
+        """Return the distribution of minus the noise."""
         return CombinedNoise(self.a.scaled(-1.0), self.b.scaled(-1.0))
 
     def tail(self, t: float) -> float:

@@ -1,9 +1,9 @@
 """Relations between columns, perturbed or not, corrected for the noise: covariance, correlation, least squares.
 
-Reports of two columns have independent noise, so that products of theirs have the inputs' products as their means. Only
-squares of one column's reports have the noise's variance in them: they are replaced by weights whose mean is the
-input's square (``Channel.squares``). All estimates are functions of means of such numbers of a row; their errors follow
-from the spread of their derivatives over the rows (the delta method).
+Reports of two columns have independent noise, so the mean of their product is the product of the inputs. The square of
+one column's report contains the variance of the noise; it is replaced by a weight whose mean is the square of the input
+(``Channel.squares``). All estimates are functions of means of such numbers over rows, and their standard errors follow
+by the delta method.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from dpkernels.numerics import Real
 
 @dataclass(frozen=True)
 class Column:
-    """Numbers of a column, from its middle.
+    """The numbers of a column, centred.
 
     Attributes:
-        name: what errors call it.
-        middle: what was taken off.
-        values: (n,) with the inputs, less the middle, as their means.
-        squares: (n,) with the squares of these as their means,
-        missed: but for so much at most.
-        off: how far the means of values may be from those of the inputs: 0, unless reports were rounded.
+        name: the name of the column in errors.
+        middle: the number that was subtracted.
+        values: (n,) unbiased values of the inputs less the middle.
+        squares: (n,) values whose means are the squares of these,
+        missed: with a bias of at most this.
+        off: a bound on the bias of the values; 0 unless reports were rounded.
     """
 
     name: str
@@ -43,29 +43,29 @@ class Column:
 
     @property
     def variance_missed(self) -> float:
-        """How far a variance may be off by ``missed`` and ``off``."""
+        """Return the bound on the bias of a variance that ``missed`` and ``off`` imply."""
         return self.missed + self.off * (2 * abs(float(self.values.mean())) + self.off)
 
 
 def _product_missed(first: Column, second: Column) -> float:
-    """How far the mean of products of two columns, about their means, may be off: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
+    """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
     each = first.off * second.values.std() + first.values.std() * second.off + first.off * second.off
     return float(each)
 
 
 def covariance(a: Real, b: Real) -> Moment:
-    """The covariance of the values behind two columns.
+    """Return the covariance of the values behind two columns.
 
     Args:
-        a: a column: ``(reports, mechanism)``, with what ``estimate`` takes as mechanism (or the ``channel``
-            of a ``Counts``, for additive noise with its bounds), or numbers that were not perturbed.
-        b: another column of the same rows, perturbed by itself.
+        a: a column: ``(reports, mechanism)`` with a mechanism as for ``estimate`` (or the ``channel`` of a ``Counts``,
+            for additive noise with its bounds), or numbers that were not perturbed.
+        b: another column of the same rows, perturbed independently.
 
     Returns:
-        The estimate, in the product of the data's units; its errors are for rows drawn from a population.
+        The estimate, in the product of the data's units. Its standard error assumes rows drawn from a population.
 
     Raises:
-        ValueError, TypeError, CertificateError: as of ``estimate``; or columns of different lengths.
+        ValueError, TypeError, CertificateError: as for ``estimate``; or the columns have different lengths.
     """
     first, second = _columns([("a", a), ("b", b)], squares=False)
     x, y = (column.values - column.values.mean() for column in (first, second))
@@ -73,14 +73,15 @@ def covariance(a: Real, b: Real) -> Moment:
 
 
 def correlation(a: Real, b: Real) -> Moment:
-    """Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), each corrected.
+    """Return Pearson's correlation of the values behind two columns, cov / sqrt(var_a var_b), corrected for noise.
 
     Args:
-        a: as of ``covariance``.
-        b: as of ``covariance``.
+        a: as for ``covariance``.
+        b: as for ``covariance``.
 
     Raises:
-        ValueError: as of ``covariance``; reports that tell the mean only; too few reports to tell a variance from 0.
+        ValueError: as for ``covariance``; the reports have no information beyond the mean; there are too few reports to
+            distinguish a variance from 0.
     """
     first, second = _columns([("a", a), ("b", b)])
     (var_a, at_a), (var_b, at_b) = _variance(first), _variance(second)
@@ -96,11 +97,11 @@ def correlation(a: Real, b: Real) -> Moment:
 
 @dataclass(frozen=True)
 class Regression:
-    """target = intercept + sum of slopes times columns, by least squares.
+    """The least squares fit target = intercept + sum of slopes times columns.
 
     Attributes:
-        intercept: at 0 of all columns.
-        slopes: of the columns, in their order.
+        intercept: the value at 0 of all columns.
+        slopes: the slopes of the columns, in their order.
     """
 
     intercept: Moment
@@ -108,19 +109,19 @@ class Regression:
 
 
 def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
-    """Least squares of the values behind one column on those behind others, as if there were no noise.
+    """Return the least squares of the values behind one column on those behind others, as if there were no noise.
 
-    With z the columns' values and a one, and t the target's, it solves  mean(z z') beta = mean(z t)  where squares in
-    mean(z z') are corrected for the noise (noise in columns would else draw slopes towards 0). Errors are those of
-    M^-1 (z t - (z z') beta), a row each, for rows drawn from a population, whatever the spread of residuals.
+    With z the columns' values and a one, and t the target's, it solves mean(z z') beta = mean(z t). The squares in
+    M = mean(z z') are corrected for the noise, which would otherwise shrink slopes towards 0. Standard errors are those
+    of the mean of M^-1 (z t - (z z') beta) over rows drawn from a population; they allow for unequal residual variance.
 
     Args:
-        target: a column, as of ``covariance``.
-        columns: one or more.
+        target: a column, as for ``covariance``.
+        columns: one or more columns.
 
     Raises:
-        ValueError: as of ``correlation``; or reports too few, or rounded too much, to tell the columns from linearly
-            dependent ones.
+        ValueError: as for ``correlation``; or the reports are too few, or rounded too much, to distinguish the columns
+            from linearly dependent ones.
     """
     if not columns:
         raise ValueError("columns: are none; give one or more")
@@ -155,7 +156,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
 
 
 def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
-    """(d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
+    """Return (d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
     off = np.array([0.0, *(column.off for column in given), wanted.off])
     size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
     products = np.outer(off, size) + np.outer(size, off) + np.outer(off, off)
@@ -165,7 +166,7 @@ def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> 
 
 
 def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], missed: np.ndarray) -> None:
-    """Refuse corrected moments of which some combination of columns has no variance to speak of beside its errors."""
+    """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
     v = vectors[:, 0]
@@ -179,7 +180,7 @@ def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], misse
 
 
 def _variance(column: Column) -> tuple[float, np.ndarray]:
-    """The variance, and every row's part in its error."""
+    """Return the variance, and every row's part in its error."""
     n, away = len(column.values), column.values - column.values.mean()
     each = column.squares - column.values**2 + away**2
     value, error = each.mean(), each.std() / math.sqrt(n)
@@ -195,7 +196,7 @@ def _of_means(each: np.ndarray, factor: float, missed: float) -> Moment:
 
 
 def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
-    """Columns of one length; where ``target_only`` the first one's squares are not needed."""
+    """Return columns of one length; with ``target_only`` the squares of the first one are not computed."""
     columns = [_column(name, one, squares and not (target_only and i == 0)) for i, (name, one) in enumerate(named)]
     lengths = {column.name: len(column.values) for column in columns}
     if len(set(lengths.values())) > 1:

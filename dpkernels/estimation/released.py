@@ -1,11 +1,12 @@
 """Confidence intervals of the true values behind released ones, exact from the integers that were sampled.
 
-A release of x is  y = h (P + C):  h is the cell of the noise table, C the code that was drawn, and P the position of x,
+A release of x is y = h (P + C), where h is the cell of the noise table, C the random code, and P the position of x,
 
     P = floor((n + r) / M),    n = floor(x/g + 1/2),    r = floor(word M / 2^32),
 
-with g the grain and M = h/g. So both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in x.
-The interval holds the x at which both are above (1 - confidence)/2. It moves with y, so two fractions describe it.
+with g the grid spacing and M = h/g. Both tail probabilities P(Y >= y | x) and P(Y <= y | x) are fractions, monotone in
+x. The interval contains the x at which both exceed (1 - confidence)/2. It is equivariant in y, so two fractions
+describe it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from dpkernels.numerics import Real
 from dpkernels.release import containers
 
 _WORD = 1 << 32
-# Ends of intervals are rounded outwards by so much of a step when true values are known to be multiples of it.
+# If true values are known to be multiples of a step, interval ends within this share of a step are rounded outwards.
 _ROUNDING = 1e-6
 _MOST_DOUBLINGS, _MOST_HALVINGS = 200, 60
 
@@ -43,17 +44,18 @@ def confidence_interval(
 ) -> tuple[Any, Any]:
     """Return lower and upper bounds of the true values behind released ones.
 
-    Each interval contains the true value with at least this probability, whatever the value is. Both ways to miss it
-    have at most half of the rest. The probabilities are those of the certified integers that ``perturb`` samples from,
-    with the rounding of the true value to their grid. Using it costs no privacy.
+    Each interval contains the true value with at least the given probability, for every value. Each of the two errors,
+    too high and too low, has at most half of the remaining probability. Probabilities are computed from the certified
+    integers that ``perturb`` samples from, including the rounding of the true value to their grid. This is
+    post-processing and costs no privacy.
 
     Args:
-        released: what ``perturb`` returned for additive noise: a number, an array or a column.
-        mechanism: what made it: the additive mechanism (on vectors or not), its exact form, or its certificate.
+        released: the output of ``perturb`` for additive noise: a number, an array or a column.
+        mechanism: the additive mechanism (on vectors or not), its exact sampler, or its certificate.
         confidence: in (0, 1).
-        together: let all intervals hold at once with this probability, rather than each by itself.
-        lattice: a number that every true value is a multiple of, such as 1.0 for counts; the ends are then multiples
-            too. By default that of the mechanism, if it is on vectors and has one.
+        together: if true, all intervals hold at once with this probability; otherwise each by itself.
+        lattice: a number of which every true value is a multiple, such as 1.0 for counts; interval ends are then
+            multiples too. The default is the lattice of a mechanism on vectors, if it has one.
 
     Returns:
         (low, high): floats for a number, otherwise arrays of the shape of ``released``.
@@ -119,13 +121,13 @@ def bounds_of(y: np.ndarray, table: NoiseTable, confidence: float) -> tuple[np.n
 
 
 def together_of(confidence: float, count: int) -> float:
-    """Return the confidence of each of so many independent intervals that hold at once with the given one."""
+    """Return the confidence of each of ``count`` independent intervals that hold at once with the given one."""
     return min(math.nextafter(confidence ** (1 / count), 1.0), math.nextafter(1.0, 0.0))
 
 
 @lru_cache(maxsize=256)
 def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
-    """(a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
+    """Return (a, b): the x in [y - a, y + b] are those with P(Y >= y | x) > tail and P(Y <= y | x) > tail."""
     below = [0, *accumulate(table.outcomes)]  # of the codes before the j-th
     M, half_grain = table.points_per_bin, Fraction(2) ** (table.grid_log2 - 1)
     bound = tail * table.total * _WORD
@@ -137,7 +139,7 @@ def reaches(table: NoiseTable, tail: Fraction) -> tuple[Fraction, Fraction]:
         return table.total - at_most(code - 1)
 
     def is_likely(n: int, weight: Callable[[int], int]) -> bool:
-        """Whether grain n, at the released value 0, has a tail probability above the bound."""
+        """Return whether grain n, at the released value 0, has a tail probability above the bound."""
         q, f = divmod(n, M)
         up = (f << 32) // M  # of 2^32 words, those that put it on position q + 1
         return (_WORD - up) * weight(-q) + up * weight(-q - 1) > bound
@@ -155,8 +157,8 @@ class _Release:
     Attributes:
         y: the number.
         table: its noise.
-        rounding: how far the number may be from the integer multiple of the cell that it stands for.
-        lattice: what the true value is a multiple of, or None.
+        rounding: a bound on the distance of the number from the exact multiple of the cell.
+        lattice: a number of which the true value is a multiple, or None.
     """
 
     y: Fraction
@@ -166,7 +168,7 @@ class _Release:
 
     @property
     def input_room(self) -> float:
-        """How far a position may be from the true value."""
+        """Return the largest distance of a position from the true value, caused by input rounding."""
         cell = self.table.bin_width
         on_cells = self.lattice is not None and (Fraction(self.lattice) / cell).denominator == 1
         return self.rounding if on_cells else self.rounding + float(cell - Fraction(2) ** (self.table.grid_log2 - 1))
@@ -184,7 +186,7 @@ class ReleasedValue:
 
     @property
     def value(self) -> float:
-        """The same combination of the released numbers."""
+        """Return the linear combination of the released numbers."""
         return float(self._constant + sum(factor * release.y for release, factor in self._terms.items()))
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
@@ -193,7 +195,7 @@ class ReleasedValue:
         For one released value they are those of ``confidence_interval``; for several they are rounded outwards.
 
         Raises:
-            ValueError: confidence not in (0, 1), or so near to 1 that the convolution of many values cannot tell.
+            ValueError: confidence not in (0, 1), or too near to 1 for the accuracy of convolutions.
         """
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
         tail = (1 - rational(confidence)) / 2
@@ -218,7 +220,7 @@ class ReleasedValue:
 
     @property
     def noise(self) -> CombinedNoise:
-        """What the released combination has more than the true one, but for up to the noise's ``room``."""
+        """Return the noise of the combination: released minus true value, up to the noise's ``room``."""
         counts: dict[tuple[NoiseTable, Fraction], int] = {}
         for release, factor in self._terms.items():
             counts[release.table, factor] = counts.get((release.table, factor), 0) + 1
@@ -230,7 +232,7 @@ class ReleasedValue:
 
     @property
     def _step(self) -> float | None:
-        """What the combination, less its constant, is a multiple of, if that is known."""
+        """Return the step of which the combination, less its constant, is a multiple, or None if it is unknown."""
         steps = [release.lattice and factor * Fraction(release.lattice) for release, factor in self._terms.items()]
         if not steps or any(step is None for step in steps):
             return None
@@ -280,8 +282,8 @@ class ReleasedRatio:
     """The ratio of two linear combinations of released values.
 
     Attributes:
-        numerator: the one above.
-        denominator: the one below.
+        numerator: a linear combination.
+        denominator: a linear combination.
     """
 
     numerator: ReleasedValue
@@ -289,15 +291,15 @@ class ReleasedRatio:
 
     @property
     def value(self) -> float:
-        """The ratio of the released values; NaN where the denominator is 0."""
+        """Return the ratio of the released values; NaN where the denominator is 0."""
         below = self.denominator.value
         return self.numerator.value / below if below else math.nan
 
     def interval(self, confidence: float = 0.95) -> tuple[float, float]:
         """Return bounds that contain the true ratio with at least this probability.
 
-        It inverts the tests of  numerator - r denominator = 0  over all r, as Fieller's theorem does for normal noise.
-        Where the denominator cannot be told from 0 the interval is (-inf, inf).
+        It inverts tests of numerator - r denominator = 0 over all r, as Fieller's theorem does for normal noise. If the
+        denominator is not significantly different from 0, the interval is (-inf, inf).
 
         Raises:
             ValueError: as of ``ReleasedValue.interval``.
@@ -318,7 +320,7 @@ class ReleasedRatio:
             return -math.inf, math.inf
 
         def refuses(r: float, sign: float) -> bool:
-            """Whether the true ratio is not r, nor beyond it on the side of the sign."""
+            """Return whether the true ratio is not r, nor beyond it on the side of the sign."""
             pivot = (above - below * r) * -sign
             noise = pivot.noise
             return noise.tail(pivot.value - noise.room) <= left
@@ -385,7 +387,7 @@ class ReleasedQuantile:
 
 
 def _is_negative(excess: ReleasedValue, tail: float) -> bool:
-    """Whether the test that the true value is 0 or more refuses."""
+    """Return whether the test that the true value is 0 or more refuses."""
     noise = excess.noise.mirrored()
     return noise.tail(-excess.value - noise.room) <= tail
 
@@ -424,7 +426,7 @@ def histogram_quantile(counts: Sequence[ReleasedValue], edges: Real, p: float) -
 
 
 def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | None]:
-    """The table of additive noise, and what true values are multiples of."""
+    """Return the table of additive noise, and what true values are multiples of."""
     certificate = source
     if not isinstance(source, AdditiveCertificate):
         form = exact_sampler(source)
@@ -440,7 +442,7 @@ def table_of(source: Any, lattice: float | None) -> tuple[NoiseTable, float | No
 
 
 def _numbers(released: Any, table: NoiseTable) -> tuple[np.ndarray, bool]:
-    """Released numbers as float64, and whether they were float32.
+    """Return the released numbers as float64, and whether they were float32.
 
     Raises:
         ValueError: one that no release can have made.
@@ -474,20 +476,20 @@ def check_possible(name: str, y: np.ndarray, table: NoiseTable, *, single: bool 
 
 
 def _rounding_of(y: np.ndarray, single: bool, table: NoiseTable) -> np.ndarray:
-    """How far a float may be from the multiple of the cell that it was made of: 0 where floats hold all of these."""
+    """Return the rounding error of a float against its exact multiple of the cell; 0 if floats hold all multiples."""
     digits = 24 if single else 53
     return np.where(np.abs(y) < 2.0 ** (digits + table.grid_log2), 0.0, np.abs(y) * 2.0 ** (2 - digits))
 
 
 def _on_lattice(low: np.ndarray, high: np.ndarray, step: float | None) -> tuple[np.ndarray, np.ndarray]:
-    """The smallest and the largest multiple of the step within the ends."""
+    """Return the smallest and the largest multiple of the step within the ends."""
     if step is None:
         return low, high
     return np.ceil(low / step - _ROUNDING) * step, np.floor(high / step + _ROUNDING) * step
 
 
 def _number(value: Any) -> Fraction | None:
-    """A finite number as a fraction; None for what is not a number."""
+    """Return a finite number as a fraction; None for what is not a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating | Fraction):
         return None
     return value if isinstance(value, Fraction) else Fraction(value.item() if isinstance(value, np.generic) else value)

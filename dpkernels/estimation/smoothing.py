@@ -1,8 +1,8 @@
-"""Smoothed maximum likelihood (EMS): expectation maximisation with a step of smoothing after each step.
+"""Smoothed maximum likelihood (EMS): expectation maximisation with a smoothing step after each step.
 
-theta <- S (theta B' (p / B theta)), S the weights (1, 2, 1)/4 of neighbouring bins, those beyond the ends being the
-ends themselves. Of few noisy reports the distribution of greatest likelihood is a few spikes; smoothed it is nearer to
-the truth wherever the truth has no spikes.
+The iteration is theta <- S (theta B' (p / B theta)), where S averages neighbouring bins with the weights (1, 2, 1)/4
+and repeats the first and the last bin. With few noisy reports the maximum likelihood distribution consists of spikes;
+the smoothed one is nearer to a smooth true distribution.
 
 Source: Silverman, Jones, Wilson & Nychka 1990; for locally private reports Li et al. 2020 (square wave).
 """
@@ -16,13 +16,13 @@ from jax import Array, lax
 
 from dpkernels.estimation.likelihood import Fit, judged
 
-# It stops when a step moves less than this share of the whole.
+# The iteration stops when a step moves less than this share of the total.
 _AIM = 1e-7
 _MOST_STEPS = 20_000
 
 
 def smoothed(B: np.ndarray, counts: np.ndarray) -> Fit:
-    """The fixed point of EMS, with its log-likelihood and how far below the greatest that can be.
+    """Return the fixed point of EMS, with its log-likelihood and how far below the greatest that can be.
 
     Args:
         B: (m, d) P(report j | bin k).

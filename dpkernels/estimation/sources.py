@@ -1,4 +1,4 @@
-"""What reports were made with: the channel of a mechanism, an exact form, a certificate or a sidecar."""
+"""The channel of reports, from a mechanism, an exact sampler, a certificate or a sidecar."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dpkernels import checks
+from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.estimation.channel import Channel, NoiseChannel, TableChannel
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import ExactMultivariate, MixtureCertificate, MultivariateCertificate, read_certificate
@@ -17,7 +18,6 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
-from dpkernels.untrusted import parse_json, read_text
 
 # Decimals to which reports can have been rounded.
 _MOST_DECIMALS = 15
@@ -30,19 +30,19 @@ def channel_of(
     bounds: tuple[float, float] | None = None,
     decimals: int | None = None,
 ) -> Channel:
-    """The channel of whatever says how reports were made.
+    """Return the channel of the reports of a source.
 
     Args:
-        source: a channel (returned as it is), a mechanism, an exact form, a certificate, or a sidecar: a path, or what
-            its JSON holds.
-        column: which column of a sidecar; needed where it has several.
-        bounds: smallest and largest input, of additive noise, whose mechanism does not say.
-        decimals: to which the reports were rounded; a sidecar says it itself.
+        source: a channel (returned unchanged), a mechanism, an exact sampler, a certificate, or a sidecar (a path or
+            its JSON content).
+        column: the column of a sidecar; required if it has several.
+        bounds: smallest and largest input; required for additive noise, and only there.
+        decimals: the number of decimals to which the reports were rounded; a sidecar contains it.
 
     Raises:
-        CertificateError: a sidecar whose integers do not have what it claims.
-        ValueError: a column that a sidecar does not have; bounds or decimals that are missing, wrong, or not asked for.
-        TypeError: nothing that reports are made with, or something that is for vectors.
+        CertificateError: the integers of a sidecar do not satisfy its claims.
+        ValueError: the sidecar does not have the column; bounds or decimals are missing, invalid or superfluous.
+        TypeError: the source has no channel, or is for vectors.
     """
     if isinstance(source, Channel):
         return source
@@ -63,7 +63,7 @@ def channel_of(
 
 
 class _Same:
-    """A certificate as a key: tables are large, and the same one is the same object."""
+    """A certificate as a cache key that is compared by identity, since tables are large."""
 
     def __init__(self, certificate: Certificate) -> None:
         self.certificate = certificate
@@ -96,7 +96,7 @@ def _read(path: Path) -> Any:
 
 
 def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | None) -> tuple[Certificate, int | None]:
-    """A column's certificate, verified, and the decimals that its release rounded to."""
+    """Return a column's certificate, verified, and the decimals that its release rounded to."""
     try:
         columns = {one["column"]: one["certificate"] for one in form["columns"]}
     except (KeyError, TypeError) as error:

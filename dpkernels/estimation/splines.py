@@ -1,8 +1,8 @@
 """Densities that are mixtures of quadratic B-splines: few numbers for a smooth distribution, many for one with spikes.
 
-How many splines is chosen by the likelihood less a penalty, 2 for every spline that is used (between Akaike's 1 and
-Schwarz's log(n)/2). Their shares are those of greatest likelihood, as those of bins are: the channel of a spline is
-that of its bins.
+The number of splines maximises the log-likelihood less a penalty of 2 for every spline that is used (between Akaike's 1
+and Schwarz's log(n)/2). Their shares are maximum likelihood estimates, like those of bins: the channel of a spline is
+the average of that of its bins.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from scipy.interpolate import BSpline
 from dpkernels.estimation.likelihood import Fit, most_likely
 
 _DEGREE = 2
-# How many splines are tried; of a distribution over d bins at most d/4.
+# The numbers of splines that are tried, up to d/4 for d bins.
 LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
 _PENALTY = 2.0
 # Shares below this are a solver's zeros.
@@ -24,7 +24,7 @@ _USED = 1e-4
 
 @lru_cache(maxsize=32)
 def basis(bins: int, splines: int) -> np.ndarray:
-    """(bins, splines) the share of every spline in equal bins; columns have the sum 1."""
+    """Return (bins, splines) the share of every spline in equal bins; columns have the sum 1."""
     knots = np.linspace(0, 1, splines - _DEGREE + 1)
     knots = np.concatenate([np.zeros(_DEGREE), knots, np.ones(_DEGREE)])
     integrals = BSpline(knots, np.eye(splines), _DEGREE).antiderivative()(np.linspace(0, 1, bins + 1))
@@ -33,12 +33,12 @@ def basis(bins: int, splines: int) -> np.ndarray:
 
 
 def ladder(bins: int) -> tuple[int, ...]:
-    """How many splines can be had on so many bins."""
+    """Return the numbers of splines that are available for this number of bins."""
     return tuple(k for k in LADDER if 4 * k <= bins) or LADDER[:1]
 
 
 def chosen(B: np.ndarray, counts: np.ndarray) -> int:
-    """The number of splines whose penalised likelihood is the greatest.
+    """Return the number of splines whose penalised likelihood is the greatest.
 
     Args:
         B: (m, d) P(report j | bin k).
@@ -53,5 +53,5 @@ def chosen(B: np.ndarray, counts: np.ndarray) -> int:
 
 
 def spline_fit(B: np.ndarray, counts: np.ndarray, splines: int) -> Fit:
-    """The shares of splines, not of bins, of greatest likelihood."""
+    """Return the shares of splines, not of bins, of greatest likelihood."""
     return most_likely(B @ basis(B.shape[1], splines), counts)

@@ -1,4 +1,4 @@
-"""What a table says of inputs by its reports: probabilities, means, and weights whose mean is the input's square."""
+"""Quantities of tables for estimation: probabilities, means, and weights whose mean is the square of the input."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from dpkernels.exact.kernels import report_kernel
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
 
-# With fewer rows than this the rounding of inputs to rows, at most gap^2/4, is not small beside squares of inputs.
+# With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
 _FEWEST_ROWS = 16
-# How far the means of weights may be from the squares, over the interval's width squared. Some tables of ``optimal``,
-# solutions of linear programs, have fewer different codes than rows: there no weights are right for every row.
+# The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
+# have fewer codes than rows; no weights are then unbiased for every row.
 _MOST_MISSED = 5e-3
 
 Squares = tuple[np.ndarray, float]
 
 
 def unbiased(table: WindowTable | RowTable) -> WindowTable | RowTable:
-    """The table with reports of a placed window stretched, so that their means are the inputs."""
+    """Return the table with reports of a placed window stretched, so that their means are the inputs."""
     return replace(table, is_placed=False) if isinstance(table, WindowTable) and table.is_placed else table
 
 
 def squares_of(table: WindowTable | RowTable) -> Squares | None:
-    """``window_squares`` or ``row_squares``, of stretched reports."""
+    """Return ``window_squares`` or ``row_squares``, of stretched reports."""
     table = unbiased(table)
     return window_squares(table) if isinstance(table, WindowTable) else row_squares(table)
 
 
 def window_squares(table: WindowTable) -> Squares | None:
-    """(N,) weights g with E[g(code) | x] = (x - middle)^2 of a window table; None if it does not tell.
+    """Return (N,) weights g with E[g(code) | x] = (x - middle)^2 of a window table, or None if there are none.
 
     E[(y - middle)^2 | x] = A + (1 + c) (x - middle)^2 + (1 + c) f (1 - f) gap^2 at the share f between two rows, whose
     mean over f is gap^2/6 (``WindowTable.variance_terms``).
@@ -45,7 +45,7 @@ def window_squares(table: WindowTable) -> Squares | None:
 
 
 def row_squares(table: RowTable) -> Squares | None:
-    """(m,) weights of codes likewise, the best ones of least variance for uniform inputs, and how far they miss.
+    """Return (m,) weights of codes likewise, the best ones of least variance for uniform inputs, and how far they miss.
 
     min sum_j q_j g_j^2 with A' g = t is g = A_q (A' A_q)^+ t, A[j, i] the probability of code j in row i, q its
     mean over rows, and A_q[j, i] = A[j, i]/q_j.
@@ -63,7 +63,7 @@ def row_squares(table: RowTable) -> Squares | None:
 
 
 def reports_of(table: WindowTable | RowTable) -> np.ndarray:
-    """The reports of all codes, to the bit."""
+    """Return the reports of all codes, to the bit."""
     if isinstance(table, WindowTable):
         doubled = 2 * np.arange(table.codes) - (table.codes - 1)
     else:
@@ -72,13 +72,13 @@ def reports_of(table: WindowTable | RowTable) -> np.ndarray:
 
 
 def inputs_of(table: WindowTable | RowTable) -> np.ndarray:
-    """(rows,) the inputs of the rows."""
+    """Return (rows,) the inputs of the rows."""
     first, last = (float(table.row_input(i)) for i in (0, table.shifts))
     return np.linspace(first, last, table.shifts + 1)
 
 
 def integrals_of(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
-    """(codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
+    """Return (codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
     inputs = inputs_of(table)
     place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
     i = np.minimum(place.astype(int), table.shifts - 1)
@@ -91,7 +91,7 @@ def integrals_of(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
 
 
 def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(codes, len(i)) weights' integrals over rows up to i, in rows, and the weights of rows i and i + 1."""
+    """Return (codes, len(i)) weights' integrals over rows up to i, in rows, and the weights of rows i and i + 1."""
     W = table.weights.T.astype(np.float64)
     whole = np.zeros_like(W)
     np.cumsum((W[:, 1:] + W[:, :-1]) / 2, axis=1, out=whole[:, 1:])
@@ -99,7 +99,7 @@ def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 def _sliding(table: WindowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The same of the window alone, window[code - row], by its sums."""
+    """Return the same sum for the window alone, window[code - row], from its cumulative sums."""
     sums, w = np.append(0.0, np.cumsum(table.window.astype(np.float64))), len(table.window)
     padded = np.concatenate([np.zeros(table.shifts + 1), table.window, np.zeros(table.shifts + 1)])
     code = np.arange(table.codes)[:, None]
@@ -112,7 +112,7 @@ def _sliding(table: WindowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray,
 
 
 def row_means(table: WindowTable | RowTable, weights: np.ndarray) -> np.ndarray:
-    """(rows,) the mean of weights of codes for every row."""
+    """Return (rows,) the mean of weights of codes for every row."""
     if isinstance(table, RowTable):
         return table.weights @ weights / 2.0**table.bits
     window, base = (part / 2.0**table.bits for part in (table.window, table.base))

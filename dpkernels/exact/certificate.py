@@ -1,4 +1,4 @@
-"""Certificates: what integers guarantee, computed from them with Python integers and Fractions only."""
+"""Certificates: the guarantees of integer tables, computed with Python integers and Fractions only."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import brief
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.table import WORDS, BoundedTable, Table
 from dpkernels.solve import first_feasible, floats_from
-from dpkernels.untrusted import brief
 
-# What no certificate covers, in the words of all of them.
+# The exclusions that every certificate prints.
 LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover timing, caches or other side "
     "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
@@ -29,19 +29,19 @@ _KINDS: dict[str, type[Certificate]] = {}
 
 
 class CertificateError(ValueError):
-    """A table does not have the guarantee it was made for; it is never sampled."""
+    """A table does not have the guarantee for which it was made; it is never sampled."""
 
 
 class Certificate(abc.ABC):
     """Verified facts about integers, and their JSON payload.
 
-    A payload states the facts beside the integers, for those who only read it. ``from_dict`` makes a certificate anew
-    from the integers and the claim, and raises an error if the payload says anything else.
+    A payload contains the facts beside the integers, for human readers. ``from_dict`` recomputes the certificate from
+    the integers and the claim, and raises an error if the payload disagrees.
 
     Attributes:
         kind: the name of the class in JSON.
-        facts: what a payload states, as names of attributes; Fractions become text.
-        parts: its tables and certificates, names in JSON to names of attributes.
+        facts: the names of the attributes in a payload; Fractions become text.
+        parts: its tables and certificates, from names in JSON to names of attributes.
     """
 
     kind: ClassVar[str]
@@ -55,35 +55,35 @@ class Certificate(abc.ABC):
     @property
     @abc.abstractmethod
     def covers(self) -> str:
-        """What is guaranteed, for which neighbours, and what is not."""
+        """Return text: the guarantee, for which neighbours it holds, and what it does not cover."""
 
     @abc.abstractmethod
     def lines(self) -> list[str]:
-        """What it says for a person, but for what it covers and the certificates it is made of."""
+        """Return the lines of the printed certificate, without its coverage and the certificates of its parts."""
 
     @classmethod
     @abc.abstractmethod
     def certified(cls, payload: dict[str, Any]) -> Self:
-        """The certificate of the integers and of the claim in a payload, whatever else the payload states.
+        """Return the certificate of the integers and of the claim in a payload, whatever else the payload states.
 
         Raises:
             CertificateError: the integers do not have the claim.
         """
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON payload, with exact fractions as text and the tables themselves."""
+        """Return a JSON payload, with exact fractions as text and the tables themselves."""
         facts = {_key(path): attrgetter(path)(self) for path in self.facts}
         plain = {key: str(value) if isinstance(value, Fraction) else value for key, value in facts.items()}
         parts = {key: part.to_dict() for key, part in self._parts().items()}
         return {"kind": self.kind, **plain, "covers": self.covers, **parts}
 
     def to_json(self) -> str:
-        """``to_dict`` as text."""
+        """Return ``to_dict`` as text."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> Self:
-        """Verify the integers in a JSON payload again; what the payload says of itself must agree.
+        """Verify the integers in a JSON payload again, and check that the payload's own statements agree.
 
         Every kind can be read once ``combined`` has been imported, which ``dpkernels.Certificate`` does.
 
@@ -107,7 +107,7 @@ class Certificate(abc.ABC):
         return {key: getattr(self, name) for key, name in self.parts.items()}
 
     def _check(self, payload: dict[str, Any]) -> None:
-        """A payload states what the integers give, all of it, and nothing else."""
+        """Check that a payload states exactly what the integers give."""
         # Parts that are certificates have been checked by themselves.
         read = {key: payload[key] for key, part in self._parts().items() if isinstance(part, Certificate)}
         again = self.to_dict() | read
@@ -132,7 +132,7 @@ def _kind_of(payload: dict[str, Any]) -> type[Certificate]:
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Whatever goes wrong while a payload is read becomes a ``CertificateError``: the payload is not a certificate.
+    """Raise any error that occurs while a payload is read as a ``CertificateError``.
 
     Raises:
         CertificateError: for any of these errors.
@@ -146,7 +146,7 @@ def reading() -> Iterator[None]:
 
 
 def line(label: str, text: str) -> str:
-    """A line of a certificate as text."""
+    """Return a line of a certificate as text."""
     return f"{label:<20}{text}"
 
 
@@ -154,7 +154,7 @@ def check_totals(table: Table) -> None:
     """Refuse weights that are not a distribution, or whose total is not that of a random word.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the weights are not valid.
     """
     if table.bits not in WORDS:
         raise CertificateError(f"bits: {brief(table.bits)} is not one of {', '.join(map(str, WORDS))}")
@@ -165,7 +165,7 @@ def check_totals(table: Table) -> None:
 
 
 def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
-    """A rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
+    """Return a rational at most e^epsilon, within 2^-120 of it relatively; a float is read as the decimal it prints as.
 
     Horner's rule for a Taylor sum of positive terms, every step rounded down to a multiple of 2^-160.
     """
@@ -177,9 +177,9 @@ def exp_lower_bound(epsilon: float | Fraction) -> Fraction:
 
 
 def log_upper_bound(ratio: Fraction) -> float:
-    """The least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
+    """Return the least float whose e^epsilon, by ``exp_lower_bound``, is at least a ratio of 1 or more."""
     near = Fraction(math.log(ratio))
-    near += ratio / exp_lower_bound(near) - 1  # A step of Newton's: right to a float's last digits, also near 0.
+    near += ratio / exp_lower_bound(near) - 1  # One Newton step makes it accurate to a float's rounding, also near 0.
     start = max(0.0, float(near))
     below = first_feasible(floats_from(start, -1.0), lambda epsilon: epsilon <= 0 or exp_lower_bound(epsilon) < ratio)
     return first_feasible(floats_from(max(below, 0.0), math.inf), lambda epsilon: exp_lower_bound(epsilon) >= ratio)
@@ -190,9 +190,9 @@ class BoundedCertificate(Certificate):
 
     Attributes:
         epsilon: the budget, as printed.
-        cells: how many rows apart neighbouring inputs are rounded to at most, under the same rounding word.
+        cells: the largest distance, in rows, of the rows to which neighbours are rounded under the same random word.
         ratio: the largest ratio of any report's probability between two neighbouring inputs.
-        table: the integers, so that anyone can verify again.
+        table: the integers, for independent verification.
     """
 
     epsilon: float
@@ -202,43 +202,43 @@ class BoundedCertificate(Certificate):
 
     @property
     def realised_epsilon(self) -> float:
-        """ln(ratio), rounded up; at most epsilon."""
+        """Return ln(ratio), rounded up; at most epsilon."""
         return log_upper_bound(self.ratio)
 
     @property
     def total(self) -> int:
-        """The sum of every row's weights, 2^bits."""
+        """Return the sum of every row's weights, 2^bits."""
         return 1 << self.table.bits
 
     @property
     def codes(self) -> int:
-        """How many reports are possible, the same for every input."""
+        """Return the number of possible reports, which is the same for every input."""
         return self.table.codes
 
     @property
     def rows(self) -> int:
-        """How many input rows there are."""
+        """Return the number of input rows."""
         return self.table.shifts + 1
 
     @property
     def lowest(self) -> Fraction:
-        """Smallest possible report."""
+        """Return the smallest possible report."""
         return self.table.value(0)
 
     @property
     def highest(self) -> Fraction:
-        """Largest possible report."""
+        """Return the largest possible report."""
         return self.table.value(self.codes - 1)
 
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
+        """Return the bound on the variance at any input, input rounding included."""
         return self.table.worst_variance
 
     @property
     @abc.abstractmethod
     def means(self) -> str:
-        """What is said of the rows' means."""
+        """Return the printed statement about the means of the rows."""
 
     def lines(self) -> list[str]:
         near = "any two rows" if self.cells == self.table.shifts else f"rows up to {self.cells} apart"
@@ -255,11 +255,11 @@ class BoundedCertificate(Certificate):
 
 
 class UnbiasedCertificate(BoundedCertificate):
-    """Of a table whose means are its inputs; one with another mean is refused."""
+    """A certificate of a table whose row means are its inputs; any other table is refused."""
 
     @property
     def mean_error(self) -> Fraction:
-        """Largest difference of a row's mean from its input."""
+        """Return the largest difference of a row's mean from its input."""
         return Fraction(0)
 
     @property
@@ -268,10 +268,10 @@ class UnbiasedCertificate(BoundedCertificate):
 
 
 def check_rows(table: BoundedTable) -> None:
-    """Refuse a table that has no signal, no distributions for rows, or no interval.
+    """Refuse a table that has no signal, rows that are not distributions, or no valid interval.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the table is not valid.
     """
     if table.shifts < 1 or table.codes < 2 or not table.has_signal:
         raise CertificateError(f"table: {table.codes} codes and {table.shifts} shifts carry no signal")
@@ -280,7 +280,7 @@ def check_rows(table: BoundedTable) -> None:
 
 
 def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fraction:
-    """The largest of every report's largest weight over its smallest.
+    """Return the largest of every report's largest weight over its smallest.
 
     Raises:
         CertificateError: a report is impossible for some input, or the ratio is above e^epsilon.
@@ -298,17 +298,17 @@ def certified_ratio(high: np.ndarray, low: np.ndarray, epsilon: float) -> Fracti
 
 
 def _largest_ratio(high: np.ndarray, low: np.ndarray) -> Fraction:
-    """Exactly: floats, whose quotients are off by less than 2^-50 of themselves, only say which pairs to look at."""
+    """Return the largest ratio exactly; float quotients, within 2^-50 relatively, only select the pairs to compare."""
     quotients = high.astype(float) / low.astype(float)
     at = quotients >= quotients.max() * (1 - 2.0**-48)
     return max(Fraction(a, b) for a, b in set(zip(high[at].tolist(), low[at].tolist(), strict=True)))
 
 
 def check_means(table: BoundedTable, rows: Iterable[int], nominal: Callable[[int], Fraction]) -> None:
-    """Refuse a table of which one of the rows has another mean than it has to have: its input, if unbiased.
+    """Refuse a table if a row's mean differs from the required one, which is its input for unbiased tables.
 
     Raises:
-        CertificateError: says by how much.
+        CertificateError: a mean differs; the message has the difference.
     """
     error = max(abs(table.row_mean(i) - nominal(i)) for i in rows)
     if error:

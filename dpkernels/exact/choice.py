@@ -2,11 +2,11 @@
 
     P(i) = e^(eps s_i) / sum_j e^(eps s_j),    eps the decimal that its float prints as
 
-With gaps n_i = max(s) - s_i, weights w_i = e^(-eps n_i) and sums C_i = w_0 + ... + w_i, W the last of them, the choice
-is the first i with U W < C_i, for one real number U uniform on [0, 1). U is read a few bits at a time: floats decide
-wherever their error, which is bounded below, cannot matter, which is nearly always; else integers do, with as many
-bits of U as it takes. So the choice is that of real arithmetic: no atom is off by anything, and no delta is spent.
-Gumbel noise in floating point would choose by a law that nobody has computed.
+Let n_i = max(s) - s_i be the gaps, w_i = e^(-eps n_i) the weights, C_i = w_0 + ... + w_i their sums, and W the last
+sum. The choice is the first i with U W < C_i, for a real number U uniform on [0, 1). U is read a few bits at a time.
+Floats decide if their error, which is bounded below, cannot change the choice, which is almost always the case.
+Otherwise integers decide, with further bits of U until the choice is certain. So the choice has exactly the
+probabilities of real arithmetic, and costs no delta. Gumbel noise in floating point has other, unknown probabilities.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dpkernels.random import host
 # The stream of a release's key for choices; 16 to 19 are those of ``sampler``.
 CHOICE_UNIFORM_STREAM = 20
 
-# Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps. Above the largest there is no privacy.
+# The range of eps. Tables of powers have about sqrt(70/eps) entries: 1,024 at the smallest eps.
 EPSILON_RANGE = (1e-4, 20.0)
 _LARGEST_SCORE = 1 << 61  # Gaps of int64 do not overflow.
 _TABLE_BITS = 320  # Of a power: the 1,024th is off by about 2^-308, which matters to no float above 2^-100.
@@ -40,11 +40,11 @@ Interval = tuple[int, int]
 
 
 def uniform_number(key: bytes, number: int) -> Uniform:
-    """One of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
+    """Return one of a key's real numbers, uniform on [0, 1), as a function from bits to floor(U 2^bits).
 
     Args:
         key: 32 bytes.
-        number: which one, below 2^32; different numbers read different blocks of the key's stream.
+        number: the index of the real number, below 2^32; different indices read different blocks of the key's stream.
 
     Returns:
         A function of a multiple of 32.
@@ -59,15 +59,16 @@ def uniform_number(key: bytes, number: int) -> Uniform:
 
 
 def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.ndarray:
-    """k different indices, each chosen by the exponential mechanism among those that are left.
+    """Return k different indices, each chosen by the exponential mechanism among those that are left.
 
-    The law is that of the k largest of eps s_i + Gumbel noise, in their order (Durfee & Rogers 2019). Choice j depends
-    on the key, on j and on what was chosen before. Time is of order k times the number of scores.
+    The result has the distribution of the indices of the k largest eps s_i + Gumbel noise, in their order (Durfee &
+    Rogers 2019). Choice j depends on the key, on j and on the earlier choices. The time is of order k times the number
+    of scores.
 
     Args:
         scores: integers, 1-D.
         epsilon: eps of one choice, the factor of the scores in the exponent.
-        k: how many, at most as many as there are scores.
+        k: the number of choices, at most the number of scores.
         key: 32 bytes.
 
     Returns:
@@ -78,8 +79,9 @@ def exponential_top_k(scores: Any, epsilon: float, k: int, key: bytes) -> np.nda
         ValueError: scores empty, not 1-D or beyond +-2^61; epsilon not in [1e-4, 20]; k not in 1..len(scores).
 
     Guarantee: each choice is eps-bounded-range (Durfee & Rogers 2019; Dong 2019) given the earlier ones.
-    Neighbouring: scores that differ by 0 to 1 each, all in the same direction; where they may move both ways, it is
-    2 eps. Assumes that the key's generator is indistinguishable from random; timing is not covered.
+    Neighbouring scores differ by 0 to 1 each, all in the same direction; if they may move in both directions, the
+    parameter is 2 eps. The guarantee assumes that the key's generator is indistinguishable from random, and does not
+    cover timing.
     """
     left, eps = _checked(scores, epsilon)
     checks.whole("k", k, 1, len(left))
@@ -107,10 +109,11 @@ def _choose(scores: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
 
 
 def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
-    """The choice at U in [u, u + 1)/2^64, or None where floats cannot tell.
+    """Return the choice at U in [u, u + 1)/2^64, or None if floats cannot decide it.
 
-    With h = 2^-53: a weight is off by 4 h of itself (three roundings) or by 2^-100, summing d of them by d h of the
-    total in any order, U W by (d + 7) h of W more. The margin of 3 d + 32 also has room for terms of second order.
+    With h = 2^-53, the error of a weight is at most 4 h of itself (three roundings) or 2^-100, that of a sum of d
+    weights at most d h of the total in any order, and that of U W at most (d + 7) h of W more. The margin of 3 d + 32
+    also covers terms of second order.
     """
     sums = np.cumsum(_float_weights(gaps, epsilon))
     margin = (3 * len(gaps) + 32) * 2.0**-53 * sums[-1]
@@ -122,7 +125,7 @@ def _by_floats(gaps: np.ndarray, epsilon: Fraction, u: int) -> int | None:
 
 
 def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
-    """e^(-eps gap), within 2^-51 of itself or 2^-100; basic float operations only, no library's exp."""
+    """Return e^(-eps gap) with error at most 2^-51 relatively or 2^-100, from basic float operations only."""
     low, high = _float_powers(epsilon)
     shift = (len(low) - 1).bit_length()
     capped = np.minimum(gaps, (len(high) - 1) << shift)
@@ -131,7 +134,7 @@ def _float_weights(gaps: np.ndarray, epsilon: Fraction) -> np.ndarray:
 
 @lru_cache(maxsize=16)
 def _float_powers(epsilon: Fraction) -> tuple[np.ndarray, np.ndarray]:
-    """e^(-eps j) for j < B and e^(-eps B j) up to 2^-100, then 0; each the float nearest to 320 bits of it."""
+    """Return e^(-eps j) for j < B and e^(-eps B j) down to 2^-100, then 0; rounded from 320 bits."""
     largest = math.ceil(_NEGLIGIBLE_NATS / epsilon)
     size = 1 << ((largest - 1).bit_length() + 1) // 2
     high = -(-largest // size)
@@ -145,7 +148,7 @@ def _float_table(epsilon: Fraction, length: int) -> np.ndarray:
 
 
 def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
-    """The choice, with twice as many bits of U until they decide; they do, with probability 1."""
+    """Return the choice, doubling the number of bits of U until they decide, which happens with probability 1."""
     bits = 128
     while (choice := _decide(gaps, epsilon, uniform(bits), bits)) is None:
         bits *= 2
@@ -153,7 +156,7 @@ def _by_integers(gaps: np.ndarray, epsilon: Fraction, uniform: Uniform) -> int:
 
 
 def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | None:
-    """The choice at every U in [u, u + 1)/2^bits, or None where it is not one and the same, or not known to be."""
+    """Return the choice for every U in [u, u + 1)/2^bits, or None if it is not known to be the same for all."""
     sums = _sums(gaps, epsilon, bits + 64)
     least, most = sums(len(gaps))
     first, last = 0, len(gaps) - 1
@@ -170,7 +173,7 @@ def _decide(gaps: np.ndarray, epsilon: Fraction, u: int, bits: int) -> int | Non
 
 
 def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Interval]:
-    """Bounds of 2^bits times the sum of the first weights, as a function of how many."""
+    """Return bounds of 2^bits times the sum of the first weights, as a function of how many."""
     negligible = math.ceil(bits / epsilon)  # e^-bits < 2^-bits, whose bounds are 0 and 1, as for all gaps beyond.
     distinct, which = np.unique(np.minimum(gaps, negligible), return_inverse=True)
     ratio = exp_minus(epsilon, bits)
@@ -185,7 +188,7 @@ def _sums(gaps: np.ndarray, epsilon: Fraction, bits: int) -> Callable[[int], Int
 
 
 def exp_minus(x: Fraction, bits: int) -> Interval:
-    """Integers around 2^bits e^-x for x >= 0, at most a few units apart.
+    """Return integers that bracket 2^bits e^-x for x >= 0, a few units apart.
 
     Horner's rule for e^x, rounded down and up; beyond N >= 2x terms a Taylor sum is at most twice its first one.
     """
@@ -198,7 +201,7 @@ def exp_minus(x: Fraction, bits: int) -> Interval:
 
 
 def _power(ratio: Interval, n: int, bits: int) -> Interval:
-    """Bounds of ratio^n by squaring, both in units of 2^-bits."""
+    """Return bounds of ratio^n by squaring, both in units of 2^-bits."""
     low, high = result = 1 << bits, 1 << bits
     square = ratio
     while n:

@@ -1,4 +1,4 @@
-"""Certificates and exact samplers that consist of others: mixtures, and vectors coordinate by coordinate."""
+"""Certificates and exact samplers that are composed of others: mixtures, and vectors by coordinate."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpkernels import checks
+from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
 from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
@@ -21,7 +22,6 @@ from dpkernels.exact.windows.sampler import ExactWindow
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
 from dpkernels.numerics import RealArray, namespace
-from dpkernels.untrusted import integer
 
 VECTOR_COVERS = (
     "pure epsilon-DP of each vector; neighbouring: any two vectors of the intervals (local DP, replace one vector). "
@@ -31,7 +31,7 @@ VECTOR_COVERS = (
 
 @dataclass(frozen=True)
 class MixtureCertificate(Certificate, kind="mixture"):
-    """Two certified tables, one of which reports, chosen independently of the input.
+    """A certificate of a mixture: two certified tables, one of which is chosen independently of the input.
 
     Attributes:
         first: certificate of the table used where the choice word is below the threshold.
@@ -58,39 +58,39 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @property
     def weight(self) -> Fraction:
-        """The probability of the first table."""
+        """Return the probability of the first table."""
         return Fraction(self.threshold, 1 << 32)
 
     @property
     def epsilon(self) -> float:
-        """The larger of the parts' budgets: the choice is independent of the input and may be revealed."""
+        """Return the larger of the parts' budgets: the choice is independent of the input and may be revealed."""
         return max(self.first.epsilon, self.second.epsilon)
 
     @property
     def realised_epsilon(self) -> float:
-        """The larger of the parts' realised budgets."""
+        """Return the larger of the parts' realised budgets."""
         return max(self.first.realised_epsilon, self.second.realised_epsilon)
 
     @property
     def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
-        """The parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
+        """Return the parts' (A, c, rho) of ``WindowTable.variance_terms``, mixed: both parts are unbiased."""
         parts = zip(self.first.table.variance_terms, self.second.table.variance_terms, strict=True)
         A, c, rho = (self.weight * first + (1 - self.weight) * second for first, second in parts)
         return A, c, rho
 
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input."""
+        """Return the bound on the variance at any input."""
         return self.first.table.largest(self.variance_terms)
 
     @property
     def lowest(self) -> Fraction:
-        """Smallest possible report."""
+        """Return the smallest possible report."""
         return min(self.first.lowest, self.second.lowest)
 
     @property
     def highest(self) -> Fraction:
-        """Largest possible report."""
+        """Return the largest possible report."""
         return max(self.first.highest, self.second.highest)
 
     @property
@@ -112,7 +112,7 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
 @dataclass(frozen=True)
 class MultivariateCertificate(Certificate, kind="multivariate"):
-    """s of d coordinates, each by a certified table; which ones is independent of the data.
+    """A certificate for vectors: s of d coordinates, chosen independently of the data, each by a certified table.
 
     Attributes:
         coordinate: certificate of a coordinate's report, on [-1, 1].
@@ -137,12 +137,12 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
     @property
     def epsilon(self) -> float:
-        """Basic composition of s reports."""
+        """Return the budget of s reports by basic composition."""
         return float_at_least(self.sampled * rational(self.coordinate.epsilon))
 
     @property
     def realised_epsilon(self) -> float:
-        """s times the coordinate's."""
+        """Return s times the coordinate's."""
         return float_at_least(self.sampled * rational(self.coordinate.realised_epsilon))
 
     @property
@@ -164,10 +164,10 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
 
 
 def read_certificate(payload: dict[str, Any]) -> Certificate:
-    """The certificate in a JSON payload, of whichever kind, verified again from its integers.
+    """Return the certificate in a JSON payload, of whichever kind, verified again from its integers.
 
     Raises:
-        CertificateError: it fails, or is none.
+        CertificateError: the coordinate's certificate fails or is missing.
     """
     return Certificate.from_dict(payload)
 
@@ -186,7 +186,7 @@ CERTIFICATES = (
 
 @dataclass(frozen=True, eq=False)
 class ExactMixture(ExactSampler):
-    """One of two exact samplers, chosen by a word of its own below a threshold out of 2^32.
+    """An exact sampler of a mixture: one of two samplers, chosen by whether a separate word is below a threshold.
 
     Only one of the two is reported, so both may read the same noise and rounding words.
     """
@@ -218,7 +218,7 @@ class ExactMixture(ExactSampler):
 
 
 def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSampler) -> ExactMixture:
-    """The sampler of a mixture by those of its parts.
+    """Return the sampler of a mixture by those of its parts.
 
     Raises:
         TypeError: a part is a mixture itself.
@@ -234,7 +234,7 @@ def mixture_sampler(mechanism: Mixture, first: ExactSampler, second: ExactSample
 
 @dataclass(frozen=True, eq=False)
 class ExactMultivariate:
-    """s of d coordinates, each released by the exact sampler of the coordinate mechanism."""
+    """An exact sampler for vectors: s of d coordinates, each released by the coordinate mechanism's sampler."""
 
     mechanism: Multivariate
     coordinate: ExactSampler

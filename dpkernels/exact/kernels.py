@@ -1,8 +1,8 @@
 """Integer kernels: inputs to rows by stochastic rounding, random words to outcomes, and codes to reports.
 
-Every constant is compiled in: traced divisors and table sizes would be several times slower, so each table has its own
-compiled kernel. The kernels take NumPy arrays too, without JAX: for few values that is far cheaper than a call of a
-compiled program.
+Constants are compiled into the kernels, because traced divisors and table sizes would be several times slower; each
+table therefore has its own compiled kernel. The kernels also accept NumPy arrays, which they process without JAX; this
+is faster for few values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ OutcomeKernel = Callable[[RealArray], RealArray]
 
 @dataclass(frozen=True, eq=False)
 class AliasColumns:
-    """Walker's alias table in integers: column c yields c where the word's low bits are below threshold[c].
+    """Walker's alias table in integers: column c yields c if the word's low bits are below threshold[c].
 
     Attributes:
-        packed: of every column its threshold and, in the last ``log_columns`` bits, its alias: one look-up finds both.
+        packed: for every column its threshold and, in the last ``log_columns`` bits, its alias.
         log_columns: log2 of the number of columns.
         bits: bits of a word, and of a packed entry.
     """
@@ -38,27 +38,27 @@ class AliasColumns:
 
     @property
     def threshold(self) -> np.ndarray:
-        """One integer a column, below 2^(bits - log_columns); 0 for a column that is all its own."""
+        """Return one integer a column, below 2^(bits - log_columns); 0 for a column that is all its own."""
         return self.packed >> self.packed.dtype.type(self.log_columns)
 
     @property
     def alias(self) -> np.ndarray:
-        """The outcome from the threshold on, int32."""
+        """Return the outcome from the threshold on, int32."""
         return (self.packed & self.packed.dtype.type((1 << self.log_columns) - 1)).astype(np.int32)
 
 
 def take(table: np.ndarray, at: RealArray) -> RealArray:
-    """``table[at]`` for indices that are within it, NumPy's or JAX's."""
+    """Return ``table[at]`` for indices that are within it, NumPy's or JAX's."""
     if namespace(at) is np:
         return table.take(at)
     return jnp.asarray(table).at[at].get(mode="promise_in_bounds")
 
 
 def alias_columns(weights: list[int], bits: int) -> AliasColumns:
-    """Exact alias columns of weights that sum to 2^bits.
+    """Return exact alias columns (Walker, Vose) of weights that sum to 2^bits.
 
-    All columns hold 2^bits / columns weight; outcomes past the last have none. Vose's construction, in integers:
-    a light column is filled up from a heavy one, which loses as much.
+    Every column has the weight 2^bits / columns; padding outcomes have weight 0. Vose's construction in integers fills
+    a light column up from a heavy one.
     """
     log_columns = (len(weights) - 1).bit_length()
     capacity = 1 << (bits - log_columns)
@@ -83,7 +83,7 @@ def alias_columns(weights: list[int], bits: int) -> AliasColumns:
 
 
 def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
-    """Refuse columns that do not add up to the table's weights, so that what was certified is what is sampled."""
+    """Refuse columns that do not add up to the table's weights, so that the certified weights are sampled."""
     capacity, threshold = 1 << (columns.bits - columns.log_columns), columns.threshold.tolist()
     masses = list(threshold)
     for below, other in zip(threshold, columns.alias.tolist(), strict=True):
@@ -93,7 +93,7 @@ def _check_masses(columns: AliasColumns, weights: list[int]) -> None:
 
 
 def alias_kernel(columns: AliasColumns) -> OutcomeKernel:
-    """The sampler of columns: random word -> outcome, int32.
+    """Return the sampler of columns: random word -> outcome, int32.
 
     With the word's column bits shifted out and ones in their place, it is below the packed entry exactly where its low
     bits are below the threshold, whatever the alias.
@@ -114,14 +114,14 @@ ReportKernel = Callable[[Any, Any], Any]
 
 
 def fraction_bits(shifts: int) -> int:
-    """Bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
+    """Return bits that round an input between rows 0..shifts: 16, or with fewer than 256 rows enough for 30 in all."""
     return 16 if shifts >= 256 else 30 - shifts.bit_length()
 
 
 def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, last: float) -> RealArray:
-    """Round inputs to one of the two rows around them, with random bits of their own.
+    """Round every input at random to one of the two adjacent rows, so that its mean is kept.
 
-    Rows 0..shifts are evenly spaced from ``first`` to ``last``. What holds for rows holds for inputs. Neighbours d
+    Rows 0..shifts are evenly spaced from ``first`` to ``last``. Guarantees for rows hold for inputs. Neighbours d
     steps of ``positions`` apart go to rows at most ceil((d + 1)/2^bits) apart under one word; see
     docs/proofs/row_mixtures.md.
     """
@@ -134,7 +134,7 @@ def nearest_rows(x: RealArray, rounding: RealArray, shifts: int, first: float, l
 
 
 def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray:
-    """The nearest of shifts 2^bits equal steps from ``first`` to ``last``: floor(2 o + 1) // 2, o the float position.
+    """Return the nearest of shifts 2^bits equal steps from ``first`` to ``last``, floor(2 o + 1) // 2 for position o.
 
     Roundings, of at most 2^40 steps, and inputs of at most ``negligible`` that a processor reads as 0, move o by less
     than 2^-9. The half is added in integers: a processor that fuses a product with a sum
@@ -147,12 +147,12 @@ def positions(x: RealArray, shifts: int, first: float, last: float) -> RealArray
 
 
 def negligible(shifts: int, first: float, last: float) -> float:
-    """Inputs so near to 0 may be read as 0: 2^-10 of a step of ``positions``."""
+    """Return inputs so near to 0 may be read as 0: 2^-10 of a step of ``positions``."""
     return math.ldexp((last - first) / shifts, -fraction_bits(shifts) - 10)
 
 
 def report_kernel(middle: Fraction, step: Fraction) -> ReportKernel:
-    """(doubled, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
+    """Return (doubled, dtype) -> middle + step doubled/2, a function of the code alone, for |doubled| below 2^24.
 
     Half the step is a sum of two numbers of 29 bits. Their products are exact, so it does not matter whether a
     processor fuses them with the sums.
@@ -169,6 +169,6 @@ def report_kernel(middle: Fraction, step: Fraction) -> ReportKernel:
 
 
 def _short(number: Fraction) -> float:
-    """The nearest float of 29 bits."""
+    """Return the nearest float of 29 bits."""
     mantissa, exponent = math.frexp(float(number))
     return math.ldexp(round(math.ldexp(mantissa, 29)), exponent - 29)

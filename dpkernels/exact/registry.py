@@ -35,7 +35,7 @@ def exact_sampler(mechanism: Any) -> Any:
         An ``ExactSampler``, or ``ExactMultivariate`` for mechanisms on vectors.
 
     Raises:
-        CertificateError: the integers do not have the guarantee; says by how much.
+        CertificateError: the integers do not have the guarantee; the message says by how much.
         TypeError: a kind of mechanism that has no exact sampler, or a traced one.
     """
     try:

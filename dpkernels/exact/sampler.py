@@ -26,14 +26,14 @@ if jax.__version_info__ < (0, 11):
 
 @dataclass(frozen=True)
 class Words:
-    """Random words a sampler needs, one a value: word i of the stream belongs to value i."""
+    """The random words that a sampler needs, one per value: word i of the stream belongs to value i."""
 
     stream: int
     bits: int
 
 
 class ExactSampler(abc.ABC):
-    """A mechanism as a release samples it. Made by ``certify``."""
+    """The sampler of a release: a mechanism with its verified integers. ``exact_sampler`` makes it."""
 
     mechanism: Any
     certificate: Any
@@ -41,12 +41,12 @@ class ExactSampler(abc.ABC):
     @property
     @abc.abstractmethod
     def words(self) -> tuple[Words, ...]:
-        """What ``reports`` takes, in order."""
+        """Return the types of the random words that ``reports`` takes, in order."""
 
     @property
     @abc.abstractmethod
     def negligible(self) -> float:
-        """Inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
+        """Return inputs at most so far from 0 may be read as 0, as processors read subnormal numbers."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields alone: what is cached is made again from them, and compiled programs cannot be pickled."""
@@ -54,16 +54,16 @@ class ExactSampler(abc.ABC):
 
     @property
     def variance_cost(self) -> float:
-        """The certificate's bound on the worst-case variance over the mechanism's own, minus 1."""
+        """Return the certificate's bound on the worst-case variance over the mechanism's own, minus 1."""
         return float(self.certificate.worst_variance) / float(self.mechanism.worst_variance) - 1
 
     @abc.abstractmethod
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
-        """Reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
+        """Return reports for inputs in the interval; pure: of NumPy's arrays, or of JAX's with its 64-bit types on."""
 
     @cached_property
     def compiled(self) -> jax.stages.Wrapped:
-        """The jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
+        """Return the jitted function (memory, ends, x, *words) -> (reports, whether every value is within the ends).
 
         The reports take over ``memory``, of x's shape and type. The ends are the ``order_keys`` of the smallest and the
         largest valid input. A value outside them is replaced before it meets noise.
@@ -87,7 +87,7 @@ def order_keys(x: Any) -> Any:
 
 
 def concrete_mechanism(mechanism: Any) -> Any:
-    """A mechanism with Python numbers for parameters.
+    """Return a mechanism with Python numbers for parameters.
 
     Raises:
         TypeError: a parameter is traced, or an array.
@@ -96,7 +96,7 @@ def concrete_mechanism(mechanism: Any) -> Any:
 
 
 def refuse_traced(leaf: object) -> None:
-    """Refuse a parameter that has no value yet.
+    """Refuse a traced parameter.
 
     Raises:
         TypeError: it is traced.

@@ -1,4 +1,4 @@
-"""What every table of integers is: weights of distributions with the total 2^bits, read from what anyone may write."""
+"""Base classes of integer tables: weights of distributions with the total 2^bits, read from untrusted payloads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from dpkernels.untrusted import brief
+from dpkernels.bounded_json import brief
 
-# Bits of the random words that a table's total may be: 32 or 64 (16 in tests).
+# The possible log2 of a table's total: 32 or 64 bits of a random word (16 in tests).
 WORDS = (16, 32, 64)
 
-# A table has at most so many weights; ours have 2^21 where they are given row by row, and 2^17 or 2^20 else.
+# The largest number of weights that is read. Tables built here have at most 2^21.
 MOST_WEIGHTS = 1 << 21
 
 
@@ -29,26 +29,26 @@ class Table(abc.ABC):
     @property
     @abc.abstractmethod
     def totals(self) -> list[int]:
-        """The sums of weights that have to be 2^bits, as Python integers."""
+        """Return the sums of weights that have to be 2^bits, as Python integers."""
 
     @abc.abstractmethod
     def to_dict(self) -> dict[str, Any]:
-        """A JSON payload."""
+        """Return a JSON payload."""
 
     @classmethod
     @abc.abstractmethod
     def from_dict(cls, payload: dict[str, Any]) -> Self:
-        """The table of ``to_dict``; nothing is verified but types and sizes.
+        """Return the table in a payload of ``to_dict``, after a check of types and sizes only.
 
         Raises:
-            ValueError: something is not a number of the type it must be, or there are too many.
+            ValueError: an entry has the wrong type, or there are too many.
             OverflowError: a weight is negative or has more than 64 bits.
-            KeyError: something is missing.
+            KeyError: an entry is missing.
         """
 
 
 class BoundedTable(Table):
-    """A distribution for each of S + 1 inputs, the rows, from the lower end of an interval to the upper.
+    """A table with a distribution for each of S + 1 inputs, the rows, from the lower to the upper end of an interval.
 
     Attributes:
         lower: smallest valid input.
@@ -61,38 +61,38 @@ class BoundedTable(Table):
     @property
     @abc.abstractmethod
     def codes(self) -> int:
-        """N, how many reports are possible."""
+        """Return N, how many reports are possible."""
 
     @property
     @abc.abstractmethod
     def shifts(self) -> int:
-        """S, the last row."""
+        """Return S, the last row."""
 
     @property
     @abc.abstractmethod
     def has_signal(self) -> bool:
-        """Whether the last row's mean is above the first's."""
+        """Return whether the last row's mean is above the first's."""
 
     @abc.abstractmethod
     def value(self, code: int) -> Fraction:
-        """The report that a code stands for."""
+        """Return the report that a code stands for."""
 
     @abc.abstractmethod
     def row_input(self, s: int) -> Fraction:
-        """The nominal input of row s."""
+        """Return the nominal input of row s."""
 
     @abc.abstractmethod
     def row_mean(self, s: int) -> Fraction:
-        """The exact mean of row s, from the integers alone."""
+        """Return the exact mean of row s, from the integers alone."""
 
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
+        """Return the bound on the variance at any input, input rounding included."""
 
 
 def integers(name: str, values: Any, most: int) -> list[int]:
-    """A list of so many integers at most; weights are checked to be in range when their array is made.
+    """Return a list of at most ``most`` integers; their range is checked when an array is made of them.
 
     Raises:
         ValueError: it is not.
@@ -105,7 +105,7 @@ def integers(name: str, values: Any, most: int) -> list[int]:
 
 
 def frozen_weights(values: Any) -> np.ndarray:
-    """A read-only copy as uint64: what has been certified must stay what is sampled.
+    """Return a read-only copy as uint64: what has been certified must stay what is sampled.
 
     Raises:
         OverflowError: an integer is negative or has more than 64 bits.
@@ -116,7 +116,7 @@ def frozen_weights(values: Any) -> np.ndarray:
 
 
 def sliding(extreme: np.ufunc, values: np.ndarray, width: int) -> np.ndarray:
-    """``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
+    """Return ``extreme`` over every ``width`` neighbours along the first axis, by doubling."""
     span = 1
     while 2 * span <= width:
         values = extreme(values[:-span], values[span:])

@@ -91,7 +91,7 @@ class PrivateNoise:
 
     @property
     def total_variation(self) -> float:
-        """Bound the total variation distance of one step's noise to Gaussian noise rounded to integers.
+        """Return a bound on the total variation distance of one step's noise to Gaussian noise rounded to integers.
 
         A run of T steps is as private as Gaussian noise of the noise multiplier, but for T (1 + e^eps) times as much in
         delta. The certificate's delta is the one of Gaussian noise and (1 + e^eps) times this distance.

@@ -14,24 +14,24 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-# Inputs beyond this many sensitivities are refused: a release places them by 64-bit integers.
+# Larger multiples of the sensitivity are refused as inputs: a release represents positions as 64-bit integers.
 _LARGEST = 2.0**34
-# And inputs beyond this, so that sums with noise stay finite in float32 too.
+# Larger inputs are refused, so that sums with noise stay finite in float32.
 _LARGEST_FLOAT = 1e30
 
 
 @pytree
 @dataclass(frozen=True)
 class Additive(Mechanism):
-    """report = x + Z with Z of a distribution that does not depend on x.
+    """A mechanism that reports x + Z, where the distribution of Z does not depend on x.
 
     Attributes:
         noise: the distribution of Z.
-        sensitivity: D, the largest change of x between neighbours that the claim is for; None if nothing is claimed.
-        epsilon: the claimed budget, with delta; ``accountants.delta`` computes the realised one.
-        delta: the claimed delta; a release needs it positive, since its tables are finite.
+        sensitivity: D, the largest change of x between neighbours that the claim covers, or None without a claim.
+        epsilon: the claimed epsilon. ``accountants.delta`` computes the realised privacy profile.
+        delta: the claimed delta. A release requires a positive delta, since its tables are finite.
 
-    Noise on a grid is simulated as it is: x is rounded to the grid in a release only.
+    A simulation does not round x to the grid of discrete noise; a release does.
 
     Raises:
         ValueError: epsilon not in [1e-6, 20], delta not in [0, 1] or sensitivity not in [1e-100, 1e100].
@@ -61,18 +61,18 @@ class Additive(Mechanism):
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """The whole line, whatever the noise's support: inputs are not bounded."""
+        """Return the whole line, whatever the noise's support: inputs are not bounded."""
         return -np.inf, np.inf
 
     def pdf(self, y: Real, x: Any) -> Any:
         return self.noise.prob(floating(y) - x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log density of the noise at y - x, on a grid log probability; -inf outside its support."""
+        """Return the log density of the noise at y - x, on a grid log probability; -inf outside its support."""
         return unless_nan(self.noise.log_prob(self._noise_of(y, x)), y, x)
 
     def _noise_of(self, y: Real, x: Any) -> Any:
-        """y - x, but for what rounding of a report and of the difference did to a lattice point."""
+        """Return y - x; for noise on a grid, rounded to the nearest grid point if it is within rounding of it."""
         y = floating(y)
         z = y - x
         return self.noise.nearest_possible(z, 2 * np.finfo(z.dtype).eps * (abs(y) + abs(x)))
@@ -93,7 +93,7 @@ class Additive(Mechanism):
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:
-        """x + E Z; asymmetric noise is biased."""
+        """Return x + E Z; asymmetric noise is biased."""
         return floating(x) + self.noise.mean
 
     def variance(self, x: Real) -> Real:
@@ -104,7 +104,7 @@ class Additive(Mechanism):
 
     @property
     def worst_variance(self) -> Real:
-        """Var Z, at every input."""
+        """Return Var Z, at every input."""
         return self.noise.variance
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:

@@ -23,15 +23,15 @@ NORMS = ("l1", "l2", "linf")
 @partial(pytree, static=("dimensions", "norm"))
 @dataclass(frozen=True)
 class AdditiveVector:
-    """Independent noise of one law on each of d values; made by ``on_vectors``.
+    """Independent noise with one distribution on each of d values; ``on_vectors`` makes it.
 
     Attributes:
         coordinate: the noise, and the claim for a whole vector: (epsilon, delta) for vectors up to its sensitivity
             apart in the noise's own norm, l2 for Gaussian noise and l1 for all others.
-        sensitivity: D, how far apart neighbouring vectors are at most in ``norm``.
+        sensitivity: D, the largest distance of neighbouring vectors in ``norm``.
         dimensions: d.
         norm: l1, l2 or linf.
-        lattice: distance of which every value is a multiple (1.0 for counts), or None.
+        lattice: a number of which every value is a multiple (1.0 for counts), or None.
     """
 
     coordinate: Additive
@@ -42,44 +42,44 @@ class AdditiveVector:
 
     @property
     def own_norm(self) -> str:
-        """The norm in which the noise's privacy is known."""
+        """Return the norm in which the noise's privacy is known."""
         return "l2" if isinstance(self.coordinate.noise, Gaussian) else "l1"
 
     @property
     def input_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest valid value."""
+        """Return the smallest and largest valid value."""
         return self.coordinate.input_interval
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """The whole line."""
+        """Return the whole line."""
         return self.coordinate.output_interval
 
     @property
     def epsilon(self) -> Any:
-        """The budget of a whole vector."""
+        """Return the budget of a whole vector."""
         return self.coordinate.epsilon
 
     @property
     def delta(self) -> Any:
-        """The claimed delta of a whole vector."""
+        """Return the claimed delta of a whole vector."""
         return self.coordinate.delta
 
     @property
     def worst_variance(self) -> Any:
-        """Variance of a coordinate."""
+        """Return the variance of a coordinate."""
         return self.coordinate.worst_variance
 
     def variance(self, x: Any) -> Any:
-        """Variance of every coordinate."""
+        """Return the variance of every coordinate."""
         return self.coordinate.variance(x)
 
     def mean(self, x: Any) -> Any:
-        """E(report | x)."""
+        """Return E(report | x)."""
         return self.coordinate.mean(x)
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log likelihood of reports y of vectors x, of shape (..., d): the sum of their values', of shape (...).
+        """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
         Raises:
             ValueError: the last axis of y or x does not have d entries.
@@ -96,7 +96,7 @@ class AdditiveVector:
             )
 
     def sample(self, key: Array, x: Any) -> Array:
-        """Float reports for vectors x of shape (..., d): for simulation, not for release.
+        """Return float reports for vectors x of shape (..., d): for simulation, not for release.
 
         Raises:
             ValueError: the last axis of x does not have d entries.
@@ -108,7 +108,7 @@ class AdditiveVector:
 
 
 def growth(norm: str, own_norm: str, dimensions: int) -> float:
-    """The largest length in the noise's own norm of d values of length 1 in ``norm``: 1, sqrt(d) or d."""
+    """Return the largest length in the noise's own norm of d values of length 1 in ``norm``: 1, sqrt(d) or d."""
     power = {("linf", "l1"): 1.0, ("linf", "l2"): 0.5, ("l2", "l1"): 0.5}.get((norm, own_norm), 0.0)
     return dimensions**power
 
@@ -122,21 +122,26 @@ def on_vectors(
     delta: float | None = None,
     lattice: float | None = None,
 ) -> AdditiveVector:
-    """The same noise on each of d values of one release.
+    """Return a mechanism that adds the same noise independently to each of d values of one release.
 
-    Neighbouring: vectors at most D apart in ``norm``. The mechanism's own claim must be for at least that far in the
-    noise's own norm (l2 for Gaussian, l1 for all others): D, or sqrt(d) D (linf for Gaussian, l2 for others), or d D
-    (linf for others). Rounding values to the lattice of a release adds up to a cell a value to that, which the exact
-    form makes up for by wider noise, unless the values are on a ``lattice`` known in advance.
+    Vectors are neighbours if they are at most D apart in ``norm``. The mechanism's own claim must cover the same
+    distance in the noise's own norm, which is l2 for Gaussian noise and l1 for all other noise:
+
+    - D, if ``norm`` is the noise's own norm, or l1 for Gaussian noise;
+    - sqrt(d) D, if ``norm`` is linf for Gaussian noise, or l2 for other noise;
+    - d D, if ``norm`` is linf for other noise.
+
+    Rounding in a release adds up to one cell a value to this distance. The exact sampler compensates for it with wider
+    noise, unless the values are on a ``lattice`` known in advance.
 
     Args:
         mechanism: additive noise with a claim.
         dimensions: d.
         norm: "l1", "l2" or "linf".
         sensitivity: D; by default the largest that the mechanism's claim covers.
-        delta: of the vector's claim; by default the mechanism's, or 1e-10 where that is larger: d tables cannot
-            reach what one can.
-        lattice: a number that every value is a multiple of, such as 1.0 for counts; a release checks it.
+        delta: delta of the vector's claim; by default the larger of the mechanism's delta and 1e-10, because d finite
+            tables cannot reach the delta of a single one.
+        lattice: a number of which every value is a multiple, such as 1.0 for counts. A release checks this.
 
     Raises:
         ValueError: an unknown norm; dimensions not in 1..2^31; a mechanism without a claim; sensitivity not in

@@ -1,4 +1,4 @@
-"""The interface of a mechanism, and what follows from it once: sampling, inverse cdf, worst-case variance."""
+"""The interface of a mechanism, with shared code for sampling, inverse cdf and worst-case variance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
 from dpkernels.solve import found_roots, invert_increasing
 
-# Units of rounding between an atom and the report written of it; how far the lattice of an exact form may put it, as a
+# Tolerances between an atom and a report of it: in units of rounding, and, for the grid of an exact sampler, as a
 # share of the output interval.
 _ROUNDED, _LATTICE = 16, 1e-8
 
@@ -25,30 +25,29 @@ class Mechanism(abc.ABC):
     """A randomised map from a number to a report.
 
     Methods take NumPy arrays (evaluated by NumPy, in float64) or JAX arrays and tracers (evaluated by JAX, in
-    their type) of any shape, and broadcast. Units are the data's. Outside ``input_interval`` no method but
-    ``sample`` checks its input; ``sample`` returns NaN there.
+    their type) of any shape, and broadcast. All values are in the units of the data. Methods do not check that inputs
+    are in ``input_interval``, except ``sample``, which returns NaN outside.
     """
 
     epsilon: Any
 
     @abc.abstractmethod
     def pdf(self, y: Real, x: Any) -> Any:
-        """Density at report ``y`` given input ``x`` of the part that has one; see ``atoms`` for the other."""
+        """Return the density of the continuous part at report ``y`` given input ``x``; see ``atoms`` for the rest."""
 
     @abc.abstractmethod
     def cdf(self, y: Real, x: Real) -> Real:
-        """P(report <= y | x)."""
+        """Return P(report <= y | x)."""
 
     @abc.abstractmethod
     def mass(self, y: Real, x: Any) -> Any:
-        """P(report = y | x), y to within rounding; 0 but at an atom."""
+        """Return P(report = y | x), with y compared up to rounding; 0 except at an atom."""
 
     @abc.abstractmethod
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log likelihood of report ``y`` given input ``x``: of ``mass`` at an atom, elsewhere of ``pdf``.
+        """Return the log likelihood of report ``y`` given input ``x``: log ``mass`` at an atom, log ``pdf`` elsewhere.
 
-        -inf where no report is possible. Densities are per data unit, atoms count as 1: reports of positive probability
-        outweigh any density, as they should in a likelihood.
+        The value is -inf where no report is possible. Densities are per data unit.
 
         Args:
             y: reports.
@@ -60,48 +59,48 @@ class Mechanism(abc.ABC):
 
     @abc.abstractmethod
     def draw(self, u: Real, x: Real) -> Real:
-        """A report made of one uniform number ``u`` in (0, 1): any map with the right law, the fastest one."""
+        """Map a uniform number ``u`` in (0, 1) to a report with the right distribution, by the fastest suitable map."""
 
     @abc.abstractmethod
     def variance(self, x: Real) -> Real:
-        """Var(report | x), in squared data units."""
+        """Return Var(report | x), in squared data units."""
 
     @abc.abstractmethod
     def absolute_error(self, x: Real) -> Real:
-        """E|report - x| given x, in data units."""
+        """Return E|report - x| given x, in data units."""
 
     @abc.abstractmethod
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
-        """Reports of positive probability and these probabilities, each of shape (atoms, *x.shape)."""
+        """Return the reports of positive probability and their probabilities, each of shape (atoms, *x.shape)."""
 
     @property
     @abc.abstractmethod
     def output_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest possible report."""
+        """Return the smallest and largest possible report."""
 
     @property
     @abc.abstractmethod
     def input_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest valid input."""
+        """Return the smallest and largest valid input."""
 
     @abc.abstractmethod
     def mean(self, x: Any) -> Any:
-        """E(report | x)."""
+        """Return E(report | x)."""
 
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Real:
-        """Largest variance over valid inputs."""
+        """Return the largest variance over valid inputs."""
 
     @abc.abstractmethod
     def icdf(self, u: Real, x: Any) -> Any:
-        """The smallest report y with cdf(y, x) >= u."""
+        """Return the smallest report y with cdf(y, x) >= u."""
 
     def sample(self, key: Array, x: Real) -> Array:
-        """Float reports for inputs ``x`` of any shape: for simulation and training, not for release.
+        """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
-        Compiled once a shape and dtype. Differentiable in x and in every parameter by implicit
-        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); NaN where the report has an atom.
+        The function is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); the derivative is NaN at an atom.
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
@@ -119,7 +118,7 @@ class Mechanism(abc.ABC):
 
 @singledispatch
 def sampler(mechanism: Mechanism) -> Any:
-    """What draws a mechanism's reports: itself, or a pytree with its methods and tables that make drawing faster."""
+    """Return the object that draws a mechanism's reports: itself, or a pytree with tables that make drawing faster."""
     return mechanism
 
 
@@ -135,7 +134,7 @@ class Local(Mechanism):
 
     @property
     def middle(self) -> Any:
-        """The middle of the input interval."""
+        """Return the middle of the input interval."""
         return self.lower + (self.upper - self.lower) / 2
 
     def log_prob(self, y: Real, x: Any) -> Any:
@@ -143,7 +142,7 @@ class Local(Mechanism):
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
     def icdf(self, u: Real, x: Any) -> Any:
-        """The smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
+        """Return the smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
         if namespace(u, x, *jax.tree.leaves(self)) is np:
             return _invert(self, floating(u), x)
         return found_roots(_beyond, (self, u, x), _inverted, _density)
@@ -152,26 +151,29 @@ class Local(Mechanism):
 class Bounded(Local):
     """A local mechanism that is unbiased.
 
-    Neighbouring inputs are any two, unless the mechanism has a sensitivity.
+    Any two inputs are neighbours, unless the mechanism has a sensitivity.
     """
 
     def mean(self, x: Any) -> Any:
-        """E(report | x) = x: the mechanism is unbiased by construction."""
+        """Return E(report | x) = x: the mechanism is unbiased by construction."""
         return floating(x)
 
     @property
     def central_variance(self) -> Any:
-        """Variance at the middle of the input interval."""
+        """Return the variance at the middle of the input interval."""
         return self.variance(self.middle)
 
     @property
     def worst_variance(self) -> Real:
-        """Largest variance over valid inputs."""
+        """Return the largest variance over valid inputs."""
         return self.worst_excess(1.0)
 
     @abc.abstractmethod
     def worst_excess(self, rate: Real) -> Real:
-        """Largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs: at rate 1 the largest variance."""
+        """Return the largest rate E(report - middle)^2 - (x - middle)^2 over valid inputs.
+
+        At rate 1 this is the worst-case variance.
+        """
 
 
 class Parabolic(Bounded):
@@ -184,13 +186,13 @@ class Parabolic(Bounded):
         return unless_nan(namespace(near, p).where(near, p, 0.0).sum(0), report, x)
 
     def _room(self, at: Any) -> Any:
-        """How far a report may be from its atom (of its type): by rounding, and on the lattice of an exact form."""
+        """Return how far a report may be from its atom, by rounding and on the grid of an exact sampler."""
         low, high = self.output_interval
         rounded = _ROUNDED * np.finfo(at.dtype).eps * (abs(at) + abs(self.middle))
         return namespace(rounded, low).maximum(rounded, _LATTICE * (high - low))
 
     def worst_excess(self, rate: Real) -> Real:
-        """It is at the middle or at an end."""
+        """Return the larger of the values at the middle and at an end, where the affine function has its maximum."""
         middle, half = rate * self.central_variance, (self.upper - self.lower) / 2
         end = rate * self.variance(self.upper) + (rate - 1) * half**2
         return namespace(middle, end).maximum(middle, end)
@@ -206,7 +208,7 @@ def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array
 
 
 def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array:
-    """``mechanism.sample`` of a piece that begins at flat index ``start``: the values of the whole."""
+    """Sample the part of ``mechanism.sample`` that begins at flat index ``start``, with the same values."""
     return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
 
 
@@ -226,7 +228,7 @@ def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
 
 
 def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:
-    """Return the cdf at a report, less the probability that it is the quantile of."""
+    """Return cdf(y, x) - u."""
     mechanism, u, x = parameters
     return mechanism.cdf(y, x) - u
 

@@ -18,7 +18,7 @@ from dpkernels.numerics import Real, RealArray, elementary, floating, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bounded_minimum, smooth_minimum
 
-# Every step is a term of all formulas, and needs cells of its own in an exact table.
+# The largest number of steps: every step is a term of all formulas, and needs cells of its own in an exact table.
 _MOST_STEPS = 64
 # Steps are added while they lower the variance by this share.
 _STEP_GAIN = 1e-3
@@ -28,18 +28,20 @@ _LOG_CORES = math.log(1e-6), math.log(100.0)
 @partial(pytree, static=("steps",))
 @dataclass(frozen=True)
 class CentralPiecewise(Parabolic):
-    """A density that falls in steps from the input, bounded and unbiased, epsilon-DP for inputs D apart.
+    """A bounded, unbiased mechanism whose density falls in steps; epsilon-DP for inputs at most D apart.
 
-    On the scale v where the input is t in [-1, 1] and the window's middle is t (the report is middle + (R/2) X v):
-    with E = e^-eps, d = 2 D/R and half widths r_l = r + l d, the density is q E^l at distances from r_(l-1) to r_l of
-    t, l = 0..s - 1 (r_(-1) = 0), and q E^s elsewhere in [-V, V], V = 1 + r_(s-1). It is a mixture of uniform laws: s
-    nested windows of masses w_l = 2 q r_l E^l (1 - E) and a base of mass 2 q E^s V. Their sum is 1, and the mean is the
-    input for X = 1/sum w_l. Two inputs at most D apart move every step by its width at most, and the density nowhere
-    by more than a factor e^eps.
+    Let t in [-1, 1] be the scaled input, and report middle + (R/2) X v. With E = e^-eps, d = 2 D/R and half widths
+    r_l = r + l d (r_(-1) = 0), the density of v is q E^l at distances from r_(l-1) to r_l of t, for l = 0..s - 1, and
+    q E^s elsewhere in [-V, V], V = 1 + r_(s-1). It is a mixture of uniform distributions: s nested windows of masses
+    w_l = 2 q r_l E^l (1 - E), and a base of mass 2 q E^s V. The masses sum to 1. The mean is the input for
+    X = 1/sum w_l.
+
+    Privacy: replacing an input by one at most D away moves every step by at most its width, so the density changes
+    nowhere by more than a factor e^eps.
 
     Source: Yamamoto, "Central Piecewise Mechanism for Numeric Queries" (IEEE Transactions on Privacy, 2026), in the
-    form of its published programs, with s = ceil(R/D). Of one step it is the type-I piecewise mechanism; with more
-    than the source's steps the variance is less and the reports reach further.
+    form of its published programs, which use s = ceil(R/D). With one step it is the type-I piecewise mechanism. More
+    steps than published lower the variance and widen the output interval.
 
     Attributes:
         core: r, half the width of the highest step; in half widths of the input interval, times X in the report.
@@ -47,7 +49,7 @@ class CentralPiecewise(Parabolic):
         lower: smallest valid input.
         upper: largest valid input.
         epsilon: the pure-DP budget.
-        sensitivity: D, how far apart neighbouring inputs are at most.
+        sensitivity: D, the largest distance of neighbouring inputs.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper; sensitivity not in [1e-100, 1e100]; core not positive;
@@ -70,12 +72,12 @@ class CentralPiecewise(Parabolic):
 
     @property
     def half_widths(self) -> Any:
-        """r_l, of shape (s,)."""
+        """Return r_l, of shape (s,)."""
         return self.core + np.arange(self.steps) * (2 * self.sensitivity / (self.upper - self.lower))
 
     @property
     def masses(self) -> tuple[Any, Any]:
-        """w_l, of shape (s,), and the mass of the base."""
+        """Return w_l, of shape (s,), and the mass of the base."""
         r = self.half_widths
         E = namespace(r, self.epsilon).exp(-self.epsilon)
         windows, base = 2 * r * E ** np.arange(self.steps) * (1 - E), 2 * E**self.steps * (1 + r[-1])
@@ -84,12 +86,12 @@ class CentralPiecewise(Parabolic):
 
     @property
     def scale(self) -> Any:
-        """Data units of one v, (R/2) X."""
+        """Return the data units of one unit of v, (R/2) X."""
         return (self.upper - self.lower) / 2 / self.masses[0].sum()
 
     @property
     def reach(self) -> Any:
-        """V."""
+        """Return V."""
         return 1 + self.half_widths[-1]
 
     @property
@@ -120,7 +122,7 @@ class CentralPiecewise(Parabolic):
         return total
 
     def draw(self, u: Real, x: Real) -> Real:
-        """The exact mixture: u picks a window or the base, and its rest a point there."""
+        """Draw from the exact mixture: u picks a window or the base, and its remainder a point there."""
         t, (windows, base), r = self._t(x), self.masses, self.half_widths
         xp = namespace(u, t, base)
         v, left = t + 0 * u, u + 0 * t
@@ -132,14 +134,14 @@ class CentralPiecewise(Parabolic):
         return self.middle + self.scale * xp.where(chosen, v, self.reach * (2 * xp.minimum(left / base, 1.0) - 1))
 
     def variance(self, x: Real) -> Real:
-        """(R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
+        """Return (R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""
         (windows, base), half = self.masses, (self.upper - self.lower) / 2
         X = 1 / windows.sum()
         spread = ((windows * self.half_widths**2).sum() + base * self.reach**2) / 3
         return half**2 * (X**2 * spread + (X - 1) * self._t(x) ** 2)
 
     def absolute_error(self, x: Real) -> Real:
-        """2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
+        """Return 2 (R/2) X times the integral of the cdf up to the input, since the report is unbiased."""
         t, (windows, base) = self._t(x), self.masses
         v = self._v(x)
         xp = namespace(v, base)
@@ -163,20 +165,19 @@ def central_piecewise(
     steps: int | None = None,
     core: Real | str = "best",
 ) -> CentralPiecewise:
-    """The Central Piecewise Mechanism (Yamamoto 2026): bounded, unbiased, for a sensitivity below the interval's width.
+    """Return the Central Piecewise Mechanism (Yamamoto 2026), bounded and unbiased, for a sensitivity below the width.
 
-    Worst-case variance in units of D^2 at the published core and steps, R/D = 4: 2.8142 at eps 1 (Laplace, unbounded:
-    2), 0.4590 at eps 2 (0.5), 0.0773 at eps 4 (0.125); with the default ones 1.92, 0.423 and 0.0650 (``python -m
-    benchmarks.optimal --steps``). ``optimal`` is lower, or as low, wherever it has grids.
+    ``python -m benchmarks.optimal --steps`` compares worst-case variances. ``optimal`` has at most the same variance
+    wherever it has grids.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20].
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         sensitivity: D; inputs at most D apart are neighbours.
-        steps: s, 1 to 64. By default, of the best core, the fewest after which some more gain less than 0.1 % of the
-            variance; of another core the source's ceil(R/D). More steps than the source's reach further beyond the
-            interval. This choice is discrete: where JAX traces an argument, give s.
+        steps: s, 1 to 64. The default for the best core is the smallest number beyond which more steps lower the
+            variance by less than 0.1 %; for any other core it is the published ceil(R/D). More steps reach further
+            beyond the interval. The choice is discrete: give s if JAX traces an argument.
         core: r above 0; "best" for the least worst-case variance, "published" for the source's
             r = e^(eps/b - s eps) - (2 D/R) (1 - e^(-(s-1) eps))/(e^eps - 1), b its heuristic.
 
@@ -216,7 +217,7 @@ def central_piecewise(
 
 
 def _best_steps(*given: Any) -> CentralPiecewise:
-    """The variance falls with the steps, ever more slowly, and then rises: tried an eighth more at a time."""
+    """Return the best mechanism over the number of steps, increased by an eighth until the variance stops falling."""
     best, steps = _best_core(1, *given), 1
     while steps < _MOST_STEPS:
         steps += max(1, steps // 8)
@@ -228,7 +229,7 @@ def _best_steps(*given: Any) -> CentralPiecewise:
 
 
 def _best_core(steps: int, *given: Any) -> CentralPiecewise:
-    """The least worst-case variance over log r: it falls, then rises."""
+    """Return the mechanism with the least worst-case variance over log r, a unimodal function."""
     variance = partial(_variance_of_core, steps)
     if namespace(*given) is np:
         log_r = bounded_minimum(lambda log_r: float(variance(log_r, given)), *_LOG_CORES, xatol=1e-9)[0]
@@ -243,9 +244,10 @@ def _variance_of_core(steps: int, log_r: Any, given: tuple[Any, ...]) -> Any:
 
 
 def _with_published_core(steps: int, lower: Any, upper: Any, epsilon: Any, sensitivity: Any) -> CentralPiecewise:
-    """The source's: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, all with m = s - 1.
+    """Return the published core: b = (s + 2)/(s + 3) U, U = eps/ln of the positive root of z^2 - A z - B, m = s - 1.
 
-    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps); here of z e^(-m eps), which is no larger.
+    A = d e^eps (e^(m eps) - 1)/(e^eps - 1),    B = (1 + m d) e^((m + 1) eps). The code solves for z e^(-m eps) to avoid
+    overflow.
     """
     m, d = steps - 1, 2 * sensitivity / (upper - lower)
     f = elementary(epsilon, d)

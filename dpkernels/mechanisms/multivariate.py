@@ -1,4 +1,4 @@
-"""Reports on vectors: s of d coordinates, each with its share of the budget (Wang 2019; Ma 2021, Algorithm 3)."""
+"""Mechanisms on vectors that report s of d coordinates, each with eps/s (Wang 2019; Ma 2021, Algorithm 3)."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _START, _REPORTS = 0, 1
 @partial(pytree, static=("dimensions", "sampled"))
 @dataclass(frozen=True)
 class Multivariate:
-    """Report s of d coordinates, scaled by d/s about the middle; the others report the middle.
+    """A mechanism that reports s of d coordinates, scaled by d/s about the middle; the others report the middle.
 
-    The reported coordinates are a cyclic run of s from a uniform start: each is reported with probability s/d,
-    and which ones never depends on the data. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
+    The reported coordinates are a cyclic run of s from a uniform start, chosen independently of the data, so each is
+    reported with probability s/d. Each is perturbed by ``coordinate``, on [-1, 1], with eps/s.
 
     Attributes:
         coordinate: a mechanism with input interval [-1, 1] and budget eps/s.
@@ -63,12 +63,12 @@ class Multivariate:
 
     @property
     def epsilon(self) -> Any:
-        """The budget of a whole vector, s times the coordinate's; any two vectors are neighbours."""
+        """Return the budget of a whole vector, s times the coordinate's; any two vectors are neighbours."""
         return self.coordinate.epsilon * self.sampled
 
     @property
     def input_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest valid inputs."""
+        """Return the smallest and largest valid inputs."""
         return self.lower, self.upper
 
     @property
@@ -81,39 +81,39 @@ class Multivariate:
 
     @property
     def output_interval(self) -> tuple[Real, Real]:
-        """Smallest and largest possible reports of each coordinate."""
+        """Return the smallest and largest possible reports of each coordinate."""
         low, high = self.coordinate.output_interval
         factor = self._half * self.dimensions / self.sampled
         return self._middle + factor * low, self._middle + factor * high
 
     def unit(self, x: Real) -> Real:
-        """Inputs on [-1, 1]."""
+        """Return inputs on [-1, 1]."""
         return (x - self._middle) / self._half
 
     def mean(self, x: Any) -> Any:
-        """E(report | x) = x."""
+        """Return E(report | x) = x."""
         return floating(x)
 
     def variance(self, x: RealArray) -> RealArray:
-        """(d/s)(Var(z) + z^2) - z^2 a coordinate, z the input on [-1, 1], times the squared half-width."""
+        """Return (d/s)(Var(z) + z^2) - z^2 a coordinate, z the input on [-1, 1], times the squared half-width."""
         z, rate = self.unit(floating(x)), self.dimensions / self.sampled
         return (rate * (self.coordinate.variance(z) + z**2) - z**2) * self._half**2
 
     @property
     def central_variance(self) -> Any:
-        """Variance of a coordinate at the middle."""
+        """Return the variance of a coordinate at the middle."""
         return self.variance(self._middle)
 
     @property
     def worst_variance(self) -> Real:
-        """Largest variance of a coordinate."""
+        """Return the largest variance of a coordinate."""
         return self.coordinate.worst_excess(self.dimensions / self.sampled) * self._half**2
 
     def log_prob(self, y: Real, x: Any) -> Any:
-        """Log likelihood of reports y of vectors x, of shape (..., d), as ``Mechanism.log_prob``; of shape (...).
+        """Return the log likelihood of reports y of vectors x, both of shape (..., d); the result has shape (...).
 
-        log of the mean over the d runs of the product of their coordinates' likelihoods, 0 where another coordinate is
-        not the middle. A coordinate of a run may report the middle too, as integers do.
+        It is the log of the mean, over the d runs, of the product of the likelihoods of the run's coordinates; a run
+        counts as 0 if a coordinate outside it is not the middle. A coordinate of a run may report the middle too.
 
         Raises:
             ValueError: the last axis of y or x does not have d entries.
@@ -125,7 +125,7 @@ class Multivariate:
         xp, s = namespace(reported), self.sampled
         possible, silent = reported > -xp.inf, self._is_silent(y)
         whole = _over_runs(xp.where(possible, reported, 0.0), s)
-        # No coordinate of a run is impossible, and none outside of it is anything but the middle.
+        # A run is possible if all its coordinates are possible and every coordinate outside it is the middle.
         allowed = (_over_runs(~possible, s) == 0) & (_over_runs(~silent, s) == (~silent).sum(-1, keepdims=True))
         highest = xp.where(allowed, whole, -xp.inf).max(-1)
         top = xp.where(highest > -xp.inf, highest, 0.0)
@@ -133,17 +133,17 @@ class Multivariate:
         return top + log_or_never(share)
 
     def _on_atom(self, z: Real, at: Any, room: Any) -> Any:
-        """A coordinate's atom where its report, in data units, may be a rounding of it."""
+        """Return a coordinate's atom where its report, in data units, may be a rounding of it."""
         places = self.coordinate.atoms(at)[0]
         near = abs(z - places) * self._half <= room
         return namespace(z, places).where(near.any(0), (near * places).sum(0) / near.sum(0).clip(1), z)
 
     def _is_silent(self, y: Any) -> Any:
-        """Whether a coordinate is the middle, as rounded in the reports' type."""
+        """Return whether a coordinate is the middle, as rounded in the reports' type."""
         return abs(y - self._middle) <= 2 * np.finfo(y.dtype).eps * (abs(self._middle) + self._half)
 
     def _log_reported(self, y: Any, x: Any) -> Any:
-        """Log likelihood of every coordinate as one of a run."""
+        """Return the log likelihood of every coordinate as one of a run."""
         rate = self.dimensions / self.sampled
         at = self.unit(x)
         z = self._on_atom(self.unit(y) / rate, at, 16 * np.finfo(y.dtype).eps * (abs(y) + abs(self._middle)) / rate)
@@ -151,7 +151,7 @@ class Multivariate:
         return log_or_never(namespace(mass, density).where(mass > 0, mass, density))
 
     def sample(self, key: Array, x: Any) -> Array:
-        """Float reports for vectors ``x`` of shape (..., d): for simulation, not for release.
+        """Draw float reports for vectors ``x`` of shape (..., d), for simulation, not for release.
 
         Raises:
             ValueError: the last axis of x does not have d entries.
@@ -164,7 +164,7 @@ class Multivariate:
 
 
 def _over_runs(values: Any, length: int) -> Any:
-    """Sums over the cyclic runs of this length along the last axis, in the order of their starts."""
+    """Return sums over the cyclic runs of this length along the last axis, in the order of their starts."""
     xp = namespace(values)
     sums = xp.cumsum(xp.concatenate([values, values[..., : length - 1]], -1), -1)
     before = xp.concatenate([xp.zeros_like(sums[..., :1]), sums[..., : values.shape[-1] - 1]], -1)
@@ -178,7 +178,7 @@ def check_shape(mechanism: Multivariate, shape: tuple[int, ...], name: str = "x"
 
 
 def chosen_coordinates(start: RealArray, dimensions: int, sampled: int) -> np.ndarray:
-    """The cyclic run of s coordinates from each start, shape (rows, s)."""
+    """Return the cyclic run of s coordinates from each start, shape (rows, s)."""
     return (start[:, None] + namespace(start).arange(sampled)) % dimensions
 
 

@@ -1,4 +1,4 @@
-"""Named mechanisms: short constructors over few types."""
+"""Constructors of the mechanisms that have names in the literature."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ def composite(
     condition: str = "pointwise",
     objective: str = "worst",
 ) -> Windowed:
-    """A window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
+    """Return a window on a base (Zhang 2024): density y g(v) + k h((v - a)/m) on the scaled interval [-1, 1].
 
-    The height k is the largest that is eps-DP. What is not given is chosen for least variance.
+    The height k is the largest that is eps-DP. Parameters that are not given minimise the variance.
 
     Args:
         window: "uniform" (A1), "sine" (A2), "triangle" (A3), a ``Window``, a function on [0, 1] or a table.
@@ -85,7 +85,7 @@ def composite(
 def piecewise(
     *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
-    """Type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
+    """Return the type-I piecewise transformation (Ma 2021): a uniform window on a constant base, m = 2 / eta.
 
     Args:
         epsilon: pure-DP budget; any two inputs are neighbours.
@@ -107,11 +107,11 @@ def piecewise(
 def piecewise_triangle(
     *, epsilon: Real, lower: Real, upper: Real, eta: Real | None = None, objective: str = "worst"
 ) -> Windowed:
-    """Type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
+    """Return the type-II piecewise transformation (Ma 2021): a triangle window on a constant base, m = 2 / eta.
 
-    Its height is the source's, k = y (e^eps - 1). ``composite("triangle")`` may go higher: where the window is
-    so wide (m > 4/3) that every placement covers the middle, the pointwise condition allows more.
-    Arguments and errors as for ``piecewise``.
+    Its height is the published one, k = y (e^eps - 1). ``composite("triangle")`` may choose a larger one: for wide
+    windows (m > 4/3), which cover the middle for every input, the pointwise condition allows more.
+    Arguments and errors are those of ``piecewise``.
     """
     return composite(
         "triangle",
@@ -125,7 +125,7 @@ def piecewise_triangle(
 
 
 def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
-    """The Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
+    """Return the Piecewise Mechanism of Wang 2019: type I at eta = 1 + e^(eps/2).
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -135,7 +135,7 @@ def piecewise_wang2019(*, epsilon: Real, lower: Real, upper: Real) -> Windowed:
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
-    """Duchi's two-point mechanism; see ``TwoPoint``.
+    """Return Duchi's two-point mechanism; see ``TwoPoint``.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -145,9 +145,10 @@ def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
 
 
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
-    """The hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
+    """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
 
-    Up to eps = 0.61 it is Duchi alone: a ``TwoPoint``, or for an epsilon that JAX traces a ``Mixture`` of weight 0.
+    Up to eps = 0.61 it is Duchi's mechanism alone: a ``TwoPoint``, or, if JAX traces epsilon, a ``Mixture`` of weight
+    0.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; not lower < upper.
@@ -176,7 +177,7 @@ def _width(eta: Real | None) -> Real | None:
 
 
 def window_of(window: Any) -> Window:
-    """A window from its name, a function on [0, 1], a table, or itself."""
+    """Return a window from its name, a function on [0, 1], a table, or itself."""
     if isinstance(window, Window):
         return window
     if isinstance(window, str):
@@ -186,7 +187,7 @@ def window_of(window: Any) -> Window:
 
 
 def _base(base: Any) -> Base | None:
-    """A base from its name, a function on [-1, 1], a table, or itself; None for a quartic one whose edge is free."""
+    """Return a base from its name, a function on [-1, 1], a table, or itself; None for a quartic whose edge is free."""
     if isinstance(base, Base):
         return base
     if isinstance(base, str):
@@ -204,15 +205,17 @@ def multivariate(
     sampled: int | None = None,
     coordinate: str = "hybrid",
 ) -> Multivariate:
-    """Reports on vectors of d coordinates: s of them, each with eps/s (Wang 2019, Algorithm 4; Ma 2021 with s = 1).
+    """Return a mechanism on vectors of d coordinates that reports s of them, each with eps/s.
+
+    Source: Wang 2019, Algorithm 4; Ma 2021 has s = 1.
 
     Args:
         dimensions: d.
         epsilon: pure-DP budget of a whole vector; any two vectors are neighbours.
         lower: smallest valid input, a number or one a coordinate.
         upper: largest valid input.
-        sampled: s; by default Wang 2019's max(1, min(d, floor(eps / 2.5))). This choice is discrete: an epsilon that
-            JAX traces needs s.
+        sampled: s; by default max(1, min(d, floor(eps / 2.5))) (Wang 2019). The choice is discrete: give s if JAX
+            traces epsilon.
         coordinate: name of the mechanism of a coordinate, one of ``MECHANISMS``.
 
     Raises:
@@ -241,7 +244,7 @@ def _share(epsilon: Any, parts: int) -> Any:
 
 
 def optimal_local(*, epsilon: Any, lower: Real, upper: Real) -> Optimal:
-    """The linear program's mechanism of least worst-case variance for any two inputs; see ``optimal``.
+    """Return the mechanism of least worst-case variance for local DP, from a linear program; see ``optimal``.
 
     Raises:
         ValueError: epsilon not in [0.01, 12]; not lower < upper.

@@ -24,12 +24,12 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, elementary, namespace, ndtri
 from dpkernels.solve import root
 
-# What a release of pure noise may spend on the ends of its finite table.
+# The delta that the truncation of an integer table may cost a release of pure-DP noise.
 TABLE_DELTA = 1e-15
 
 
 def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Laplace noise of scale b = D / eps.
+    """Return Laplace noise of scale b = D / eps.
 
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
@@ -41,7 +41,7 @@ def laplace(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
 
 
 def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
-    """Logistic noise of scale b = D / eps.
+    """Return logistic noise of scale b = D / eps.
 
     The float density is pure eps-DP, smooth everywhere; the claim has delta = 1e-15 for the ends of a release's table.
     ``accountants.calibrate.scaled(Logistic(1.0), ...)`` has the least scale for a larger delta.
@@ -54,11 +54,12 @@ def logistic(*, epsilon: float, sensitivity: float = 1.0) -> Additive:
 
 
 def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -> Additive:
-    """Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
+    """Return Student noise of the least scale that is pure eps-DP, s = D / (2 sqrt(nu) sinh(eps/(nu + 1))).
 
-    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity needs. The claim has delta = 1e-15 for the ends
-    of a release's table. Of fewer than 5 degrees, or for a small eps, the noise is too wide for a table; a release then
-    needs ``Reweighted(Student(...), -T, T, 0.0)``, noise truncated to [-T, T], with a claim of a larger delta.
+    Its tails fall like |z|^-(nu + 1), as noise for smooth sensitivity requires. The claim has delta = 1e-15, for the
+    truncation of the integer table. With fewer than 5 degrees of freedom, or a small eps, the noise is too wide for a
+    table. A release then requires noise truncated to [-T, T], ``Reweighted(Student(...), -T, T, 0.0)``, with a larger
+    delta.
 
     Args:
         epsilon: eps.
@@ -79,7 +80,7 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
 def gaussian(
     *, sigma: float, sensitivity: float | None = None, epsilon: float | None = None, delta: float | None = None
 ) -> Additive:
-    """Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
+    """Return Gaussian noise of standard deviation sigma; ``accountants.calibrate`` finds sigma for a budget.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
@@ -89,7 +90,7 @@ def gaussian(
 
 
 def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, upper: Real | None = None) -> Additive:
-    """Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
+    """Return Laplace noise of scale D / eps, truncated to [A, B] (Mugunthan 2020): (eps, delta)-DP.
 
     With l = D/eps and O = (e^eps - 1 + delta)/delta the nearer end at a and the further one at b, from 0, have
 
@@ -107,7 +108,7 @@ def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, up
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
-            feasible interval, which the error gives.
+            feasible interval, which the error states.
     """
     _check(epsilon, sensitivity)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
@@ -119,13 +120,13 @@ def truncated_laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0, up
 
 
 def symmetric_bound(epsilon: Real, delta: Real, sensitivity: Real) -> Real:
-    """B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise of scale D/eps."""
+    """Return B* = (D/eps) ln(1 + (e^eps - 1)/(2 delta)), the bound of symmetric truncated Laplace noise."""
     xp = namespace(epsilon, delta, sensitivity)
     return sensitivity / epsilon * xp.log1p(xp.expm1(epsilon) / (2 * delta))
 
 
 def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Real) -> Real:
-    """A, the further end where B is below B*, else the nearer one."""
+    """Return A, the further end where B is below B*, else the nearer one."""
     xp = namespace(upper, scale, epsilon, delta)
     odds = (xp.expm1(epsilon) + delta) / delta
     beyond = xp.exp(-upper / scale)
@@ -136,7 +137,7 @@ def _left_end(upper: Real, scale: Real, epsilon: Real, delta: Real, highest: Rea
         furthest = -scale * math.log(2 - odds) if odds < 2 else math.inf
         span = f"({shortest(lowest)}, {shortest(furthest)})"
         raise ValueError(f"upper: {shortest(upper)} is not in {span}, where the claim is feasible")
-    # Further out is the safe side; a difference loses as many digits as it is small.
+    # A larger bound is conservative. The relative rounding error of a difference grows as the difference shrinks.
     return scale * (xp.log(inner) * (1 + 1e-15 / xp.where(further, inner, 1.0)) - 1e-15)
 
 
@@ -148,7 +149,7 @@ def merged_laplace(
     epsilon: float | None = None,
     delta: float | None = None,
 ) -> Additive:
-    """Merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
+    """Return merged (piecewise) Laplace noise (Mugunthan 2020): log-density slope -r_i on [c_(i-1), c_i) of |z|.
 
     Its pure budget is the largest integral of the slope over a window of length D; ``accountants.epsilon`` has it.
 
@@ -163,11 +164,11 @@ def merged_laplace(
 def truncated_gaussian(
     *, sigma: float, delta: float, sensitivity: float = 1.0, epsilon: float | None = None, bound: float | None = None
 ) -> Additive:
-    """Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
+    """Return Gaussian noise truncated to [-T, T] (Cesar & Rogers 2021).
 
     Args:
         sigma: s.
-        delta: probability of a report that reveals its input, in (0, 1); sets T by
+        delta: the probability of an infinite privacy loss (infinity mass), in (0, 1). It sets T by
             delta = (Phi((D - T)/s) - Phi(-T/s)) / (1 - 2 Phi(-T/s)) (eq. 10).
         sensitivity: D.
         epsilon: a budget to claim, with delta as the total.
@@ -187,7 +188,7 @@ def truncated_gaussian(
 
 
 def truncation_bound(sigma: Real, delta: Real, sensitivity: Real) -> Any:
-    """The T of ``truncated_gaussian``: the root of eq. 10, from the safe side as computed.
+    """Return the T of ``truncated_gaussian``: the root of eq. 10, rounded conservatively.
 
     The share K(-T, D - T)/K(-T, T) falls from 1 at T = D/2 to 0. Its numerator is at most P(Z > T - D), and beyond
     T = D its denominator at least K(-D, D): where P(Z > T - D) = delta K(-D, D)/2, T is safe. The two tails of the
@@ -214,7 +215,7 @@ def _revealing_excess(T: Real, parameters: tuple[Real, Real, Real]) -> Real:
 
 
 def staircase(*, epsilon: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
-    """Staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
+    """Return staircase noise (Geng & Viswanath 2014), by default gamma = 1/(1 + e^(eps/2)), of least E|Z|.
 
     The float density is pure eps-DP; the claim has delta = 1e-15 for the ends of a release's table.
 
@@ -235,13 +236,13 @@ def budget_recycled(
     epsilon: Real | None = None,
     delta: Real | None = None,
 ) -> Additive:
-    """Budget recycling (Jiang 2024): a kernel's noise beyond theta is redrawn with probability q.
+    """Return budget-recycled noise (Jiang 2024): a kernel's draw beyond theta is redrawn with probability q.
 
     f(z) = K(z) w(z) / (1 - q P(|Z| > theta)), w = 1 on [-theta, theta] and 1 - q outside. ``noise.acceptance`` is
-    P(|Z| <= theta). What it guarantees is not the kernel's budget: ``accountants.delta`` has the exact one.
+    P(|Z| <= theta). Its guarantee differs from the kernel's: ``accountants.delta`` computes the exact one.
 
     Args:
-        kernel: the law of a draw, such as ``Gaussian(sigma=2.0)``.
+        kernel: the distribution of a draw, such as ``Gaussian(sigma=2.0)``.
         theta: tolerated error, positive.
         q: probability of a redraw, in [0, 1).
         sensitivity: D of a claim, with epsilon and delta.
@@ -251,26 +252,28 @@ def budget_recycled(
     Raises:
         ValueError: theta not positive; q not in [0, 1); of a claim, epsilon not in [1e-6, 20], delta not in [0, 1] or
             sensitivity not in [1e-100, 1e100].
-        TypeError: a kernel on a lattice.
+        TypeError: the kernel is a distribution on a grid.
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
-    law: Any = kernel.noise if isinstance(kernel, Additive) else kernel
-    if not isinstance(law, Distribution):
-        raise TypeError(f"kernel: {type(law).__name__} has no density; a law such as Gaussian or Laplace is needed")
-    return Additive(Reweighted(law, -theta, theta, 1 - q), sensitivity, epsilon, delta)
+    noise: Any = kernel.noise if isinstance(kernel, Additive) else kernel
+    if not isinstance(noise, Distribution):
+        raise TypeError(
+            f"kernel: {type(noise).__name__} has no density; use a continuous one such as Gaussian or Laplace"
+        )
+    return Additive(Reweighted(noise, -theta, theta, 1 - q), sensitivity, epsilon, delta)
 
 
 def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None) -> Additive:
-    """Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
+    """Return Laplace noise on multiples of ``step``: P(k step) proportional to exp(-eps |k| step / D).
 
-    The claim has delta = 1e-15 for the ends of the lattice, which reaches to probabilities of 2^-66.
+    The claim has delta = 1e-15, for the truncation of the grid where probabilities fall below 2^-66.
 
     Args:
         epsilon: the budget.
         sensitivity: D; rounded up to a multiple of the step.
-        step: distance of lattice points.
-        reach: the largest k. The default is a discrete choice: where JAX traces an argument, give k.
+        step: the distance of grid points.
+        reach: the largest k. The default is a discrete choice: give k if JAX traces an argument.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; step not positive, or so fine that
@@ -284,9 +287,9 @@ def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0
 def truncated_discrete_laplace(
     *, epsilon: Real, delta: Real, sensitivity: Real = 1.0, step: Real = 1.0, reach: int | None = None
 ) -> Additive:
-    """Discrete Laplace noise on k = -R..R, with the smallest R that is (eps, delta)-DP, unless the reach R is given.
+    """Return discrete Laplace noise on k = -R..R, by default with the smallest R that is (eps, delta)-DP.
 
-    The smallest R is a discrete choice: where JAX traces an argument, give R.
+    R is the ``reach``. The smallest R is a discrete choice: give R if JAX traces an argument.
 
     With q = e^(-eps/n), n = ceil(D / step), the n outermost points of a side hold delta:
     q^(R - n + 1) (1 - q^n) / (1 + q - 2 q^(R + 1)) <= delta.
@@ -316,10 +319,10 @@ def discrete_gaussian(
     step: float = 1.0,
     reach: int | None = None,
 ) -> Additive:
-    """Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
+    """Return Gaussian noise on multiples of ``step``, k = -reach..reach (Canonne, Kamath & Steinke 2020).
 
-    P(k step) proportional to exp(-(k step)^2 / (2 s^2)); ``accountants.delta`` has what it guarantees. The default
-    reach, where probabilities fall below 2^-66, is a discrete choice: where JAX traces an argument, give it.
+    P(k step) is proportional to exp(-(k step)^2 / (2 s^2)). ``accountants.delta`` computes its guarantee. The default
+    reach, where probabilities fall below 2^-66, is a discrete choice: give it if JAX traces an argument.
 
     Raises:
         ValueError: sigma not in [1e-140, 1e140]; step not positive, or so fine that the noise has more than 2^20
@@ -329,7 +332,7 @@ def discrete_gaussian(
 
 
 def _cells(sensitivity: Any, step: Any) -> Any:
-    """n, the lattice steps between neighbours at most, as ``NoiseTable.cells`` counts them.
+    """Return n, the largest number of grid steps between neighbours, as in ``NoiseTable.cells``.
 
     Raises:
         ValueError: step not positive, or so fine that the noise, which reaches farther than n, has too many points.

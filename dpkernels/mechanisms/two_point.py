@@ -16,10 +16,9 @@ from dpkernels.pytrees import pytree
 class TwoPoint(Parabolic):
     """Duchi's mechanism: report middle +- B, B = (R/2) (e^eps + 1)/(e^eps - 1), P(+) = 1/2 + (x - middle)/(2B).
 
-    Distances of x from both reports are taken from the near end of the interval, B = R/2 + R/(e^eps - 1): at an end
-    and a large eps B less |x - middle| has no digits left.
-
-    Best worst-case variance known in closed form for eps up to about 0.61. Source: Wang 2019, section III.
+    Its worst-case variance is the smallest of the closed forms for eps up to about 0.61. Distances of x from both
+    reports are computed from the near end of the interval, B = R/2 + R/(e^eps - 1), since B - |x - middle| cancels at
+    large eps. Source: Wang 2019, section III.
 
     Attributes:
         lower: smallest valid input.
@@ -40,7 +39,7 @@ class TwoPoint(Parabolic):
 
     @property
     def magnitude(self) -> Real:
-        """B, the distance of either report from the middle."""
+        """Return B, the distance of either report from the middle."""
         return (self.upper - self.lower) / 2 / namespace(self.epsilon).tanh(self.epsilon / 2)
 
     @property
@@ -48,16 +47,16 @@ class TwoPoint(Parabolic):
         return self.middle - self.magnitude, self.middle + self.magnitude
 
     def _distances(self, x: Real) -> tuple[Real, Real]:
-        """x less the low report, and the high report less x."""
+        """Return the distances of x from the low and from the high report."""
         x, beyond = floating(x), (self.upper - self.lower) / namespace(self.epsilon).expm1(self.epsilon)
         return x - self.lower + beyond, self.upper - x + beyond
 
     def probability_high(self, x: Real) -> Real:
-        """P(report = middle + B | x)."""
+        """Return P(report = middle + B | x)."""
         return self._distances(x)[0] / (2 * self.magnitude)
 
     def probability_low(self, x: Real) -> Real:
-        """P(report = middle - B | x)."""
+        """Return P(report = middle - B | x)."""
         return self._distances(x)[1] / (2 * self.magnitude)
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -75,12 +74,12 @@ class TwoPoint(Parabolic):
         return namespace(u, p).where(u < p, high, low)
 
     def variance(self, x: Real) -> Real:
-        """B^2 - (x - middle)^2, the product of the distances from both reports."""
+        """Return B^2 - (x - middle)^2, the product of the distances from both reports."""
         below, above = self._distances(x)
         return below * above
 
     def absolute_error(self, x: Real) -> Real:
-        """(B^2 - (x - middle)^2) / B."""
+        """Return (B^2 - (x - middle)^2) / B."""
         return self.variance(x) / self.magnitude
 
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
@@ -92,14 +91,15 @@ class TwoPoint(Parabolic):
 @pytree
 @dataclass(frozen=True)
 class Mixture(Parabolic):
-    """Report by ``first`` with probability ``weight``, else by ``second``, chosen independently of the input.
+    """A mixture that reports by ``first`` with probability ``weight``, else by ``second``.
 
-    Both are unbiased and eps-DP on one input interval, hence so is the mixture, even with the choice revealed.
+    The choice is independent of the input. Both parts are unbiased and eps-DP on one input interval, hence so is the
+    mixture, even if the choice is published.
 
     Attributes:
         first: a mechanism.
         second: a mechanism on the same interval.
-        weight: probability of ``first``, in (0, 1). A traced one may be 0: then all is that of ``second``.
+        weight: probability of ``first``, in (0, 1). A traced weight may be 0; the mixture is then ``second``.
 
     Raises:
         ValueError: the intervals differ, weight is not in (0, 1), or a part is not for any two inputs.
@@ -154,7 +154,7 @@ class Mixture(Parabolic):
         return xp.where(u < w, first, second)
 
     def variance(self, x: Real) -> Real:
-        """The mean of the parts' variances: both parts have mean x."""
+        """Return the mixture of the parts' variances, since both parts have the mean x."""
         return self._mix(self.first.variance(x), self.second.variance(x))
 
     def absolute_error(self, x: Real) -> Real:

@@ -26,7 +26,7 @@ _State = tuple[Array, Array, Array, Array]
 
 
 def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Array:
-    """The key stream blocks ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3.
+    """Return the key stream blocks ``ChaCha20(key, counter, nonce)``, RFC 8439 section 2.3.
 
     Args:
         key: 8 words, uint32.
@@ -55,7 +55,7 @@ def _double_round(state: _State) -> _State:
 
 
 def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: int, bits: int) -> Array:
-    """``count`` words of ``bits`` bits of a stream, from a 64-bit block number on.
+    """Return ``count`` words of ``bits`` bits of a stream, from a 64-bit block number on.
 
     Args:
         key: 8 words, uint32.
@@ -72,7 +72,7 @@ def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: i
 
 
 def words_from(head: Array, count: int, bits: int) -> Array:
-    """``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
+    """Return ``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
     number = -(-count * bits // 512)
     made = lax.platform_dependent(
         head, cuda=partial(chacha_gpu.blocks, count=number), default=partial(_blocks, count=number)
@@ -129,5 +129,5 @@ chacha20_impl = define_prng_impl(
 
 
 def wrap(words: Array | np.ndarray) -> Array:
-    """The typed key with these 8 words (uint32)."""
+    """Return the typed key with these 8 words (uint32)."""
     return jax.random.wrap_key_data(jnp.asarray(words, jnp.uint32), impl=chacha20_impl)  # type: ignore[arg-type]

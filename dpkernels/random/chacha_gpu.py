@@ -22,7 +22,7 @@ _DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
 
 
 def blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
-    """``count`` consecutive blocks from a state on, RFC 8439 section 2.3 with a counter of 64 bits.
+    """Return ``count`` consecutive blocks from a state on, RFC 8439 section 2.3 with a counter of 64 bits.
 
     Args:
         head: words 4 to 15 of the first block's state, uint32.
@@ -77,7 +77,7 @@ def _double_round(state: tuple[Array, ...]) -> tuple[Array, ...]:
 
 
 def quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
-    """RFC 8439 section 2.1."""
+    """Apply the quarter round of RFC 8439 section 2.1."""
     a = a + b
     d = _rotate(d ^ a, 16)
     c = c + d

@@ -61,12 +61,12 @@ def _openssl() -> tuple[Any, Any]:
 
 
 def head(key: bytes, stream: int, block: int) -> np.ndarray:
-    """Words 4 to 15 of a block's state: what ``chacha.words_from`` takes."""
+    """Return words 4 to 15 of a block's state: what ``chacha.words_from`` takes."""
     return np.frombuffer(key + _COUNTER.pack(block, stream, 0), "<u4").astype(np.uint32)
 
 
 def fold_in(key: bytes, data: int) -> bytes:
-    """The 32 bytes of ``jax.random.fold_in(key, data)``, without compiling anything."""
+    """Return the 32 bytes of ``jax.random.fold_in(key, data)``, without compiling anything."""
     child = np.empty(8, "<u4")
     fill(child, key, FOLD_STREAM, data)
     return child.tobytes()

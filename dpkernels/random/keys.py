@@ -17,18 +17,18 @@ from dpkernels.random import chacha, host
 
 
 def os_key() -> Array:
-    """A fresh typed ChaCha20 key: 256 bits from the operating system.
+    """Return a fresh typed ChaCha20 key: 256 bits from the operating system.
 
-    Nothing is cached, so a forked process never repeats its parent's keys. JAX prints a key's words in its repr: never
-    print or log one.
+    Keys are not cached, so a forked process never repeats its parent's keys. Never print or log a key, because its repr
+    in JAX contains the key's words.
     """
     return key_from_bytes(os.urandom(32))
 
 
 def key_from_bytes(secret: bytes) -> Array:
-    """The typed ChaCha20 key with these 32 bytes, to repeat a release after a crash.
+    """Return the typed ChaCha20 key with these 32 bytes, to repeat a release after a crash.
 
-    Whoever has the bytes can remove the noise: keep them as secret as the data, and destroy them with it.
+    The bytes make it possible to remove the noise. Keep them as secret as the data, and destroy them with the data.
 
     Raises:
         TypeError: not bytes.
@@ -42,7 +42,7 @@ def key_from_bytes(secret: bytes) -> Array:
 
 
 def simulation_key(seed: int) -> Array:
-    """A typed Threefry key from an integer in 0..2^32 - 1: reproducible, guessable, for simulation only.
+    """Return a typed Threefry key from an integer in 0..2^32 - 1: reproducible, guessable, for simulation only.
 
     Raises:
         TypeError: not an integer.
@@ -80,7 +80,7 @@ def check_release_key(key: Array) -> None:
 
 
 def release_key_bytes(key: Array) -> bytes:
-    """The 32 bytes of a key fit for a release.
+    """Return the 32 bytes of a key fit for a release.
 
     Raises:
         TypeError: not a typed ChaCha20 key.
@@ -90,7 +90,7 @@ def release_key_bytes(key: Array) -> bytes:
 
 
 def family(key: Array) -> str:
-    """The name of the key's generator, such as "threefry2x32" or "chacha20"."""
+    """Return the name of the key's generator, such as "threefry2x32" or "chacha20"."""
     impl = jax.random.key_impl(key)
     return impl if isinstance(impl, str) else getattr(impl, "name", str(impl))
 

@@ -17,7 +17,7 @@ _PARITY = np.uint32(0x1BD11BDA)
 
 
 def threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
-    """Threefry-2x32, 20 rounds (Salmon et al. 2011): key of 2 words, counter (x0, x1), all uint32."""
+    """Apply Threefry-2x32 with 20 rounds (Salmon et al. 2011) to a key of 2 words and a counter (x0, x1), uint32."""
     schedule = (key[0], key[1], key[0] ^ key[1] ^ _PARITY)
     x0, x1 = x0 + schedule[0], x1 + schedule[1]
     for group in range(5):
@@ -30,7 +30,7 @@ def threefry2x32(key: Array, x0: Array, x1: Array) -> tuple[Array, Array]:
 
 
 def stream_words(key: Array, start: tuple[Real, Real], count: int, bits: int) -> Array:
-    """Words ``start .. start + count - 1`` of the key's stream, of 32 or 64 bits.
+    """Return words ``start .. start + count - 1`` of the key's stream, of 32 or 64 bits.
 
     Args:
         key: 2 words, uint32.

@@ -15,7 +15,7 @@ from dpkernels.random.keys import family
 
 
 def uniforms(key: Array, start: tuple[Real, Real], count: int, dtype: Any) -> Array:
-    """Uniforms ``start .. start + count - 1`` of a key's stream.
+    """Return uniforms ``start .. start + count - 1`` of a key's stream.
 
     Args:
         key: a typed key, Threefry or ChaCha20.

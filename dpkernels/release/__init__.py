@@ -1,1 +1,1 @@
-"""From values to reports: checked inputs, the engines that draw exactly, containers, and estimates of reports."""
+"""Release of values: input checks, exact engines, containers, and the estimated mean of reports."""

@@ -19,7 +19,7 @@ _NEEDED = '; every row needs a number, or missing="keep" or missing="drop"'
 
 
 def kind(x: Any) -> str:
-    """Which library x's class is of or derives from: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
+    """Return the library of x's class or its bases: "numpy", "jax", "pandas", "polars", "pyarrow" or "other"."""
     cls: type = type(x)
     library = _library(cls)
     return "jax" if library == "other" and isinstance(x, jax.Array) else library
@@ -32,17 +32,17 @@ def _library(cls: type) -> str:
 
 
 def is_table(x: Any) -> bool:
-    """Whether x has named columns."""
+    """Return whether x has named columns."""
     return not _TABLES.isdisjoint(_names(x))
 
 
 def is_ray_dataset(x: Any) -> bool:
-    """Whether x is a ``ray.data.Dataset``."""
+    """Return whether x is a ``ray.data.Dataset``."""
     return "ray.Dataset" in _names(x)
 
 
 def _names(x: object) -> frozenset[str]:
-    """x's class and those it derives from, each by its library and its own name; no library is imported."""
+    """Return x's class and its bases, each as "library.name", without importing a library."""
     cls: type = type(x)
     return _named(cls)
 
@@ -54,7 +54,7 @@ def _named(cls: type) -> frozenset[str]:
 
 _TABLES = frozenset(("pandas.DataFrame", "polars.DataFrame", "pyarrow.Table"))
 
-# What holds no values yet, or not in a form that reports could take, and what to do about it.
+# Types that cannot be perturbed, each with the advice for the error message.
 _INSTEAD = {
     "pandas.Index": "use x.to_series()",
     "polars.Expr": "an expression holds no values; select it and take the column",
@@ -65,17 +65,17 @@ _INSTEAD = {
 
 
 def check_kind(x: Any) -> None:
-    """Refuse what looks like a column or a table and cannot be perturbed as it is.
+    """Refuse types that look like a column or a table but cannot be perturbed.
 
     Raises:
-        TypeError: says what to do.
+        TypeError: x is of such a type; the message says what to use instead.
     """
     for name in _INSTEAD.keys() & _names(x):
         raise TypeError(f"x: is a {name}; {_INSTEAD[name]}")
 
 
 def unwrap(x: Any) -> tuple[Any, Rewrap]:
-    """The numbers of x as a NumPy or JAX array, and how to put reports back into its kind.
+    """Return the numbers of x as a NumPy or JAX array, and how to put reports back into its kind.
 
     Raises:
         TypeError: not an array or a column, or not of numbers.
@@ -123,12 +123,12 @@ def _as_it_is(reports: Any) -> Any:
 
 
 def columns_of(table: Any) -> list[str]:
-    """The names of a table's columns."""
+    """Return the names of a table's columns."""
     return list(table.column_names if kind(table) == "pyarrow" else table.columns)
 
 
 def replace_columns(table: Any, columns: dict[str, Any]) -> Any:
-    """The table with some columns replaced, in their places."""
+    """Return the table with some columns replaced, in their places."""
     match kind(table):
         case "pandas":
             table = _without_attributes(table.copy(deep=False))
@@ -158,7 +158,7 @@ def _without_pandas_attributes(table: Any) -> Any:
 
 
 def _check_dtype(dtype: Any) -> None:
-    """Refuse what is not a number. Times and durations are integers to NumPy, and "no time" one of them."""
+    """Refuse types that are not numeric, including times and durations, which NumPy stores as integers."""
     kind = np.dtype(dtype).kind
     if kind not in "iuf" and not jnp.issubdtype(dtype, np.floating):  # Only JAX knows bfloat16.
         raise TypeError(f"x: holds {dtype}; only integers and floats can be perturbed")
@@ -188,7 +188,7 @@ def _pandas(series: Any) -> tuple[np.ndarray, Rewrap]:
 
 
 def _pandas_type(dtype: Any, reports: np.dtype) -> Any:
-    """The type of reports that goes with a column's: Arrow's for Arrow's, a nullable one for a nullable one."""
+    """Return the pandas type of reports that matches a column's: Arrow-backed, nullable or plain."""
     if not hasattr(dtype, "numpy_dtype"):
         return reports
     if str(dtype).endswith("[pyarrow]"):

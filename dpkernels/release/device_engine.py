@@ -22,10 +22,10 @@ _DEVICE_CHUNK = 1 << 18
 
 
 class DeviceRelease:
-    """Exact reports on accelerators, or on several CPU devices: ChaCha20 and kernel in one sharded computation.
+    """An engine for accelerators, or several CPU devices: ChaCha20 and kernel in one sharded computation.
 
     Raises:
-        RuntimeError: a device makes other words than OpenSSL.
+        RuntimeError: a device's ChaCha20 words differ from OpenSSL's.
     """
 
     def __init__(self, sampler: ExactSampler, key: bytes, devices: tuple[Any, ...]) -> None:
@@ -39,7 +39,7 @@ class DeviceRelease:
 
     @property
     def chunk(self) -> int:
-        """How many values to send at a time: two chunks, their words and reports take at most 64 MiB of the host's."""
+        """Return the values per chunk; two chunks with words and reports take at most 64 MiB of host memory."""
         return _DEVICE_CHUNK if self.devices[0].platform == "cpu" else 8 * _DEVICE_CHUNK
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
@@ -47,13 +47,13 @@ class DeviceRelease:
         out[:] = np.asarray(self.sent(x, start))
 
     def sent(self, x: np.ndarray, start: int) -> Array:
-        """Reports that are on their way back to the host; returns before they are there."""
+        """Start copying reports back to the host, and return them before the copy has ended."""
         reports = self.on_device(x, start)
         reports.copy_to_host_async()
         return reports
 
     def on_device(self, x: Any, start: int) -> Array:
-        """Reports that stay on the devices."""
+        """Return reports that stay on the devices."""
         skip = start % BLOCK_VALUES
         spare = padded_length(skip + len(x), len(self.devices) * BLOCK_VALUES) - skip - len(x)
         xp = np if isinstance(x, np.ndarray) else jnp
@@ -64,7 +64,7 @@ class DeviceRelease:
             return self._compute(jax.device_put(padded, split), *heads)[skip : skip + len(x)]
 
     def _heads(self, start: int, count: int) -> list[np.ndarray]:
-        """For every stream a state's head a device, one after the other: counters are no work for a device."""
+        """Return the initial state of every stream for every device, computed on the host."""
         firsts = [start + at * (count // len(self.devices)) for at in range(len(self.devices))]
         return [
             np.concatenate([host.head(self._key, need.stream, first * need.bits // 512) for first in firsts])
@@ -74,7 +74,7 @@ class DeviceRelease:
 
 @lru_cache(maxsize=64)
 def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
-    """The jitted program (values, the head of every stream) -> reports, all split over the devices."""
+    """Return the jitted program (values, the head of every stream) -> reports, all split over the devices."""
     split = PartitionSpec("values")
 
     def local(x: Array, *heads: Array) -> RealArray:
@@ -88,7 +88,7 @@ def sharded(sampler: ExactSampler, devices: tuple[Any, ...]) -> Any:
 
 @lru_cache(maxsize=64)
 def check_words(device: Any) -> None:
-    """Refuse a device whose program for ChaCha20 does not make OpenSSL's words: its noise could be anything.
+    """Check that a device's program for ChaCha20 makes OpenSSL's words.
 
     Raises:
         RuntimeError: it does not.

@@ -1,4 +1,4 @@
-"""The engines behind ``perturb``: chunks of a vector to reports, on the CPU by threads, on devices by sharding.
+"""The engines of ``perturb``: they perturb a vector in chunks, by threads on the CPU or by sharding on devices.
 
 Every engine is a function of (values, index of the first one), and value i of the vector gets the same random words
 whatever the engine, the chunks or the number of devices.
@@ -29,7 +29,7 @@ from dpkernels.settings import own_settings
 # Fills ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release.
 Engine = HostRelease | DeviceRelease | Callable[[np.ndarray, int, np.ndarray], None]
 
-# Values from an index on, at most so many, fit to be perturbed.
+# Returns checked values, from an index on and at most the given number.
 Checked = Callable[[int, int], np.ndarray]
 
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -37,7 +37,7 @@ _WORKERS = min(CORES, 9)
 
 
 def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelease:
-    """The engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
+    """Return the engine for values in host memory: this machine's accelerators if JAX has any, else its CPU.
 
     Raises:
         RuntimeError: this process was forked from one in which JAX had run.
@@ -50,7 +50,7 @@ def exact_engine(sampler: ExactSampler, key: bytes) -> HostRelease | DeviceRelea
 
 
 class Simulation:
-    """Float reports by a mechanism's own sampler: reproducible from a key, not for release."""
+    """An engine for simulation: float reports from a mechanism's own sampler, reproducible from a key."""
 
     def __init__(self, mechanism: Mechanism, key: Array) -> None:
         self.mechanism = mechanism
@@ -71,15 +71,15 @@ def in_chunks(
     row: int | None = None,
     advance: Callable[[int], Any] = lambda _: None,
 ) -> np.ndarray:
-    """The engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
+    """Return the engine's reports of x, chunk by chunk; of several errors, the first in the order of x is raised.
 
     Args:
         engine: the reports of a chunk, given the index of its first value.
-        bounds: checks a chunk before anything random happens to it.
+        bounds: checks a chunk before it is perturbed.
         x: the values, of any shape.
         start: index of the first value in the whole release.
-        row: what an error calls the first value's row; by default its index.
-        advance: told the length of every chunk done.
+        row: the row number of the first value in errors; by default its index.
+        advance: called with the length of every completed chunk.
     """
     flat, out = x if x.ndim == 1 else x.reshape(-1), aligned(x.size, report_type(x.dtype))
     row = start if row is None else row
@@ -108,10 +108,7 @@ def in_chunks(
 
 
 def _by_threads(release: Callable[[int, int], int], count: int, advance: Callable[[int], Any]) -> int:
-    """Release piece after piece, by this thread and by others that join it, and return how many values there were.
-
-    To wake a thread takes as long as half a piece.
-    """
+    """Release the pieces by this thread and by others that join it, and return the number of values."""
     size = _piece(count)
     pieces, done, failed = iter(range(0, count, size)), deque[int](), dict[int, BaseException]()
     told, tasks = 0, list[Future[None]]()
@@ -135,7 +132,7 @@ def _by_threads(release: Callable[[int, int], int], count: int, advance: Callabl
         tasks.extend(_pool(_WORKERS).submit(work) for _ in range(min(_WORKERS, -(-count // size)) - 1))
         work(tell)
     finally:
-        # Nobody writes to the reports any more once this returns, whatever ended it.
+        # No thread writes to the reports after this returns, also if an exception ended it.
         _exhaust(pieces)
         wait([task for task in tasks if not task.cancel()])
     if failed:
@@ -145,20 +142,20 @@ def _by_threads(release: Callable[[int, int], int], count: int, advance: Callabl
 
 
 def _piece(count: int) -> int:
-    """Values of a piece: at most a chunk, and all pieces alike."""
+    """Return the number of values of a piece: at most a chunk, and nearly equal for all pieces."""
     pieces = -(-count // CHUNK)
     return min(CHUNK, -(-count // (pieces * BLOCK_VALUES)) * BLOCK_VALUES)
 
 
 def _exhaust(pieces: Iterator[int]) -> None:
-    """Nobody begins another one."""
+    """Stop handing out further chunks."""
     deque(pieces, maxlen=0)
 
 
 def _by_devices(
     engine: DeviceRelease, checked: Checked, start: int, out: np.ndarray, advance: Callable[[int], object]
 ) -> None:
-    """Two chunks at a time: one is computed while the one before it comes back and the next one is checked and sent."""
+    """Run two chunks at a time, so that transfers and checks of one overlap with the computation of the other."""
     under_way: deque[tuple[int, Array]] = deque()
 
     def receive() -> None:
@@ -175,7 +172,7 @@ def _by_devices(
 
 @lru_cache(maxsize=1)
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """The threads of all releases of this process; they outlive a call."""
+    """Return the threads of all releases of this process; they outlive a call."""
     return ThreadPoolExecutor(workers, thread_name_prefix="dpkernels")
 
 

@@ -20,22 +20,22 @@ from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import Real
 from dpkernels.release import containers
 
-# A table's reports may pass the density's interval by this share of its width; its variance is within 0.1 %.
+# The share of its width by which a table's reports may exceed the density's output interval.
 _TABLE_ROOM = 0.05
 
 
 @dataclass(frozen=True)
 class MeanEstimate:
-    """An unbiased mean and two intervals for it; floats, or arrays of one entry a coordinate.
+    """An unbiased mean with two confidence intervals, as floats or as arrays with one entry per coordinate.
 
     Attributes:
         value: the mean of the reports.
-        interval: normal interval from the reports' own variance, for the mean of the inputs or of the population
-            they were drawn from; right for large n.
-        bernstein: interval for the mean of the inputs that holds at every n, from the reports' bounds and their
-            worst-case variance; wider.
-        count: n, how many reports.
-        confidence: of either interval; for vectors, of all coordinates together (Bonferroni).
+        interval: a normal interval from the sample variance of the reports, for the mean of the inputs or of the
+            population from which they were drawn. It is valid for large n.
+        bernstein: a wider interval for the mean of the inputs that is valid for every n. It uses the bounds and the
+            worst-case variance of the reports.
+        count: n, the number of reports.
+        confidence: the confidence of either interval; for vectors, of all coordinates together (Bonferroni).
     """
 
     value: Any
@@ -46,12 +46,12 @@ class MeanEstimate:
 
 
 def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> MeanEstimate:
-    """The mean of the values behind reports of one mechanism.
+    """Return the mean of the values behind reports of one mechanism.
 
-    It is post-processing: it costs no privacy.
+    It is post-processing and costs no privacy.
 
     Args:
-        reports: what ``perturb`` returned, without rows left out; for vectors, coordinates on the last axis.
+        reports: the output of ``perturb``, without rows left out; for vectors, coordinates on the last axis.
         mechanism: the mechanism (or exact sampler) that made them.
         confidence: in (0, 1).
 
@@ -59,8 +59,8 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
         A ``MeanEstimate``, in the data's units.
 
     Raises:
-        ValueError: no reports, a report that the mechanism cannot have made, a biased mechanism, or confidence not in
-            (0, 1).
+        ValueError: there are no reports, a report is impossible for the mechanism, the mechanism is biased, or
+            confidence is not in (0, 1).
         TypeError: not numbers, or not a mechanism.
 
     Source: Bernstein's inequality for n unbiased bounded reports, P(|error| >= t) <= 2 exp(-n t^2/(2 V + 2 M t/3)),
@@ -92,7 +92,7 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
 
 @singledispatch
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
-    """Reports as (n, d)."""
+    """Return reports as (n, d)."""
     raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")
 
 
@@ -127,14 +127,14 @@ def _check_possible(rows: np.ndarray, mechanism: Mechanism) -> None:
 
 
 def _report_interval(mechanism: Mechanism) -> tuple[Real, Real]:
-    """The density's output interval, with room for a table's, whose lattice is not quite the density's."""
+    """Return the density's output interval, with room for a table's, whose lattice is not quite the density's."""
     low, high = (np.asarray(end, float) for end in mechanism.output_interval)
     room = _TABLE_ROOM * (high - low)
     return low - room, high + room
 
 
 def _bernstein(n: int, log_odds: float, variance: Real, largest: Real) -> Real:
-    """The t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
+    """Return the t at which 2 exp(-n t^2 / (2 V + 2 M t / 3)) is the tail: the positive root of a quadratic."""
     third = largest * log_odds / 3
     return (third + np.sqrt(third**2 + 2 * n * variance * log_odds)) / n
 

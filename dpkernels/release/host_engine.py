@@ -24,19 +24,19 @@ BLOCK_VALUES = 32
 
 _WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 
-# The most values that one compiled program is made for.
+# The largest number of values that one compiled program processes.
 CHUNK = 1 << 17
 _SMALLEST_CHUNK = 1 << 10
 
-# Up to so many values NumPy is done before a compiled program would have started.
+# Up to this number of values NumPy is faster than a call of a compiled program.
 _FEW = 1 << 9
 
-# Up to so many values the first calls are NumPy's: a program takes longer to compile than it would save in these.
+# Up to this number of values NumPy does the first calls, since compiling takes longer than it would save.
 _MORE, _CALLS = 1 << 13, 8
 
 
 class HostRelease:
-    """Exact reports on the CPU: by NumPy for few values, else by the sampler's compiled kernel; the same bits.
+    """An engine for the CPU: NumPy for few values, otherwise the sampler's compiled kernel, with the same bits.
 
     Attributes:
         sampler: the exact sampler.
@@ -48,16 +48,16 @@ class HostRelease:
         self.key = key
 
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray, bounds: Bounds, row: int) -> int:
-        """Fill ``out`` with reports of ``x``, after a check of every value, and return how many there are.
+        """Check every value of ``x``, fill ``out`` with reports, and return their number.
 
-        The compiled kernel checks values as it reads them, and replaces one outside the bounds before it meets noise.
-        If there is one, nothing that the kernel wrote reaches ``out``.
+        The compiled kernel checks values as it reads them, and replaces a value outside the bounds before noise is
+        added. If there is such a value, no output of the kernel is copied to ``out``.
 
         Args:
             x: values of any numeric type.
             start: index of the first value in the whole release.
             out: memory of the type of reports.
-            bounds: the inputs that are allowed.
+            bounds: the valid inputs.
             row: the number of the first value's row in an error.
 
         Raises:
@@ -87,7 +87,7 @@ class HostRelease:
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
 
-        A workspace is given back only when all went well: no error leaves one that is half written.
+        A workspace is returned to the pool only after success, so an error never leaves a partly written one.
         """
         count, skip = x.size, start % BLOCK_VALUES
         length = padded_length(count)
@@ -117,16 +117,16 @@ class HostRelease:
 
 @lru_cache(maxsize=1024)
 def _calls(sampler: ExactSampler, length: int, dtype: np.dtype) -> itertools.count[int]:
-    """Counts the calls for one program."""
+    """Count the calls for one program."""
     return itertools.count()
 
 
 @lru_cache(maxsize=256)
 def _is_far_from_subnormal(sampler: ExactSampler, dtype: np.dtype) -> bool:
-    """Return whether no number of a computation is so small that XLA might read it as 0, and NumPy not.
+    """Return whether all nonzero numbers of a computation are too large for XLA to flush them to 0.
 
-    Inputs are told apart, and reports are, by more than ``negligible``, and sums and products of those with numbers of
-    at most 62 bits differ from 0 by more than 2^-64 of it or not at all.
+    Distinct inputs, and distinct reports, differ by more than ``negligible``. Their sums and products with numbers of
+    at most 62 bits are 0 or larger than 2^-64 of it.
     """
     return sampler.negligible >= float(np.finfo(dtype).smallest_normal) * 2.0**64
 
@@ -142,7 +142,7 @@ def _compiled(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[.
 
 @lru_cache(maxsize=256)
 def _program(sampler: ExactSampler, length: int, dtype: np.dtype) -> Callable[..., tuple[Array, Array]]:
-    # Compiled ahead of its calls: a call of jax.jit looks at settings, devices and types each time.
+    # Compiled ahead of time, because every call of jax.jit inspects settings, devices and types.
     where = SingleDeviceSharding(calling_thread_device())
     shapes = [((length,), dtype), ((_KEYS,), _key_type(dtype)), ((length,), dtype)]
     shapes += [((length,), kind) for kind in _word_types(sampler)]
@@ -164,10 +164,10 @@ def _key_type(dtype: np.dtype) -> np.dtype:
 
 
 class _Workspace:
-    """Buffers that one chunk at a time is worked on in: fresh memory would cost as much as the arithmetic.
+    """Reusable buffers for one chunk at a time, which avoid the cost of fresh memory.
 
-    JAX's names for them are made once, and what a program is given is what NumPy wrote there last. The words of the
-    first value lie BLOCK_VALUES from the beginning of their buffer, so that a block may begin before it.
+    The JAX arrays that alias them are made once; a program reads what NumPy last wrote there. The words of the first
+    value are at offset BLOCK_VALUES of their buffer, so a block may begin before it.
     """
 
     def __init__(self, words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> None:
@@ -194,7 +194,7 @@ class _Workspace:
 
 @lru_cache(maxsize=16)
 def _idle(words: tuple[np.dtype, ...], length: int, dtype: np.dtype) -> list[_Workspace]:
-    """Workspaces that no call uses, of one kind; ``pop`` and ``append`` are atomic."""
+    """Return the idle workspaces of one kind; ``pop`` and ``append`` are atomic."""
     return []
 
 
@@ -204,7 +204,7 @@ def _idle_for(sampler: ExactSampler, length: int, dtype: np.dtype) -> list[_Work
 
 
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
+    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
     first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
@@ -212,7 +212,7 @@ def aligned(length: int, dtype: np.dtype) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def padded_length(length: int, unit: int = 1) -> int:
-    """A power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
+    """Return a power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
     if length <= _SMALLEST_CHUNK:
         padded = _SMALLEST_CHUNK
     else:

@@ -1,4 +1,4 @@
-"""Inputs are finite and in the interval, or are refused (or clipped) before anything random happens to them."""
+"""Input checks: values that are not finite or not in the interval are refused (or clipped) before any noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dpkernels.numerics import Real
 
 @lru_cache(maxsize=64)
 def report_type(dtype: Any) -> np.dtype:
-    """The type of reports: float32 stays, half precision widens to it, all else is float64."""
+    """Return the type of reports: float32 stays, half precision widens to it, all else is float64."""
     native = np.dtype(dtype).newbyteorder("=")
     return np.dtype(np.float32 if native in (np.float32, np.float16) else np.float64)
 
@@ -31,8 +31,8 @@ class InputError(ValueError):
         row: its row in the whole release.
         coordinate: its coordinate, for vectors, else None.
         value: the value.
-        interval: the interval it is outside of, or None where clipping does not help.
-        reason: what is wrong with the value, to follow it in a sentence.
+        interval: the interval that does not contain it, or None if clipping does not help.
+        reason: the rest of the sentence that describes the problem, after the value.
     """
 
     def __init__(
@@ -49,22 +49,22 @@ class InputError(ValueError):
         super().__init__(f"x: {where} is {shortest(value)}{reason}" + ("" if interval is None else "; clip=True clips"))
 
     def named(self, place: str) -> InputError:
-        """The same error with the value's place in other words."""
+        """Return the same error with another description of the value's place."""
         return InputError(self.row, self.coordinate, self.value, self.interval, self.reason, place)
 
 
 @dataclass(frozen=True, eq=False)
 class Bounds:
-    """An input interval and what to do with values outside.
+    """An input interval and the treatment of values outside it.
 
     Attributes:
-        lower: smallest valid input; for vectors, one a coordinate.
+        lower: smallest valid input; for vectors, one per coordinate.
         upper: largest valid input.
         clip: clip instead of refusing. NaN and infinities are always refused.
-        largest: largest finite size of an input or a report.
-        near: whether only inputs near each other are neighbours. Then integers that floats would round are refused:
-            rounded, they may be further apart.
-        negligible: inputs at most so far from 0 may be read as 0.
+        largest: the largest absolute value of an input or a report.
+        near: whether only inputs within a sensitivity are neighbours. Integers that floats would round are then
+            refused, since rounding may move neighbours further apart.
+        negligible: inputs with at most this absolute value may be read as 0.
     """
 
     lower: Any
@@ -78,7 +78,7 @@ class Bounds:
 
     @classmethod
     def of(cls, sampler: Any, clip: bool) -> Bounds:
-        """The bounds of a mechanism or of an exact sampler."""
+        """Return the bounds of a mechanism or of an exact sampler."""
         mechanism = getattr(sampler, "mechanism", sampler)
         lower, upper = mechanism.input_interval
         ends = [np.abs(np.asarray(end, float)) for end in (lower, upper, *mechanism.output_interval)]
@@ -88,7 +88,7 @@ class Bounds:
         return cls(np.asarray(lower, float), np.asarray(upper, float), clip, largest, near, negligible)
 
     def check(self, values: np.ndarray, first: int) -> np.ndarray:
-        """Values fit to be perturbed, in the type of reports; ``first`` is the row of the first one.
+        """Return values that may be perturbed, in the type of reports; ``first`` is the row number of the first one.
 
         Raises:
             InputError: for the first bad row.
@@ -100,13 +100,13 @@ class Bounds:
         return self._repaired(typed, values.dtype, first)
 
     def check_rows(self, rows: np.ndarray, first: int) -> np.ndarray:
-        """The same for vectors, coordinates on the last axis."""
+        """Return vectors that may be perturbed, with coordinates on the last axis."""
         typed = rows.astype(report_type(rows.dtype), copy=False).reshape(-1, rows.shape[-1])
         return self._repaired(typed, rows.dtype, first).reshape(rows.shape)
 
     def check_on_device(self, x: Array) -> Array:
-        """The same for a JAX array that stays on its devices unless something is wrong."""
-        # An array of 64 bits was made with the flag on, and is not rounded should it be off by now.
+        """Return a JAX array that may be perturbed; it stays on its devices unless a value is invalid."""
+        # A 64-bit array was made with JAX's x64 flag on, and must not be rounded if the flag is off now.
         with jax.enable_x64(True) if x.dtype.itemsize == 8 else nullcontext():
             dtype = np.dtype(jax.dtypes.canonicalize_dtype(report_type(x.dtype)))
             typed = x.astype(dtype)
@@ -117,7 +117,7 @@ class Bounds:
             return typed
 
     def _repaired(self, values: np.ndarray, source: np.dtype, first: int) -> np.ndarray:
-        """Values clipped, if that is allowed and enough; else an error for the first bad one."""
+        """Return clipped values if clipping is allowed and suffices; else raise an error for the first invalid one."""
         reason = '; every value must be finite (NaN: missing="keep" or missing="drop")'
         _refuse(values, ~np.isfinite(values), first, None, reason)
         low, high = self._ends(source, values.dtype)
@@ -130,7 +130,7 @@ class Bounds:
         return values
 
     def range_of(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """Values in this range need no repair; worked out once for a type."""
+        """Return the range in which values need no repair, computed once for a type."""
         if (source, dtype) not in self._ranges:
             self._ranges[source, dtype] = self._worked_out(source, dtype)
         return self._ranges[source, dtype]
@@ -149,14 +149,14 @@ class Bounds:
         return ends if most is None else tuple(np.clip(ends, -most, most))
 
     def _most(self, source: np.dtype, dtype: np.dtype) -> np.floating | None:
-        """Floats hold every integer up to this size, 2^53 - 1 for float64; None where that does not matter."""
+        """Return the size up to which floats hold every integer, 2^53 - 1 for float64, or None if irrelevant."""
         return dtype.type(2.0 ** (np.finfo(dtype).nmant + 1) - 1) if self.near and source.kind in "iu" else None
 
     def _ends(self, source: np.dtype, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-        """The interval as the data's own type writes it: 0.1 is float32's 0.1, and no end is infinite.
+        """Return the interval rounded to the data's own type; 0.1 becomes float32's 0.1, and no end is infinite.
 
         Raises:
-            ValueError: reports would not fit the type, or inputs be too near to its smallest numbers.
+            ValueError: reports would overflow the type, or its smallest numbers are too large for the mechanism.
         """
         most, least = float(np.finfo(dtype).max), _least(source, dtype)
         if self.largest > most:
@@ -170,9 +170,10 @@ class Bounds:
 
 
 def _least(source: np.dtype, dtype: np.dtype) -> float:
-    """What is smaller than this may be read as 0, as it is or on the way from one type to the other.
+    """Return the threshold below which a value may be read as 0, also on conversion from one type to the other.
 
-    A processor reads float32's subnormal numbers as 0 also where they come as bfloat16; narrower types have none.
+    A processor may flush float32's subnormal numbers to 0, also those converted from bfloat16; narrower types have
+    none.
     """
     narrow, own = float(np.finfo(np.float32).smallest_normal), float(np.finfo(dtype).smallest_normal)
     if jnp.issubdtype(source, np.floating) and float(jnp.finfo(source).smallest_normal) == narrow:

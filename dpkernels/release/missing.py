@@ -14,19 +14,19 @@ CHOICES = ("refuse", "keep", "drop")
 
 
 def check_choice(missing: str) -> None:
-    """Refuse an unknown treatment.
+    """Refuse an unknown treatment of missing values.
 
     Raises:
-        ValueError: names the choices.
+        ValueError: the treatment is unknown; the message lists the choices.
     """
     checks.one_of("missing", missing, CHOICES)
 
 
 def is_missing(x: Any) -> np.ndarray:
-    """(n,) whether each row of an array or a column has a missing value: NaN, null, or a masked entry.
+    """Return (n,) booleans: whether each row of an array or a column has a missing value (NaN, null, masked).
 
     Raises:
-        TypeError: not an array or a column whose values can be missing.
+        TypeError: x is not an array or a column with missing values.
     """
     match containers.kind(x):
         case "numpy":
@@ -46,12 +46,12 @@ def is_missing(x: Any) -> np.ndarray:
 
 
 def in_any(columns: Iterable[Any]) -> np.ndarray:
-    """(n,) whether any of a table's columns is missing in a row."""
+    """Return (n,) booleans: whether any of a table's columns is missing in a row."""
     return np.any([is_missing(column) for column in columns], axis=0)
 
 
 def rows_of(x: Any, rows: np.ndarray) -> Any:
-    """The given rows of an array, a column or a table; pandas keeps their labels."""
+    """Return the given rows of an array, a column or a table; pandas keeps their labels."""
     match containers.kind(x):
         case "pandas":
             return x.iloc[rows]
@@ -66,13 +66,13 @@ def rows_of(x: Any, rows: np.ndarray) -> Any:
 
 
 def stood_in(x: Any, mask: np.ndarray) -> Any:
-    """The same column with the first value that is there in the place of each missing one."""
+    """Return the column with its first present value in place of each missing one."""
     found = rows_of(x, np.where(mask, mask.argmin(), np.arange(len(mask))))
     return found.set_axis(x.index) if containers.kind(x) == "pandas" else found
 
 
 def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
-    """Reports with the rows of the mask missing, as ``like`` writes what is missing.
+    """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
 
     The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
     memory that can be read, and in files such as Arrow's.
@@ -98,7 +98,7 @@ def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
 
 
 def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:
-    """The values of an array or a column that are not missing, and their places; anything else as it is."""
+    """Return the values of an array or a column that are not missing, and their places; anything else as it is."""
     if containers.kind(x) not in ("numpy", "pandas", "polars", "pyarrow") or np.ndim(x) == 0 or containers.is_table(x):
         return x, None
     flat = x.reshape(-1) if isinstance(x, np.ndarray) else x

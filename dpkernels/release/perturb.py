@@ -1,4 +1,4 @@
-"""``perturb``: arrays, columns and tables in, the same kind out."""
+"""The function ``perturb``, which returns reports in the same kind of container as its input."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from dpkernels.settings import own_settings
 
 Advance = Callable[[int], Any]
 
-_LONG_WORK = 1 << 26  # Values from which a terminal sees a bar.
+_LONG_WORK = 1 << 26  # The smallest number of values for which a terminal shows a progress bar.
 _MOST_VALUES = 1 << 62  # of a release: a stream has 2^70 bytes, and a value takes up to 8
 _ROWS = 1 << 16  # Rows of vectors that are checked at once: bounds the memory of the copy.
 
@@ -57,16 +57,22 @@ def perturb(
     start: int = 0,
     missing: str = "refuse",
 ) -> Any:
-    """Reports for every value of ``x``, each with noise of its own.
+    """Perturb every value of ``x`` with noise of its own, and return the reports.
 
-    With ``exact=True`` the reports come from the mechanism's certified integers, with words of ChaCha20 under a key
-    of 256 bits from the operating system. Guarantee: bounded mechanisms, epsilon-DP of each report, any two inputs of
-    the interval being neighbours (local DP), or with a sensitivity those within it; additive ones, their claim of
-    (epsilon, delta) for inputs up to the sensitivity apart. Inputs are the floats that are perturbed. Not covered:
-    timing and other side channels, the generator's assumption, rows that concern one person several times. With
-    ``exact=False`` they come from float kernels: for simulation only.
+    With ``exact=True`` (a release) the reports are drawn from the mechanism's certified integers, with ChaCha20 words
+    under a 256-bit key from the operating system. With ``exact=False`` they come from float kernels, for simulation
+    only.
 
-    The noise of value i depends on the key and on i alone: not on chunks, threads or devices.
+    Guarantee of a release:
+
+    - Bounded mechanisms: each report is epsilon-DP. Any two inputs of the interval are neighbours (local DP), or, if
+      the mechanism has a sensitivity, any two inputs at most that far apart.
+    - Additive mechanisms: their claimed (epsilon, delta), for inputs at most the sensitivity apart.
+
+    Inputs are the floats that are perturbed. The guarantee assumes that the generator is secure. It does not cover
+    timing and other side channels, or several rows about the same person.
+
+    The noise of value i depends only on the key and on i, not on chunks, threads or devices.
 
     Args:
         x: a NumPy or JAX array of any shape, a Python number, a pandas, polars or pyarrow column; or a table of one
@@ -80,23 +86,24 @@ def perturb(
         exact: release (True) or simulate (False).
         clip: clip inputs to the interval instead of refusing those outside.
         progress: show a progress bar; by default for long work on a terminal.
-        start: the row of a release that x begins with, to make the release in parts, on several machines, or a part
-            of it again: ``perturb(x[n:], m, key=key, start=n)`` is ``perturb(x, m, key=key)[n:]``. It needs the
-            release's key. Rows are along x's first axis, and a vector by itself is one; rows that overlap or are
-            counted twice would share noise, whose difference is then that of their values.
-        missing: what to do with rows that have a missing value (NaN, null, or a masked entry): refuse them, "keep"
-            them missing, or "drop" them, from a table if any named column is missing. Which rows are missing is then
-            released too.
+        start: the row number in the release of the first row of x. Use it to make a release in parts, on several
+            machines, or to repeat a part: ``perturb(x[n:], m, key=key, start=n)`` equals
+            ``perturb(x, m, key=key)[n:]``. It requires the release's key. Rows are along the first axis of x; a vector
+            by itself is one row. Never release different values under the same row number: they would have the same
+            noise, and the difference of their reports would be the difference of the values.
+        missing: the treatment of rows with a missing value (NaN, null, or a masked entry). By default they are refused.
+            "keep" leaves them missing; "drop" removes them, from a table if any named column is missing. With "keep"
+            and "drop" the release shows which rows are missing.
 
     Returns:
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
 
     Raises:
-        ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval: names
-            the first such row; so are, where the mechanism has a sensitivity, integers that the floats of its reports
-            would round. float32 that is too coarse for the mechanism.
-        TypeError: x is not numeric, or the key is not fit for the purpose.
-        ValueError: start without a key, of a simulation, negative, or from 2^62 values on.
+        ValueError: x is empty; x holds NaN, an infinity, or (without ``clip``) a value outside the interval (the
+            message names the first such row); the mechanism has a sensitivity and x holds integers that floats would
+            round; float32 is too coarse for the mechanism; start is negative, is 2^62 values or more, or is given
+            without a key or for a simulation.
+        TypeError: x is not numeric, or the key is of the wrong kind.
         CertificateError: the mechanism's exact sampler fails its certificate.
         RuntimeError: this process was forked from one in which JAX had run.
 
@@ -175,11 +182,11 @@ def _perturb_column(
 
 
 def _ignore(count: int) -> None:
-    """Take no notice of progress."""
+    """Ignore progress."""
 
 
 def _values_per_row(sampler: Any, shape: tuple[int, ...]) -> int:
-    """Of an array's rows, which are along its first axis; a vector by itself is one."""
+    """Return the number of values in a row of an array; a vector by itself is one row."""
     alone = len(shape) == 1 and isinstance(getattr(sampler, "mechanism", sampler), Multivariate | AdditiveVector)
     return math.prod(shape if alone else shape[1:])
 
@@ -216,7 +223,7 @@ def _simulation_key(key: Array | None) -> Array:
 
 @singledispatch
 def _reports(sampler: Any, secret: Any, x: Any, clip: bool, advance: Advance, first: int) -> Any:
-    """Reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
+    """Return reports of a NumPy array, or of a JAX array that lives on accelerators or several devices.
 
     The noise of x's first value is that of value ``first`` of the release.
     """
@@ -273,7 +280,7 @@ def _perturb_ray_dataset(x: Any, mechanisms: Any, key: Array | None, exact: bool
 
 
 def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
-    """Whether each row has a missing value, of rows that are not all missing."""
+    """Return whether each row has a missing value, of rows that are not all missing."""
     if isinstance(x, int | float):
         raise TypeError("missing: is for arrays and columns; x is one number")
     gone = missing_values.is_missing(x)
@@ -285,7 +292,7 @@ def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
 
 
 def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, **options: Any) -> Any:
-    """Every named column with a key of its own; the other columns are left as they are."""
+    """Perturb every named column with a key of its own, and leave the other columns as they are."""
     if not isinstance(mechanisms, Mapping) or not mechanisms:
         raise TypeError("mechanism: a table needs a dict from column name to mechanism")
     unknown = [name for name in mechanisms if name not in containers.columns_of(table)]

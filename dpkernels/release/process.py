@@ -1,13 +1,13 @@
-"""This process, as JAX sees it: whether it was forked after JAX had run, and a device for threads of our own.
+"""The state of this process in JAX: forks after JAX has run, and a CPU client for the release's own threads.
 
-This is the one file of the release that uses private interfaces of JAX, because there are no public ones. Each has a
-fall-back that is tested.
+Of the release code, only this file uses private interfaces of JAX, because there are no public ones. Each has a tested
+fallback.
 
-* Whether JAX has run. A child that was forked afterwards would wait for ever for threads that it does not have. If the
-  question cannot be asked, the answer is yes, and such a child is refused.
-* A CPU client whose programs run in the thread that calls them. JAX's own client hands a program to other threads, and
-  to wake one takes as long as working on 20,000 values. ``benchmarks.sampling`` measures the release with it. Without
-  it the reports are the same, and come later.
+* Detection of whether JAX has run. A child process that is forked afterwards would wait forever for threads that it
+  does not have. If the detection fails, JAX is assumed to have run, and the child is refused.
+* A CPU client whose programs run in the calling thread. JAX's own client hands a program to other threads, which takes
+  time to wake. ``benchmarks.sampling`` measures the release with this client. Without it the reports are the same, but
+  slower.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def forget_after_fork(forget: Callable[[], Any]) -> None:
 
 
 def _before_fork() -> None:
-    global _had_run  # Asked before: in the child, a lock that another thread held would never be free.
+    global _had_run  # Determined before the fork: a lock that another thread held would never be released in the child.
     _had_run = _after_fork or jax_has_run()
 
 
@@ -56,7 +56,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def check_process() -> None:
-    """Refuse to work where JAX would wait for ever for threads that a fork did not copy.
+    """Raise an error if JAX would wait forever for threads that a fork did not copy.
 
     Raises:
         RuntimeError: this process was forked from one in which JAX had run.

@@ -1,10 +1,11 @@
-"""``perturb`` of a ``ray.data.Dataset``: blocks that Ray may compute again, each with the noise of its own rows.
+"""Perturbation of a ``ray.data.Dataset``, with the same noise if Ray recomputes a block.
 
-Ray Data has no row numbers, and computes a block again when a machine that held it is lost. Noise drawn anew would be
-a second report about the same people; the same noise for other values would show their difference. So the dataset is
-computed once, its rows are numbered in the order of its blocks, and a hash of every block's values, under a key of its
-own, is kept. A task gets a block, its first row's number and that hash. Computed again from the same values it makes
-the same reports; from others, as a pipeline that is random or reads what has changed makes them, it fails.
+Ray Data has no row numbers, and recomputes a block when the machine that held it is lost. Fresh noise would be a second
+report about the same people. The same noise for different values would disclose the difference of the values. Therefore
+the dataset is computed once, its rows are numbered in the order of its blocks, and a keyed hash of every block's values
+is stored. A task receives a block, the number of its first row, and that hash. If a block is recomputed with the same
+values, its reports are the same. If the values differ, because the pipeline is random or its source has changed, the
+task fails.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dpkernels.release.inputs import Bounds
 
 @dataclass(frozen=True)
 class BlockSecrets:
-    """Two keys of 32 bytes: of the noise, and of the hashes. An argument of tasks; nothing prints it."""
+    """Two secret keys of 32 bytes, for the noise and for the hashes, as an argument of tasks without a repr."""
 
     noise: bytes
     hashes: bytes
@@ -42,10 +43,10 @@ class BlockSecrets:
 
 @dataclass(frozen=True)
 class _Columns:
-    """What is done to every block.
+    """The perturbation of every block.
 
     Attributes:
-        samplers: of the perturbed columns, by name.
+        samplers: the samplers of the perturbed columns, by name.
         clip: clip values outside the interval.
     """
 
@@ -54,10 +55,10 @@ class _Columns:
 
 
 def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = False) -> Any:
-    """A dataset with reports in the place of some columns; ``perturb`` says more.
+    """Perturb some columns of a dataset, and return the dataset with reports in their places; see ``perturb``.
 
-    The whole dataset is computed, once, and held in Ray's object store, and so are its reports. The key is made here,
-    is known to this process and its tasks alone, and cannot be given: blocks have no order that another run repeats.
+    The whole dataset is computed once and kept in Ray's object store, as are its reports. The key is generated here and
+    known only to this process and its tasks. It cannot be an argument, since the order of blocks is not reproducible.
 
     Args:
         dataset: a ``ray.data.Dataset`` of columns of numbers, and others.
@@ -93,7 +94,7 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
 
 
 def fresh_secrets() -> BlockSecrets:
-    """Two keys of the operating system."""
+    """Return two keys of the operating system."""
     return BlockSecrets(os.urandom(32), os.urandom(32))
 
 
@@ -116,26 +117,26 @@ def _check_columns(dataset: Any, mechanisms: Mapping[str, Any]) -> None:
 
 
 def numbered(block: Any, described: bytes, secrets: BlockSecrets) -> tuple[int, bytes]:
-    """How many rows a block has, and the hash of what is to be perturbed. Unfit values wait for their report."""
+    """Return the number of rows of a block and the hash of its values. Invalid values are reported later."""
     return len(block), _hash(block, understood(described), secrets)
 
 
 def perturbed_block(
     block: Any, described: bytes, secrets: BlockSecrets, first: int, rows: int, known: bytes
 ) -> tuple[Any, str | None]:
-    """A block's reports, or what is wrong with its values.
+    """Return the reports of a block, or the errors in its values.
 
     Args:
         block: a table.
         described: the pickled columns.
         secrets: the keys.
         first: number of its first row.
-        rows: how many it had when rows were numbered.
-        known: its hash then.
+        rows: the number of its rows when rows were numbered.
+        known: its hash at that time.
 
     Raises:
-        RuntimeError: it is another block by now. It says no value; what is wrong with values is an answer, since Ray
-            writes exceptions to logs.
+        RuntimeError: the block has changed. The message contains no value. Invalid values are returned instead of
+            raised, because Ray writes exceptions to logs.
     """
     columns = understood(described)
     if len(block) != rows or _hash(block, columns, secrets) != known:
@@ -159,7 +160,7 @@ def perturbed_block(
 
 
 def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
-    """Keyed: whoever sees it learns nothing of the values."""
+    """Return a keyed hash, from which the values cannot be learned without the key."""
     made = hashlib.blake2b(key=secrets.hashes, digest_size=32)
     for name, _ in columns.samplers:
         try:
@@ -172,7 +173,7 @@ def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
 
 @lru_cache(maxsize=4)
 def understood(described: bytes) -> Any:
-    """What was pickled, read once in a process: a sampler that is read again is compiled again."""
+    """Return an unpickled object, read once in a process so that its sampler is compiled once."""
     import ray.cloudpickle as pickle
 
     return pickle.loads(described)

@@ -22,16 +22,16 @@ from dpkernels.settings import own_settings
 
 
 def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
-    """Exact reports of ``x`` inside a program of JAX: the bits that ``perturb`` has for the key and the same inputs.
+    """Perturb ``x`` exactly inside a JAX program, with the same bits as ``perturb`` for this key and input.
 
-    The guarantee is ``perturb``'s for inputs that are clipped: nothing can be refused in a compiled program, so there
-    inputs outside the interval are moved to its nearest end, and what is not a number to its lower one. A key is good
-    for one release: in a loop fold the step's number into it, under ``vmap`` map over keys too (one key for several
-    rows is refused there: they would have the same noise), and keep it as secret as the data.
+    The guarantee is that of ``perturb`` with clipped inputs. A compiled program cannot raise errors, so inputs outside
+    the interval are moved to its nearest end, and NaN to its lower end. Use a key for one release only, and keep it as
+    secret as the data. In a loop, fold the step number into the key. Under ``vmap``, map over keys too; one key for
+    several rows is refused, since the rows would have the same noise.
 
     Args:
-        key: a ChaCha20 key, such as ``os_key()`` outside of the program.
-        sampler: what ``exact_sampler`` returns, outside of the program.
+        key: a ChaCha20 key, such as one that ``os_key()`` made outside of the program.
+        sampler: an exact sampler that ``exact_sampler`` made outside of the program.
         x: values of any shape; for mechanisms on vectors the last axis holds the coordinates.
 
     Returns:
@@ -43,7 +43,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
         ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses; a type too coarse
             for the mechanism; vectors of another length; ``vmap`` over x with one key; values on a lattice that are
             not of int32 or a narrower integer type, all of whose values must be on the lattice.
-        RuntimeError: this machine's device does not make the generator's words.
+        RuntimeError: the device's ChaCha20 words are wrong.
 
     Example:
         >>> import jax, jax.numpy as jnp, dpkernels as dpk
@@ -78,7 +78,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
 
 
 def _check_lattice(lattice: Any, values: Array) -> None:
-    """Refuse values that may be off the lattice: all but integers up to int32, if the lattice holds all integers.
+    """Refuse values that may be off the lattice: all except integers up to int32 on a lattice of all integers.
 
     Such integers are exact in float64, and no clipping moves them.
     """
@@ -102,7 +102,7 @@ def _reports(sampler: ExactSampler, key: Array, x: Array) -> Any:
 
 
 def _with_keys_of_their_own(reports: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of key and values of which ``vmap`` maps both."""
+    """Return a function of key and values over both of which ``vmap`` maps."""
     guarded = jax.custom_batching.custom_vmap(reports)
 
     def rule(size: int, batched: list[bool], key: Array, x: Array) -> tuple[Any, bool]:

@@ -1,4 +1,4 @@
-"""Exact release of vectors: which coordinates, and the coordinate mechanism's reports of these."""
+"""Exact release of vectors: the choice of coordinates, and the reports of the coordinate mechanism."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dpkernels.random import host
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.inputs import Bounds, report_type
 
-_ROWS = 1 << 16  # Vectors that are released at once: bounds the memory of what lies between.
+_ROWS = 1 << 16  # The number of vectors that are released at once, which bounds the memory of intermediate arrays.
 
 
 def release_vectors(
@@ -24,7 +24,7 @@ def release_vectors(
     advance: Callable[[int], object],
     start: int = 0,
 ) -> np.ndarray:
-    """Reports of vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
+    """Perturb vectors, coordinates on the last axis of x; row i uses words start + i of its streams.
 
     Raises:
         ValueError: the last axis does not fit, or a value is not finite or outside its coordinate's interval.
@@ -49,7 +49,7 @@ def release_vectors(
 
 
 def _starts(secret: bytes, first: int, rows: int, dimensions: int) -> np.ndarray:
-    """floor(word d / 2^64) for a word of 64 bits a row: each start within d/2^64 of probability 1/d, relatively."""
+    """Return floor(word d / 2^64) for one 64-bit word a row; every start has probability 1/d within d/2^64."""
     skip = first % 8  # A block has eight of them.
     words = np.empty(skip + rows, "<u8")
     host.fill(words, secret, COORDINATE_STREAM, first // 8)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from dpkernels.batching import some_at_a_time
+from dpkernels.batching import vmap_in_batches
 
 
 def steps(x, y):
@@ -19,7 +19,7 @@ def steps(x, y):
 @pytest.mark.parametrize("size", [1, 7, 8, 17])
 @pytest.mark.parametrize("together", [1, 8])
 def test_the_same_as_one_by_one(size, together):
-    mapped = some_at_a_time(steps, lambda x, y: together)
+    mapped = vmap_in_batches(steps, lambda x, y: together)
     at, y = jnp.exp2(jnp.arange(size) - 0.5), jnp.float32(1.0)
     for found in (jax.vmap(mapped, (0, None))({"at": at}, y), jax.jit(jax.vmap(mapped))({"at": at}, y + 0 * at)):
         assert np.array_equal(found[0], np.arange(size))
@@ -27,7 +27,7 @@ def test_the_same_as_one_by_one(size, together):
 
 
 def test_of_many_of_many_and_of_one():
-    mapped = some_at_a_time(steps, lambda x, y: 8)
+    mapped = vmap_in_batches(steps, lambda x, y: 8)
     at = jnp.exp2(jnp.arange(15.0) - 0.5).reshape(3, 5)
     nested = jax.vmap(jax.vmap(mapped, (0, None)), (0, None))({"at": at}, jnp.float32(1.0))
     assert np.array_equal(nested[0].ravel(), np.arange(15))
@@ -40,14 +40,14 @@ def test_so_many_are_together():
     """On a processor a loop of as many turns as it takes."""
     at = {"at": jnp.ones(24)}
     for together, turns in ((1, 24), (8, 3)):
-        mapped = jax.vmap(some_at_a_time(steps, lambda x, y, t=together: t), (0, None))
+        mapped = jax.vmap(vmap_in_batches(steps, lambda x, y, t=together: t), (0, None))
         assert f"length={turns}" in str(jax.make_jaxpr(mapped)(at, jnp.float32(2.0)))
 
 
 @pytest.mark.parametrize(("together", "shape"), [(1, "3"), (2, "2,3")])
 def test_no_more_of_many_of_many(together, shape):
     """What is batched is a few of the inner ones, whatever there is outside; one is not batched."""
-    few = some_at_a_time(lambda x, y: jnp.sin(x["at"]) + y, lambda x, y: together)
+    few = vmap_in_batches(lambda x, y: jnp.sin(x["at"]) + y, lambda x, y: together)
     twice = jax.vmap(jax.vmap(few, (0, None)), (0, None))
     program = str(jax.make_jaxpr(twice)({"at": jnp.ones((5, 4, 3))}, jnp.float32(2.0)))
     assert f"f32[{shape}] = sin" in program

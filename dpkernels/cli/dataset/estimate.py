@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
+from dpkernels.bounded_json import parse_json
 from dpkernels.cli.dataset.folder import SIDECAR
 from dpkernels.cli.dataset.parts import Part, Secret, planned, results
 from dpkernels.cli.dataset.release import Engine
@@ -16,7 +17,6 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.release.sidecar import check_fields, versions
 from dpkernels.progress import bar
-from dpkernels.untrusted import parse_json
 
 _LONG = 1 << 22  # Rows, from which a terminal sees a bar.
 

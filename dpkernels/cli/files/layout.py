@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from dpkernels.untrusted import brief
+from dpkernels.bounded_json import brief
 
 FORMATS = ("csv", "tsv", "npy", "parquet")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}

@@ -32,9 +32,9 @@ from types import TracebackType
 
 import click
 
+from dpkernels.bounded_json import parse_json
 from dpkernels.cli.interrupts import finished, independent_of_reports, stop_if_asked, uninterrupted
 from dpkernels.staging import Staged, Swept, claimed, naming, staged, sweep, to_disk
-from dpkernels.untrusted import parse_json
 
 # A double sidecar begins with this, and no other does.
 _REPLACING = '{"replacing": '

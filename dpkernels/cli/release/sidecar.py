@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 import dpkernels
+from dpkernels.bounded_json import brief
 from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.text import aligned, listed, shown
@@ -26,7 +27,6 @@ from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
-from dpkernels.untrusted import brief
 
 if TYPE_CHECKING:
     from dpkernels.cli.ledger import LedgerCharge

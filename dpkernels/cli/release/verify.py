@@ -21,6 +21,7 @@ from typing import Any
 import click
 import numpy as np
 
+from dpkernels.bounded_json import brief, integer, parse_json, read_text
 from dpkernels.budgets.amounts import printed
 from dpkernels.cli.files.formats import Source
 from dpkernels.cli.files.layout import Layout
@@ -48,7 +49,6 @@ from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
 from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
-from dpkernels.untrusted import brief, integer, parse_json, read_text
 
 # A number so far from a report, in steps, is as near to the next one.
 ANY = 0.5

@@ -1,7 +1,7 @@
 """Build noise tables: masses of a density on bins, or of points on a lattice, rounded up to integers.
 
-A bin's weight is the density's mass in it, so a table is the density's noise seen through a rounding of the report,
-and inherits its guarantee. Rounding weights up can take at most one unit of 2^-bits a code from it.
+A bin's weight is the density's mass in it, so sampling the table is a rounding of the density's noise and inherits its
+guarantee. Rounding weights up costs at most one unit of 2^-bits per code.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
 
 BITS = 64  # log2 of a total: one random word a value.
-# Tables of the first size stay in the processor's cache. The second is for a tiny delta, of which the rounding of the
-# first one's many weights would be too large a part. Wide noise may take up to the most.
+# The numbers of codes that are tried. Tables of the first size stay in the processor's cache. The second size has a
+# smaller rounding error, for a tiny delta. Wide noise may take more codes, up to the largest number.
 _SIZES, _MOST_CODES = (1 << 16, 1 << 12), 1 << 20
 _FINEST = 12  # log2 of the most cells of a sensitivity D: rounding inputs to them adds at most D^2 2^-26 of variance.
 # Inputs are first put on a grid of the sensitivity over 2^22 to 2^23: fine, and within 64 bits far from 0.
 _GRID_BITS = 22
 # And on at most a sensitivity over 2^27: inputs are within 2^34 sensitivities, and 2^61 points have room in integers.
 _GRAIN_BITS = 27
-# How much wider than the claim's exact noise a table may be, to make up for its rounding.
+# The factors, minus 1, by which a table may be wider than the exact noise of the claim to compensate for rounding.
 STRETCHES = tuple(2.0**-k for k in range(40, 8, -4))
 Certified = TypeVar("Certified")
 _NODES, _WEIGHTS = gauss_legendre(16)
 
 
 def noise_certificate(mechanism: Additive) -> NoiseCertificate:
-    """The certified table of a mechanism's noise: the narrowest that has the claim.
+    """Return the certified table of a mechanism's noise: the narrowest that has the claim.
 
     Raises:
         CertificateError: the mechanism claims nothing, or no table has the claim; says what the best one has.
@@ -71,21 +71,20 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
 
 
 def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
-    """The certificate of the narrowest table that has its claim, of the first kind of table of which one has.
+    """Return the certificate of the narrowest table that satisfies its claim, from the first kind that has one.
 
     Args:
-        kinds: each the certificate of a table so much wider than asked for, or a CertificateError.
+        kinds: functions that map a stretch to the certificate of a table wider by that factor, or to a
+            CertificateError.
 
     Raises:
-        CertificateError: not even the widest tables have the claim.
+        CertificateError: even the widest tables do not satisfy the claim.
     """
     for certified in kinds:
         with suppress(CertificateError):
             return certified(STRETCHES[0])
         try:
-            widest = certified(
-                STRETCHES[-1]
-            )  # Where this fails, those between would, one slow attempt after the other.
+            widest = certified(STRETCHES[-1])  # If this one fails, those in between would fail as well.
         except CertificateError as failed:
             error = failed
             continue
@@ -104,18 +103,18 @@ def noise_tables(
     codes: int = _SIZES[0],
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
-    """Tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
+    """Return tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
 
     Args:
-        noise: a law.
+        noise: a distribution.
         sensitivity: D, exactly.
         bits: log2 of the total.
-        codes: how many codes the table should have at most; wide noise takes more.
-        stretches: how much wider than the law each table is.
+        codes: the intended largest number of codes; wide noise takes more.
+        stretches: the factors, minus 1, by which each table is wider than the distribution.
 
     Raises:
-        CertificateError: the noise is too wide or too narrow for a table; says what is feasible.
-        TypeError: an unknown law.
+        CertificateError: the noise is too wide or too narrow for a table; the message says what is feasible.
+        TypeError: an unknown distribution.
     """
     raise TypeError(f"noise: {type(noise).__name__} has no table")
 
@@ -128,7 +127,7 @@ def _(
     codes: int = _SIZES[0],
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
-    """D is cut into n bins, a power of two or, since a bin is a whole number of grid points, a few less."""
+    """Return D is cut into n bins, a power of two or, since a bin is a whole number of grid points, a few less."""
     D = float(sensitivity)
     grid_log2, points_per_bin = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
     parts = cells_apart(sensitivity, grid_log2, points_per_bin)
@@ -144,7 +143,7 @@ def density_tables(
     bits: int = BITS,
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[tuple[NoiseTable, float]]:
-    """Tables in which D is ``parts`` cells, and how much wider than the law each is, as a factor.
+    """Yield tables in which D is ``parts`` cells, each with the factor by which it is wider than the distribution.
 
     Raises:
         CertificateError: the noise is too wide for a table, or too narrow.
@@ -174,7 +173,7 @@ def _(
     codes: int = _SIZES[0],
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
-    """One code a lattice point; the law is stretched on the lattice."""
+    """Yield tables with one code per lattice point; the distribution is stretched on the lattice."""
     grid_log2, points_per_bin = lattice_grid(noise.step, sensitivity)
     for stretch in stretches:
         weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
@@ -182,7 +181,7 @@ def _(
 
 
 def _ends(noise: Distribution, sensitivity: float, bits: int) -> tuple[float, float]:
-    """Where the support ends, or D beyond where what is left weighs less than a code's unit.
+    """Return the ends of the support, or points D beyond those where the remaining mass is below a code's unit.
 
     A code without a partner D further out would count in delta; this way only codes of one unit have none.
     """
@@ -191,7 +190,7 @@ def _ends(noise: Distribution, sensitivity: float, bits: int) -> tuple[float, fl
 
 
 def _quantiles(noise: Distribution, bits: int) -> tuple[float, float]:
-    """Where less than a code's unit is left on either side."""
+    """Return the points beyond which less than a code's unit of mass is left on either side."""
     tail = np.float64(2.0 ** -(bits + 1))
     return float(noise.icdf(tail)), float(noise.isf(tail))
 
@@ -202,13 +201,13 @@ def _spread(noise: Distribution, bits: int) -> float:
 
 
 def width(noise: Distribution, sensitivity: float, bits: int = BITS) -> float:
-    """How wide a table of the noise is, in data units."""
+    """Return the width of a table of the noise, in data units."""
     low, high = _ends(noise, sensitivity, bits)
     return high - low
 
 
 def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndarray:
-    """The mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
+    """Return the mass between neighbouring edges, to the last digits relatively: Gauss-Legendre between knots.
 
     Edges are in cells, so that whole ones are exactly alike: a step of e^eps leaves no room for other differences.
     """
@@ -222,7 +221,7 @@ def _masses(noise: Distribution, edges: np.ndarray, bin_width: float) -> np.ndar
 
 
 def _parts(span: float, sensitivity: float, codes: int) -> int:
-    """n, the cells a sensitivity is cut into: the largest power of two that keeps to the number of codes, or 1."""
+    """Return n, the largest power of two of cells per sensitivity that keeps within the number of codes, or 1."""
     return 1 << min(_FINEST, max(0, math.floor(math.log2(codes * sensitivity / span))))
 
 
@@ -262,7 +261,7 @@ def lattice_grid(step: Real, sensitivity: Fraction) -> tuple[int, int]:
 
 
 def _falling(masses: np.ndarray, centre: int) -> np.ndarray:
-    """The masses without the last digits' noise: every law falls away from 0, and flat parts are flat.
+    """Return the masses without rounding noise: they fall away from 0, and flat parts are exactly flat.
 
     Where the distribution begins or ends within the bin of 0, the next bin is the largest.
     """
@@ -281,7 +280,7 @@ def _table(masses: np.ndarray, first: int, bits: int, grid_log2: int, points_per
 
 
 def _rounded_up(masses: list[int], total: int) -> list[int]:
-    """ceil(mass s) for the largest scale s, but for 2^-40 of a unit a code, at which they sum to at most ``total``.
+    """Return ceil(mass s) for the largest scale s at which they sum to at most ``total``, within 2^-40 of a unit.
 
     Raises:
         CertificateError: there are more codes than units of weight.
@@ -297,13 +296,13 @@ def _rounded_up(masses: list[int], total: int) -> list[int]:
     return [-(-mass * low >> unit) for mass in masses]
 
 
-# Rounding to cells may add this to the sensitivity before a finer table is tried, and before it is refused.
+# The shares of the sensitivity that rounding may add before a finer table is tried, and before the table is refused.
 _SMALL, _LARGE = 1e-3, 0.1
 _VECTOR_SIZES = (1 << 16, 1 << 18)  # Codes of the tables tried, in order.
 
 
 def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
-    """The certified table of a vector mechanism: the narrowest that has the claim.
+    """Return the certified table of a vector mechanism: the narrowest that has the claim.
 
     Raises:
         CertificateError: no table has the claim; says what the best one has.
@@ -313,7 +312,7 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
 
 @singledispatch
 def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
-    """A table of the noise, so much wider than asked for, and what is claimed of it."""
+    """Return a table of the noise stretched by 1 + ``stretch``, and the claim to certify for it."""
     raise TypeError(f"noise: {type(noise).__name__} has no table")
 
 
@@ -337,7 +336,7 @@ def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[Nois
 
 @singledispatch
 def _sigma(noise: Distribution, cells: float) -> float | None:
-    """The Gaussian's standard deviation, at so many cells a data unit; None for noise judged in l1."""
+    """Return the standard deviation of Gaussian noise in cells, given cells per data unit; None for other noise."""
     return None
 
 
@@ -354,7 +353,7 @@ def _claim(vector: AdditiveVector, sigma: float | None) -> VectorClaim:
 
 
 def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
-    """(grid_log2, M, cells between neighbours) of the coarsest table whose rounding adds little to the sensitivity.
+    """Return (grid_log2, M, cells between neighbours) of the coarsest table that adds little to the sensitivity.
 
     Raises:
         CertificateError: even the finest adds more than a tenth.
@@ -375,7 +374,7 @@ def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[in
 
 
 def _cut(noise: Distribution, vector: AdditiveVector, own: float, codes: int) -> tuple[int, int]:
-    """(grid_log2, M) of cells so small that noise takes about ``codes`` of them, at most one to a sensitivity."""
+    """Return (grid_log2, M) for about ``codes`` cells over the width of the noise, each at most one sensitivity."""
     wide = width(noise, own)
     if vector.lattice is None:
         parts = 1 << max(0, math.floor(math.log2(max(1.0, codes * own / wide))))

@@ -1,13 +1,13 @@
 """Certificates of additive noise: (epsilon, delta) for every offset up to the sensitivity, from the integers.
 
 On single values the hockey-stick divergence is computed at every offset. On vectors one table serves every coordinate.
-A neighbour moves coordinate i by s_i bins. Two facts about a table bound what any such move reveals, see
-docs/proofs/vectors.md.
+A neighbour moves coordinate i by s_i bins. Two properties of a table bound the privacy loss of any such move
+(docs/proofs/vectors.md).
 
 * l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
   itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
 * l2, Gaussian noise. With tau the total variation distance between the table and the Gaussian's bin masses, the
-  vector is as private as Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), but for d tau (1 + e^eps).
+  vector has the delta of Gaussian noise at sqrt(sum s_i^2) bins (Balle & Wang 2018), plus d tau (1 + e^eps).
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import float_at_least, rational, shortest
 from dpkernels.exact.certificate import (
     Certificate,
@@ -30,9 +31,8 @@ from dpkernels.exact.certificate import (
 )
 from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
 from dpkernels.mechanisms.additive_vector import NORMS
-from dpkernels.untrusted import real
 
-# What no certificate of additive noise covers.
+# The exclusions of every certificate of additive noise.
 NOISE_LIMITS = (
     "Assumes that the key's generator is indistinguishable from random. Does not cover the sensitivity itself, "
     "rounding while the true value was computed, timing, caches or other side channels, which rows or columns exist, "
@@ -41,7 +41,7 @@ NOISE_LIMITS = (
 # Of ``grid_log2``: subnormal inputs, which processors may read as 0, are within half of the finest grid of 0 in float64
 # (float32 inputs are checked when they come); with the largest, reports are finite.
 GRID_LOG2_RANGE = (-1021, 960)
-# Weights that rise after they fall are compared at every shift; of ours none do.
+# Weights that are not unimodal are compared at every shift; tables built here are unimodal.
 _MOST_COMPARISONS = 1 << 21
 
 
@@ -52,7 +52,7 @@ class AdditiveCertificate(Certificate):
         epsilon: the budget, as printed.
         delta: the claimed delta, as printed.
         realised_delta: bound on delta at epsilon.
-        table: the integers, so that anyone can verify again.
+        table: the integers, for independent verification.
     """
 
     epsilon: float
@@ -63,30 +63,30 @@ class AdditiveCertificate(Certificate):
     @property
     @abc.abstractmethod
     def worst_variance(self) -> Fraction:
-        """Bound on the variance of a report, or of a coordinate, at any input, rounding of the input included."""
+        """Return a bound on the variance of a report or a coordinate at any input, input rounding included."""
 
     @abc.abstractmethod
     def claim_lines(self) -> list[str]:
-        """The claim and for which neighbours, for a person."""
+        """Return the claim and for which neighbours, for a person."""
 
     @property
     def realised_epsilon(self) -> float:
-        """The budget, which goes with ``realised_delta``."""
+        """Return the budget, which goes with ``realised_delta``."""
         return self.epsilon
 
     @property
     def lowest(self) -> Fraction:
-        """The smallest noise."""
+        """Return the smallest noise."""
         return self.table.bin_width * self.table.first
 
     @property
     def highest(self) -> Fraction:
-        """The largest noise."""
+        """Return the largest noise."""
         return self.table.bin_width * self.table.last
 
     @property
     def bias(self) -> Fraction:
-        """Mean of the noise."""
+        """Return the mean of the noise."""
         return self.table.mean
 
     def lines(self) -> list[str]:
@@ -107,7 +107,7 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
     Attributes:
         sensitivity: D, the float's exact value.
-        shift: how many cells apart neighbours are, at most.
+        shift: the largest distance of neighbours, in cells.
         realised_delta: the largest delta at epsilon over all shifts up to this, both ways.
     """
 
@@ -158,11 +158,11 @@ class NoiseCertificate(AdditiveCertificate, kind="noise"):
 
 
 def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: float) -> NoiseCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     Raises:
-        CertificateError: the total is not 2^bits, delta is larger than claimed for some shift, which says by how much,
-            or weights rise after they fall in a table too large for a look at every shift.
+        CertificateError: the total is not 2^bits, delta exceeds the claim for some shift (the message has its value),
+            or the weights are not unimodal in a table that is too large to check every shift.
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not positive.
     """
     checks.epsilon(epsilon)
@@ -182,10 +182,10 @@ def certify_noise(table: NoiseTable, sensitivity: float, epsilon: float, delta: 
 
 
 def check_lattice(table: NoiseTable) -> None:
-    """Refuse a table whose weights are not a distribution, or whose cells the sampler cannot compute with.
+    """Refuse a table whose weights are not a distribution, or whose cells are out of the sampler's range.
 
     Raises:
-        CertificateError: says what is wrong.
+        CertificateError: the table is not valid.
     """
     check_totals(table)
     if not 1 <= table.points_per_bin < 1 << 32:
@@ -208,7 +208,7 @@ _ROOT = Fraction(math.isqrt(int(2 * _PI * (1 << 320))), 1 << 160)
 
 
 def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
-    """A lower and an upper bound of Phi(x), 2^-79 apart at most."""
+    """Return a lower and an upper bound of Phi(x), 2^-79 apart at most."""
     if x < 0:
         low, high = ndtr_bounds(-x)
         return 1 - high, 1 - low
@@ -220,7 +220,7 @@ def ndtr_bounds(x: Fraction) -> tuple[Fraction, Fraction]:
 
 
 def _central(x: int) -> int:
-    """Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
+    """Return Phi(x) - 1/2 for fixed-point x in [0, FAR], to within 2^-80.
 
         Phi(x) - 1/2 = 1/sqrt(2 pi) sum_k (-1)^k x^(2k+1) / (2^k k! (2k + 1))
 
@@ -234,7 +234,7 @@ def _central(x: int) -> int:
 
 
 def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
-    """Masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, of a Gaussian, and a bound on the sum of their errors.
+    """Return the Gaussian masses of the cells [j - 1/2, j + 1/2], j = 0..count-1, and a bound on their total error.
 
     With h = 1/sigma, m = j h and Hermite polynomials He,
 
@@ -258,12 +258,12 @@ def cell_masses(sigma: Fraction, count: int) -> tuple[list[int], Fraction]:
 
 
 def _fixed(x: Fraction) -> int:
-    """x in units of 2^-FIXED_BITS, rounded down."""
+    """Return x in units of 2^-FIXED_BITS, rounded down."""
     return (x.numerator << FIXED_BITS) // x.denominator
 
 
 def root_up(x: Fraction) -> Fraction:
-    """A rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
+    """Return a rational at least sqrt(x), within 2^-80; exact for squares of whole numbers."""
     root = math.isqrt(x.numerator) if x.denominator == 1 else 0
     if root * root == x:
         return Fraction(root)
@@ -279,13 +279,13 @@ _FEWEST_CELLS = 32  # A sigma: the series of ``cell_masses`` is then good to 1.3
 
 @dataclass(frozen=True)
 class VectorClaim:
-    """What is claimed for a vector.
+    """The claim for a vector.
 
     Attributes:
         epsilon: the budget, as printed.
         delta: the claimed delta, as printed.
         sensitivity: D, the float's exact value.
-        norm: in which neighbours are at most D apart.
+        norm: the norm in which neighbours are at most D apart.
         dimensions: d.
         lattice: what every value is a multiple of, or None.
         sigma: standard deviation, in cells, of the Gaussian that the table rounds; None for noise judged in l1.
@@ -313,7 +313,7 @@ class VectorClaim:
 
     @classmethod
     def from_dict(cls, payload: dict[str, Any]) -> VectorClaim:
-        """The claim that a certificate's JSON payload states.
+        """Return the claim that a certificate's JSON payload states.
 
         Raises:
             ValueError: something is of no such type, or out of range.
@@ -325,7 +325,7 @@ class VectorClaim:
         return cls(**given)
 
     def cells(self, bin_width: Fraction, points_per_bin: int) -> Fraction:
-        """Bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
+        """Return the bound on the cells between neighbours, in l1, or in l2 where there is a sigma.
 
         Off the lattice, coordinate i moves less than Delta_i/h + 1 cells.
         """
@@ -365,12 +365,12 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
     @property
     def epsilon(self) -> float:  # type: ignore[override]
-        """The budget of a vector."""
+        """Return the budget of a vector."""
         return self.claim.epsilon
 
     @property
     def delta(self) -> float:  # type: ignore[override]
-        """The claimed delta of a vector."""
+        """Return the claimed delta of a vector."""
         return self.claim.delta
 
     @property
@@ -397,10 +397,10 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
 
 def certify_vector(table: NoiseTable, claim: VectorClaim) -> VectorNoiseCertificate:
-    """Verify everything a release of vectors relies on.
+    """Verify all properties that a release of vectors relies on, and return the certificate.
 
     Raises:
-        CertificateError: the total is wrong, values on the lattice are no codes, or delta is larger than claimed.
+        CertificateError: the total is wrong, the lattice is not a multiple of a cell, or delta exceeds the claim.
     """
     check_lattice(table)
     if claim.lattice and (Fraction(claim.lattice) / table.bin_width).denominator != 1:
@@ -423,14 +423,17 @@ def _upper(epsilon: float) -> Fraction:
 
 
 def _any_noise(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """tau (e^eps - 1) / (rho - 1)."""
+    """Return tau (e^eps - 1) / (rho - 1)."""
     rho = exp_lower_bound(rational(claim.epsilon) / max(1, math.floor(shift)))  # ``shift`` is whole but for roots.
     tau = max(excess(table.outcomes, sign, rho) for sign in (1, -1)) / table.total
     return tau * (_upper(claim.epsilon) - 1) / (rho - 1)
 
 
 def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fraction:
-    """Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps), mu = shift / sigma, from above."""
+    """Return an upper bound of the Gaussian delta, mu = shift / sigma, plus the distance terms.
+
+    The bound is Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu) + d tau (1 + e^eps).
+    """
     sigma, eps = Fraction(claim.sigma or 0), rational(claim.epsilon)
     mu = shift / sigma
     first, second = ndtr_bounds(mu / 2 - eps / mu)[1], ndtr_bounds(-mu / 2 - eps / mu)[0]
@@ -439,9 +442,9 @@ def _gaussian(table: NoiseTable, claim: VectorClaim, shift: Fraction) -> Fractio
 
 
 def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
-    """Upper bound on the total variation distance between the table and a Gaussian's bin masses.
+    """Return an upper bound on the total variation distance between the table and the bin masses of a Gaussian.
 
-    It is the sum of what the table has too much; cells beyond the table have too little.
+    It is the sum of the positive differences; cells beyond the table only have negative ones.
     """
     far = max(-table.first, table.last) + 1
     if not (sigma >= _FEWEST_CELLS and far <= FAR * sigma):

@@ -27,7 +27,7 @@ class ExactNoise(ExactSampler):
 
     @property
     def table(self) -> NoiseTable:
-        """The verified integers."""
+        """Return the verified integers."""
         return self.certificate.table
 
     @cached_property
@@ -36,12 +36,12 @@ class ExactNoise(ExactSampler):
 
     @property
     def negligible(self) -> float:
-        """Half of the grid: what is strictly within it is rounded to 0."""
+        """Return half of the grid; inputs strictly closer to 0 are rounded to 0."""
         return 2.0 ** (self.table.grid_log2 - 1)
 
     @cached_property
     def codes(self) -> NoiseKernel:
-        """The table's sampler."""
+        """Return the table's sampler."""
         return noise_kernel(self.table)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
@@ -50,7 +50,7 @@ class ExactNoise(ExactSampler):
         return (position.astype(np.float64) * float(self.table.bin_width)).astype(x.dtype, copy=False)
 
     def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
-        """floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), without a rounding error anywhere.
+        """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly.
 
         x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers. Division
         is faster without signs, so a multiple of M is added and taken off again.
@@ -67,13 +67,13 @@ class ExactNoise(ExactSampler):
 
 
 def noise_sampler(mechanism: Any, certificate: NoiseCertificate | VectorNoiseCertificate) -> ExactNoise:
-    """The sampler of a mechanism by its certificate."""
+    """Return the sampler of a mechanism by its certificate."""
     sampler = ExactNoise(mechanism, certificate)
     _ = sampler.codes  # The sampler's own tables are checked here, with the certificate.
     return sampler
 
 
 def noise_kernel(table: NoiseTable) -> NoiseKernel:
-    """The sampler of noise: random word of ``table.bits`` bits -> code, int32."""
+    """Return the sampler of noise: random word of ``table.bits`` bits -> code, int32."""
     outcomes, first = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.first)
     return lambda r: outcomes(r) + first

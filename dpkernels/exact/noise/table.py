@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer
 from dpkernels.exact.table import MOST_WEIGHTS, Table, frozen_weights, integers
-from dpkernels.untrusted import integer
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +47,22 @@ class NoiseTable(Table):
 
     @cached_property
     def outcomes(self) -> list[int]:
-        """The weights as Python integers."""
+        """Return the weights as Python integers."""
         return self.weights.tolist()
 
     @property
     def codes(self) -> int:
-        """How many values the noise has."""
+        """Return the number of values of the noise."""
         return len(self.weights)
 
     @property
     def last(self) -> int:
-        """The code of the last weight."""
+        """Return the code of the last weight."""
         return self.first + self.codes - 1
 
     @cached_property
     def total(self) -> int:
-        """Sum of the weights."""
+        """Return the sum of the weights."""
         return sum(self.outcomes)
 
     @property
@@ -71,11 +71,11 @@ class NoiseTable(Table):
 
     @property
     def bin_width(self) -> Fraction:
-        """h, data units between neighbouring reports."""
+        """Return h, data units between neighbouring reports."""
         return self.points_per_bin * Fraction(2) ** self.grid_log2
 
     def cells(self, sensitivity: Fraction) -> int:
-        """How many cells apart the positions of inputs D apart can be, at most."""
+        """Return the largest number of cells between the positions of inputs D apart."""
         return cells_apart(sensitivity, self.grid_log2, self.points_per_bin)
 
     def _moment(self, power: int) -> Fraction:
@@ -83,17 +83,17 @@ class NoiseTable(Table):
 
     @cached_property
     def mean(self) -> Fraction:
-        """The exact mean of the noise, in data units."""
+        """Return the exact mean of the noise, in data units."""
         return self.bin_width * self._moment(1)
 
     @cached_property
     def variance(self) -> Fraction:
-        """The exact variance of the noise; rounding the input adds at most h^2/4."""
+        """Return the exact variance of the noise; rounding the input adds at most h^2/4."""
         return self.bin_width**2 * self._moment(2) - self.mean**2
 
     @cached_property
     def is_unimodal(self) -> bool:
-        """Whether weights never fall and then rise."""
+        """Return whether weights never fall and then rise."""
         rises = self.weights[1:] > self.weights[:-1]
         falls = self.weights[1:] < self.weights[:-1]
         return not (falls.any() and rises[int(falls.argmax()) :].any())
@@ -114,12 +114,15 @@ class NoiseTable(Table):
 
 
 def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
-    """ceil(ceil(distance / g) / M): the positions of inputs so far apart differ by at most so many cells."""
+    """Return ceil(ceil(distance / g) / M), the most cells by which the positions of such inputs can differ."""
     return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
 
 
 def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
-    """Sum over codes of max(0, w[j] - ratio w[j - shift]), w being 0 beyond its ends; shift may be negative."""
+    """Return the sum over codes of max(0, w[j] - ratio w[j - shift]), w being 0 beyond its ends.
+
+    The shift may be negative.
+    """
     steps = [0] * abs(shift)
     here, there = (weights + steps, steps + weights) if shift >= 0 else (steps + weights, weights + steps)
     p, q = ratio.numerator, ratio.denominator
@@ -127,9 +130,9 @@ def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
 
 
 def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
-    """delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
+    """Return delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
 
-    For unimodal weights the largest shift is the worst. Beyond the table's length nothing changes.
+    For unimodal weights the largest shift is the worst. Shifts beyond the table's length have the same delta.
     """
     shift = min(shift, table.codes)
     shifts = [shift] if table.is_unimodal else range(1, shift + 1)

@@ -1,1 +1,1 @@
-"""Mechanisms given row by row in integers: their tables, certificates, and how they are made."""
+"""Mechanisms given row by row in integers: tables, their construction, certificates and samplers."""

@@ -25,20 +25,20 @@ from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import solved_again
 
-# Shares of a weight that rounding and repair may change; what makes the probabilities leaves more of e^eps unused.
+# The relative changes of a weight by rounding and repair; the linear program leaves a larger share of e^eps unused.
 _MOST_CHANGE = 1e-7
 
 # Probabilities are read to 2^-120.
 _FINE = 120
-# Repairs are moves between so many of the heaviest weights of a row.
+# The number of heaviest weights of a row between which repairs move units.
 _MOVED = 24
 
 
 def row_table(mechanism: Optimal, bits: int) -> RowTable:
-    """Integer weights near a mechanism's probabilities, every row with the sum 2^bits, the means evenly spaced.
+    """Return integer weights near a mechanism's probabilities; every row sums to 2^bits, and means are evenly spaced.
 
     Raises:
-        CertificateError: a row cannot be repaired: its sum or mean is not that of a mechanism, or bits are too few.
+        CertificateError: a row cannot be repaired, because its sum or mean is wrong, or the bits are too few.
     """
     probabilities, places = np.asarray(mechanism.probabilities, np.float64), mechanism.places
     n, total = len(probabilities), 1 << bits
@@ -56,7 +56,7 @@ def row_table(mechanism: Optimal, bits: int) -> RowTable:
 
 
 def _ends(lower: float, upper: float, reach: float) -> tuple[float, float]:
-    """Where the outermost rows are: at the interval's ends, or beyond them."""
+    """Return the inputs of the outermost rows: the interval's ends, or points beyond them."""
     if 2 * reach <= (upper - lower) * (1 + 1e-12):
         return lower, upper
     middle = (rational(lower) + rational(upper)) / 2
@@ -65,7 +65,7 @@ def _ends(lower: float, upper: float, reach: float) -> tuple[float, float]:
 
 
 def outwards(low: Fraction, high: Fraction) -> tuple[float, float]:
-    """The nearest floats at most ``low`` and at least ``high``: rows are never nearer to each other than was meant."""
+    """Return the nearest floats at most ``low`` and at least ``high``, so that rows are never nearer than intended."""
     ends = float(low), float(high)
     return (
         ends[0] if Fraction(ends[0]) <= low else math.nextafter(ends[0], -math.inf),
@@ -74,7 +74,7 @@ def outwards(low: Fraction, high: Fraction) -> tuple[float, float]:
 
 
 def _diffused(row: list[float], bits: int) -> list[int]:
-    """Rounded so that sums over the first columns are right to within 1/2: the mean is then nearly right as well."""
+    """Return rounded weights whose cumulative sums are right to within 1/2, so that the mean is nearly right."""
     weights, carried, shift = [], 0, _FINE - bits
     for p in row:
         carried += int(math.ldexp(p, _FINE))
@@ -105,7 +105,7 @@ def _repaired(weights: list[int], places: tuple[int, ...], missing: int, short: 
 
 
 def _heaviest(weights: list[int], places: tuple[int, ...], unit: int) -> list[int]:
-    """The heaviest columns, the first one first: so many that moves between them can change a mean by one unit."""
+    """Return the heaviest columns in descending order, enough that moves between them can change a mean by one unit."""
     columns = sorted(range(len(places)), key=weights.__getitem__, reverse=True)
     count = _MOVED
     while math.gcd(*(places[j] - places[columns[0]] for j in columns[:count])) > unit:
@@ -118,7 +118,7 @@ def _towards_zero(a: int, b: int) -> int:
 
 
 def _heaviest_pairs(weights: list[int], places: tuple[int, ...], columns: list[int]) -> dict[int, tuple[int, int, int]]:
-    """For every gap the pair of columns so far apart whose lighter one is heaviest: its weight, and both columns."""
+    """Return for every gap the pair of columns whose lighter one is heaviest: its weight, and both columns."""
     best: dict[int, tuple[int, int, int]] = {}
     for a, b in combinations(columns, 2):
         gap, weight = places[b] - places[a], min(weights[a], weights[b])
@@ -129,7 +129,7 @@ def _heaviest_pairs(weights: list[int], places: tuple[int, ...], columns: list[i
 
 @lru_cache(maxsize=1 << 12)
 def _moves(remainder: int, gaps: tuple[int, ...]) -> tuple[int, ...]:
-    """The fewest gaps, with signs, that add up to the remainder, by breadth-first search.
+    """Return the fewest gaps, with signs, that add up to the remainder, by breadth-first search.
 
     Raises:
         CertificateError: none do.
@@ -154,13 +154,13 @@ def _moves(remainder: int, gaps: tuple[int, ...]) -> tuple[int, ...]:
 _CELLS = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192)
 _MOST_WEIGHTS = 1 << 21
 
-# Of the sensitivity in cells: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
+# A margin, in cells, for rounding inputs to 2^16 steps a row.
 _MARGIN = Fraction(1, 1 << 15)
 
 
 @lru_cache(maxsize=64)
 def central_sampler(mechanism: CentralPiecewise) -> ExactRows:
-    """The coarsest table whose variance is the mechanism's to within 0.1 %, at 32 bits a word or at 64."""
+    """Return the coarsest table whose variance is the mechanism's to within 0.1 %, at 32 bits a word or at 64."""
     variance = float(mechanism.worst_variance)
     for cells in _fitting_cells(mechanism):
         for bits in (32, 64):
@@ -175,7 +175,7 @@ def central_sampler(mechanism: CentralPiecewise) -> ExactRows:
 
 
 def _fitting_cells(mechanism: CentralPiecewise) -> list[int]:
-    """Of every range the cells of a sensitivity of which the interval is nearest to an even whole number."""
+    """Return, per range of table sizes, the cells per sensitivity that fit the interval best."""
     lower, upper, D = (rational(float(v)) for v in (mechanism.lower, mechanism.upper, mechanism.sensitivity))
     half = (upper - lower) / D / 2
 
@@ -186,7 +186,7 @@ def _fitting_cells(mechanism: CentralPiecewise) -> list[int]:
 
 
 def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTable | None:
-    """Integer weights with steps of ``cells`` codes and one row a cell; None where they do not fit.
+    """Return integer weights with steps of ``cells`` codes and one row a cell, or None if they do not fit.
 
     What the levels leave of the total goes to the base of codes at the middle, the same for every row, where it lowers
     ratios.
@@ -218,13 +218,13 @@ def central_table(mechanism: CentralPiecewise, cells: int, bits: int) -> RowTabl
 
 
 def _centred(width: int, whole: int) -> np.ndarray:
-    """Ones on the middle ``width`` of ``whole`` cells."""
+    """Return ones on the middle ``width`` of ``whole`` cells."""
     edge = (whole - width) // 2
     return np.pad(np.ones(width, np.int64), edge)
 
 
 def _levels(epsilon: float, steps: int, counts: np.ndarray, codes: int, bits: int) -> list[int] | None:
-    """Weights of a code outside the window and on each step inwards, for the highest core that fits.
+    """Return weights of a code outside the window and on each step inwards, for the highest core that fits.
 
     Every weight is that of the step inwards over e^eps, rounded up: so no ratio is above e^eps, and far steps that the
     total is too coarse for share its unit.
@@ -249,7 +249,7 @@ def _levels(epsilon: float, steps: int, counts: np.ndarray, codes: int, bits: in
 
 
 def _base(outer: int, left: int, codes: int) -> np.ndarray:
-    """The outer level at every code, and what is left of the total on top, symmetric."""
+    """Return the outer level at every code, and what is left of the total on top, symmetric."""
     base = np.full(codes, outer + left // codes, np.uint64)
     extra = left % codes
     edge = (codes - extra) // 2
@@ -260,7 +260,7 @@ def _base(outer: int, left: int, codes: int) -> np.ndarray:
 
 @lru_cache(maxsize=64)
 def optimal_sampler(mechanism: Optimal) -> ExactRows:
-    """The sampler, from its program solved again where a solution from the cache folder cannot be certified."""
+    """Return the sampler, from its program solved again where a solution from the cache folder cannot be certified."""
     try:
         return row_sampler(mechanism, _narrowest(mechanism))
     except CertificateError:
@@ -271,7 +271,7 @@ def optimal_sampler(mechanism: Optimal) -> ExactRows:
 
 
 def _narrowest(mechanism: Optimal) -> RowCertificate:
-    """The certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
+    """Return the certificate with words of 32 bits, or of 64 where weights out of 2^32 would be too coarse."""
     try:
         return _certified(mechanism, 32)
     except CertificateError:

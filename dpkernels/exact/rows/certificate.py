@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import (
     LIMITS,
@@ -22,7 +23,6 @@ from dpkernels.exact.certificate import (
 from dpkernels.exact.kernels import fraction_bits
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.certificate import COVERS, WindowCertificate
-from dpkernels.untrusted import real
 
 # The sampler holds places as int32, and twice a place must fit.
 _LARGEST_PLACE = 1 << 30
@@ -33,7 +33,7 @@ class RowCertificate(UnbiasedCertificate, kind="rows"):
     """Verified facts about one row table; see ``BoundedCertificate``.
 
     Attributes:
-        sensitivity: how far apart neighbouring inputs are at most; None: any two inputs are neighbours.
+        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
     """
 
     epsilon: float
@@ -61,7 +61,7 @@ class RowCertificate(UnbiasedCertificate, kind="rows"):
 
 
 def certify_rows(table: RowTable, epsilon: float, sensitivity: float | None = None) -> RowCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     With a sensitivity D, neighbours are rounded by one word to rows at most ``cells`` apart, see
     docs/proofs/row_mixtures.md. The gap of rows is that of the floats ``first`` and ``last``, which far from 0 is not
@@ -95,7 +95,7 @@ def _check_shape(table: RowTable) -> None:
 
 
 def _cells_apart(table: RowTable, sensitivity: float | None) -> int:
-    """Rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
+    """Return rows that neighbours are apart at most; all of them where any two inputs are neighbours."""
     if sensitivity is None:
         return table.shifts
     checks.sensitivity(sensitivity)

@@ -32,14 +32,14 @@ RowKernel = Callable[[RealArray, RealArray], RealArray]
 
 @dataclass(frozen=True, eq=False)
 class ExactRows(ExactSampler):
-    """A mechanism that is a table row by row."""
+    """An exact sampler of a mechanism that is given row by row."""
 
     mechanism: Any
     certificate: RowCertificate
 
     @property
     def table(self) -> RowTable:
-        """The verified integers."""
+        """Return the verified integers."""
         return self.certificate.table
 
     @cached_property
@@ -53,7 +53,7 @@ class ExactRows(ExactSampler):
 
     @cached_property
     def places(self) -> RowKernel:
-        """The table's sampler."""
+        """Return the table's sampler."""
         return row_kernel(self.table)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
@@ -67,7 +67,7 @@ class ExactRows(ExactSampler):
 
 
 def row_kernel(table: RowTable) -> RowKernel:
-    """The sampler of a row table: (random word of ``table.bits`` bits, row) -> place, both of one shape."""
+    """Return the sampler of a row table: (random word of ``table.bits`` bits, row) -> place, both of one shape."""
     rows = row_columns(table)
     shift, log_columns = table.bits - rows[0].log_columns, np.int32(rows[0].log_columns)
     by_column, by_triple = lookups(table, rows)
@@ -82,10 +82,10 @@ def row_kernel(table: RowTable) -> RowKernel:
 
 
 def lookups(table: RowTable, rows: list[AliasColumns]) -> tuple[RowKernel, RowKernel]:
-    """The same function of a word and its column among those of all rows, twice.
+    """Return two samplers with the same output: by separate look-ups, and by look-ups of triples.
 
-    The first looks up columns and then places; on a GPU a second look-up is another pass through memory. The second
-    looks up what columns there are as triples, which on a CPU takes longer.
+    The first looks up columns and then places, which is faster on a CPU. The second looks up triples, which is faster
+    on a GPU, where each look-up is a pass through memory.
     """
     packed, log_columns = np.concatenate([columns.packed for columns in rows]), rows[0].log_columns
     word, last = packed.dtype.type, (1 << log_columns) - 1
@@ -111,12 +111,12 @@ def lookups(table: RowTable, rows: list[AliasColumns]) -> tuple[RowKernel, RowKe
 
 
 def row_columns(table: RowTable) -> list[AliasColumns]:
-    """Exact alias columns of every row; checked against the row's weights."""
+    """Return exact alias columns of every row, after a check against the row's weights."""
     return [alias_columns(row, table.bits) for row in table.weights.tolist()]
 
 
 def row_sampler(mechanism: Mechanism, certificate: RowCertificate) -> ExactRows:
-    """The sampler of a mechanism by its certificate."""
+    """Return the sampler of a mechanism by its certificate."""
     sampler = ExactRows(mechanism, certificate)
     _ = sampler.places  # The sampler's own tables are checked here, with the certificate.
     return sampler

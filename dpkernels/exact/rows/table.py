@@ -16,11 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
-from dpkernels.untrusted import integer, real
 
-# A table has at most so many rows; ours have at most 1,449.
+# The largest number of rows that is read. Tables built here have fewer.
 _MOST_ROWS = 1 << 13
 
 
@@ -52,17 +52,17 @@ class RowTable(BoundedTable):
 
     @property
     def rows(self) -> int:
-        """n."""
+        """Return n."""
         return len(self.weights)
 
     @property
     def codes(self) -> int:
-        """m."""
+        """Return m."""
         return len(self.places)
 
     @property
     def shifts(self) -> int:
-        """The last row."""
+        """Return the last row."""
         return self.rows - 1
 
     @cached_property
@@ -70,51 +70,51 @@ class RowTable(BoundedTable):
         return [sum(row) for row in self.weights.tolist()]
 
     def moments(self, power: int) -> list[int]:
-        """Sums of weight times place^power of the rows."""
+        """Return sums of weight times place^power of the rows."""
         places = [place**power for place in self.places]
         return [sum(w * p for w, p in zip(row, places, strict=True)) for row in self.weights.tolist()]
 
     @cached_property
     def first_moments(self) -> list[int]:
-        """Sums of weight times place."""
+        """Return sums of weight times place."""
         return self.moments(1)
 
     @property
     def has_signal(self) -> bool:
-        """Whether the last row's mean is above the first's."""
+        """Return whether the last row's mean is above the first's."""
         return self.first_moments[-1] > self.first_moments[0]
 
     @cached_property
     def middle(self) -> Fraction:
-        """The middle of the rows' inputs, and the value of place 0."""
+        """Return the middle of the rows' inputs, and the value of place 0."""
         return (rational(self.first) + rational(self.last)) / 2
 
     @cached_property
     def step(self) -> Fraction:
-        """Data units between neighbouring places: the last row's mean less the first's is last - first."""
+        """Return the data units between neighbouring places, from mean(last row) - mean(first row) = last - first."""
         width = rational(self.last) - rational(self.first)
         return width * (1 << self.bits) / (self.first_moments[-1] - self.first_moments[0])
 
     @cached_property
     def gap(self) -> Fraction:
-        """Data units between neighbouring rows' inputs."""
+        """Return the data units between neighbouring rows' inputs."""
         return (rational(self.last) - rational(self.first)) / self.shifts
 
     def value(self, code: int) -> Fraction:
-        """The report that a code stands for."""
+        """Return the report that a code stands for."""
         return self.middle + self.step * self.places[code]
 
     def row_input(self, i: int) -> Fraction:
-        """The nominal input of row i."""
+        """Return the nominal input of row i."""
         return rational(self.first) + self.gap * i
 
     def row_mean(self, i: int) -> Fraction:
-        """The exact mean of row i, from the integers alone."""
+        """Return the exact mean of row i, from the integers alone."""
         return self.middle + self.step * self.first_moments[i] / (1 << self.bits)
 
     @cached_property
     def row_variances(self) -> list[Fraction]:
-        """The exact variances of the rows."""
+        """Return the exact variances of the rows."""
         total = 1 << self.bits
         return [
             (Fraction(second, total) - Fraction(first, total) ** 2) * self.step**2
@@ -123,7 +123,7 @@ class RowTable(BoundedTable):
 
     @cached_property
     def worst_variance(self) -> Fraction:
-        """The largest variance over valid inputs.
+        """Return the largest variance over valid inputs.
 
         At the share f between rows of variances A and B it is  (1 - f) A + f B + f (1 - f) gap^2.
         """
@@ -136,7 +136,7 @@ class RowTable(BoundedTable):
         return largest
 
     def extremes(self, cells: int) -> tuple[np.ndarray, np.ndarray]:
-        """Largest and smallest weight of every code over every ``cells`` + 1 neighbouring rows, as uint64."""
+        """Return the largest and smallest weight of every code over each ``cells`` + 1 neighbouring rows, as uint64."""
         width = min(cells, self.shifts) + 1
         return sliding(np.maximum, self.weights, width), sliding(np.minimum, self.weights, width)
 

@@ -1,1 +1,1 @@
-"""Windowed and two-point mechanisms in integers: tables, certificates, and how they are made."""
+"""Windowed and two-point mechanisms in integers: tables, their construction, certificates and samplers."""

@@ -22,14 +22,14 @@ from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.mechanisms.windowed.windows import Uniform
 
-# A table is taken when its variances are the mechanism's to within this, relatively, and its window as high to 0.5 %.
-# Its width then follows.
+# A table is accepted if its variances are within this of the mechanism's, relatively, and its window height within
+# 0.5 %. This determines its width as well.
 ACCEPTED_DEVIATION = 2e-4
-# Where no table is so near, the best is taken if it is within this, else none; ``estimate_mean`` allows for as much.
+# If no table is accepted, the best one is used if it is within this. ``estimate_mean`` allows for this difference.
 PROMISED_DEVIATION = 1e-3
 _HEIGHT_TOLERANCE = 0.005
 
-# Cell masses come from float64 cdfs; this much of the window's height keeps their rounding on the safe side.
+# Cell masses come from float64 cdfs; this share of the window's height makes their rounding conservative.
 _SLACK = 1e-8
 
 # Whether two divisions sample the table (else alias columns), log2 of its total, the most codes: cheapest first.
@@ -51,12 +51,12 @@ _FEWEST_ROWS = 1 << 8
 
 
 def _interval(mechanism: TwoPoint | Windowed) -> tuple[Any, Any]:
-    """(lower, upper): plain numbers, as all of a mechanism that is certified."""
+    """Return (lower, upper): plain numbers, as all of a mechanism that is certified."""
     return mechanism.lower, mechanism.upper
 
 
 def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
-    """Duchi's mechanism as two codes and a window of one: 2 a + kappa = 2^bits, (a + kappa)/a <= e^eps."""
+    """Return Duchi's mechanism as two codes and a window of one: 2 a + kappa = 2^bits, (a + kappa)/a <= e^eps."""
     total = 1 << bits
     a = math.ceil(total / (1 + exp_lower_bound(mechanism.epsilon)))
     base, window = np.full(2, a, np.uint64), np.full(1, total - 2 * a, np.uint64)
@@ -64,7 +64,7 @@ def two_point_table(mechanism: TwoPoint, bits: int = 32) -> WindowTable:
 
 
 def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | None = None) -> WindowTable:
-    """``windowed_table`` of the unbiased counterpart, its window as wide as the mechanism's, values moved inwards.
+    """Return ``windowed_table`` of the unbiased counterpart, with the values moved towards the middle.
 
     Raises:
         CertificateError: no table has the counterpart's variances and the width to within 0.1 %.
@@ -80,17 +80,18 @@ def placed_table(mechanism: SquareWave, bits: int | None = None, codes: int | No
 def windowed_table(
     mechanism: Windowed, bits: int | None = None, codes: int | None = None, deviation: Deviation | None = None
 ) -> WindowTable:
-    """The first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
+    """Return the first table, from the cheapest to sample up, that is faithful to a windowed mechanism.
 
     Args:
         mechanism: with concrete parameters.
         bits: log2 of the total, with ``codes``; by default 32, or 64 where 32 are not enough.
-        codes: the most output codes; by default 4,096, then more where they are not enough, and at least 256 rows.
-        deviation: how far a table is from the mechanism, relatively; by default by its variances.
+        codes: the largest number of output codes. By default 4,096 are tried first, then more; tables must have at
+            least 256 rows.
+        deviation: maps the mechanism and a table to their relative difference; by default that of their variances.
 
     Raises:
         CertificateError: the mechanism's height is not private at its epsilon, or no table has its variances to
-            within 0.1 %. A choice of bits and codes is not held to that.
+            within 0.1 %. The second condition is not applied if bits and codes are given.
     """
     relative = _permitted_height(mechanism)
     best, best_deviation = None, math.inf
@@ -113,7 +114,7 @@ def windowed_table(
 def _tiers(
     mechanism: Windowed, relative: float | None, bits: int | None, codes: int | None
 ) -> Iterator[Iterable[WindowTable]]:
-    """Groups of candidates, the cheapest to sample first."""
+    """Yield groups of candidate tables, the cheapest to sample first."""
     flat = isinstance(mechanism.window, Uniform) and isinstance(mechanism.base, Constant)
     order = _ORDER if codes is None else ((True, bits or 32, codes), (False, bits or 32, codes))
     for divides, table_bits, limit in order:
@@ -126,19 +127,19 @@ def _tiers(
 
 
 def _usual(mechanism: Windowed, table: WindowTable) -> bool:
-    """Enough rows, and a window as high as the mechanism's: few cells average a peak away."""
+    """Return whether a table has enough rows, and a window as high as the mechanism's."""
     height = float(table.window.max() / table.base.max()) / mechanism.relative_height
     return table.shifts >= _FEWEST_ROWS and height >= 1 - _HEIGHT_TOLERANCE
 
 
 def _deviation(mechanism: Windowed, table: WindowTable) -> float:
-    """How far the worst-case variance is from the mechanism's, or the central one above it, relatively."""
+    """Return the relative difference of the worst-case or central variance from the mechanism's, the larger of both."""
     central, worst = _float_variances(table)
     return float(max(central / mechanism.central_variance - 1, abs(worst / mechanism.worst_variance - 1)))
 
 
 def _permitted_height(mechanism: Windowed) -> float | None:
-    """The mechanism's ratio k / y, or None where it is the largest private one; refuse a larger one."""
+    """Return the mechanism's ratio k / y, or None where it is the largest private one; refuse a larger one."""
     ratio = mechanism.relative_height
     best = relative_height(mechanism.window, mechanism.base, mechanism.width, mechanism.epsilon, "pointwise")
     if ratio > best * (1 + 1e-9):
@@ -150,7 +151,7 @@ def _permitted_height(mechanism: Windowed) -> float | None:
 
 
 def _flat_tables(mechanism: Windowed, relative: float | None, bits: int, limit: int) -> Iterator[WindowTable]:
-    """Solutions of N a + w kappa = 2^bits with N = 2^g p, w = 2^g q and p - q = 2^h, w/N near m/2.
+    """Yield solutions of N a + w kappa = 2^bits with N = 2^g p, w = 2^g q and p - q = 2^h, w/N near m/2.
 
     Then p a + q kappa = 2^(bits-g) fixes a modulo q, S = 2^(g+h) is a power of two, and the smallest a with
     kappa / a <= e^eps - 1 wastes at most q/a of the ratio.
@@ -181,7 +182,7 @@ def _odd_near(value: float) -> Iterable[int]:
 
 
 def _cell_tables(mechanism: Windowed, relative: float | None, bits: int, limit: int) -> Iterator[WindowTable]:
-    """Tables of cell masses, one an octave of codes up to ``limit``, with w/N nearest to m/2 in the octave."""
+    """Yield tables of cell masses, one per octave of codes up to ``limit``, with w/N nearest to m/2 in the octave."""
     for octave in range(max(4, limit.bit_length() - 5), limit.bit_length()):
         codes = np.arange(1 << octave, min(limit, (2 << octave) - 1) + 1, 2)
         cells = 2 * np.round(mechanism.width * codes / 4)  # Even, so that the window mirrors like the base.
@@ -192,7 +193,7 @@ def _cell_tables(mechanism: Windowed, relative: float | None, bits: int, limit: 
 
 
 def _cell_table(mechanism: Windowed, relative: float | None, bits: int, codes: int, cells: int) -> WindowTable | None:
-    """Cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
+    """Return cell masses as integers: the window's rounded down, the base's up, the remainder added to the base.
 
     Weight added to the base of a code raises no ratio. Where every row's window covers a code, rounding can lower the
     smaller side by one; E/(E - 1) more in the base, E = e^eps, make up for it (docs/proofs/window_tables.md).
@@ -225,7 +226,7 @@ def _mirrored(half: np.ndarray) -> np.ndarray:
 
 
 def _float_variances(table: WindowTable) -> tuple[float, float]:
-    """Central and worst-case variance in float64, input rounding included, for choosing among tables."""
+    """Return the central and worst-case variance in float64, input rounding included, for choosing among tables."""
     total = float(1 << table.bits)
     n, w, s = table.codes, len(table.window), table.shifts
     base, window = table.base.astype(float) / total, table.window.astype(float) / total

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any, ClassVar
 
 from dpkernels import checks
+from dpkernels.bounded_json import real
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import (
     LIMITS,
@@ -18,7 +19,6 @@ from dpkernels.exact.certificate import (
     check_rows,
 )
 from dpkernels.exact.windows.table import WindowTable
-from dpkernels.untrusted import real
 
 COVERS = (
     "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
@@ -50,7 +50,7 @@ class WindowCertificate(UnbiasedCertificate, kind="window"):
 
     @property
     def cells(self) -> int:  # type: ignore[override]
-        """All rows: any two inputs are neighbours."""
+        """Return all rows: any two inputs are neighbours."""
         return self.table.shifts
 
     @property
@@ -81,12 +81,12 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
 
     @property
     def cells(self) -> int:  # type: ignore[override]
-        """All rows: any two inputs are neighbours."""
+        """Return all rows: any two inputs are neighbours."""
         return self.table.shifts
 
     @property
     def slope(self) -> Fraction:
-        """How far the mean of a report moves as the input moves, below 1."""
+        """Return the derivative of the mean of a report by the input, below 1."""
         return self.table.slope
 
     @property
@@ -104,7 +104,7 @@ class PlacedCertificate(BoundedCertificate, kind="placed window"):
 
 
 def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
-    """Verify everything a release relies on.
+    """Verify all properties that a release relies on, and return the certificate.
 
     Raises:
         CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
@@ -115,7 +115,7 @@ def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
 
 
 def certify_placed(table: WindowTable, epsilon: float) -> PlacedCertificate:
-    """The same of weights with the window placed at the input: means lie between the inputs and the middle.
+    """Certify weights with the window placed at the input; means lie between the inputs and the middle.
 
     Raises:
         CertificateError: as ``certify_table``; a row's mean is not where the slope says.

@@ -38,12 +38,12 @@ class ExactWindow(ExactSampler):
 
     @property
     def table(self) -> WindowTable:
-        """The verified integers."""
+        """Return the verified integers."""
         return self.certificate.table
 
     @property
     def fraction_bits(self) -> int:
-        """Bits that round an input between rows."""
+        """Return bits that round an input between rows."""
         return fraction_bits(self.table.shifts)
 
     @cached_property
@@ -57,7 +57,7 @@ class ExactWindow(ExactSampler):
 
     @cached_property
     def codes(self) -> CodeKernel:
-        """The table's sampler."""
+        """Return the table's sampler."""
         return code_kernel(self.table)
 
     def reports(self, x: RealArray, *words: RealArray) -> RealArray:
@@ -70,7 +70,7 @@ class ExactWindow(ExactSampler):
         return nearest_rows(x, rounding, table.shifts, table.lower, table.upper)
 
     def values(self, codes: Real, dtype: Any) -> Any:
-        """middle + step (code - (N - 1)/2), a function of the code alone."""
+        """Return middle + step (code - (N - 1)/2), a function of the code alone."""
         if isinstance(codes, np.ndarray):
             return self._values[np.dtype(dtype)].take(codes)
         return self._reports_at(2 * codes - (self.table.codes - 1), dtype)
@@ -81,13 +81,13 @@ class ExactWindow(ExactSampler):
 
     @cached_property
     def _values(self) -> dict[np.dtype, np.ndarray]:
-        """The values of all codes: one look-up costs less than the formula."""
+        """Return the values of all codes: one look-up costs less than the formula."""
         doubled = 2 * np.arange(self.table.codes, dtype=np.int32) - (self.table.codes - 1)
         return {np.dtype(dtype): self._reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
 
 
 def window_sampler(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactWindow:
-    """The sampler of a mechanism by a table that has its budget.
+    """Return the sampler of a mechanism by a table that has its budget.
 
     Raises:
         CertificateError: it has not.
@@ -96,7 +96,7 @@ def window_sampler(mechanism: Windowed | TwoPoint, table: WindowTable) -> ExactW
 
 
 def placed_sampler(mechanism: SquareWave, table: WindowTable) -> ExactWindow:
-    """The sampler of a square wave by a table that has its budget.
+    """Return the sampler of a square wave by a table that has its budget.
 
     Raises:
         CertificateError: it has not.
@@ -110,7 +110,10 @@ def _sampled(sampler: ExactWindow) -> ExactWindow:
 
 
 def code_kernel(table: WindowTable) -> CodeKernel:
-    """The sampler of a table: (random word, row) -> code, both of one shape; the word has ``table.bits`` bits."""
+    """Return the sampler of a table, (random word, row) -> code, both of one shape.
+
+    The word has ``table.bits`` bits.
+    """
     if table.is_flat:
         return _division_kernel(table)
     outcomes, n = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.codes)
@@ -123,7 +126,10 @@ def code_kernel(table: WindowTable) -> CodeKernel:
 
 
 def _division_kernel(table: WindowTable) -> CodeKernel:
-    """Constant base weight a, constant window weight kappa: r < N a -> r // a, else row + (r - N a) // kappa."""
+    """Return the sampler of constant weights a (base) and kappa (window), which divides.
+
+    r < N a gives the code r // a, any other r the code row + (r - N a) // kappa.
+    """
     word = np.dtype(f"uint{table.bits}").type
     a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
 

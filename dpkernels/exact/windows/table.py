@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import rational
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
-from dpkernels.untrusted import integer, real
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,27 +48,27 @@ class WindowTable(BoundedTable):
 
     @property
     def codes(self) -> int:
-        """N, how many outputs there are."""
+        """Return N, how many outputs there are."""
         return len(self.base)
 
     @property
     def shifts(self) -> int:
-        """S, the last row."""
+        """Return S, the last row."""
         return len(self.base) - len(self.window)
 
     @property
     def outcomes(self) -> list[int]:
-        """The weights of base codes, then of window positions, as Python integers."""
+        """Return the weights of base codes, then of window positions, as Python integers."""
         return self.base.tolist() + self.window.tolist()
 
     @cached_property
     def window_total(self) -> int:
-        """Sum of the window's weights."""
+        """Return the sum of the window's weights."""
         return sum(self.window.tolist())
 
     @cached_property
     def total(self) -> int:
-        """Sum of a row's weights."""
+        """Return the sum of a row's weights."""
         return sum(self.base.tolist()) + self.window_total
 
     @property
@@ -77,37 +77,37 @@ class WindowTable(BoundedTable):
 
     @property
     def slope(self) -> Fraction:
-        """How far the mean moves as the input moves: 1, or the window's share of the total if it is placed."""
+        """Return the derivative of the mean by the input: 1, or the window's share of the total if it is placed."""
         return Fraction(self.window_total, self.total) if self.is_placed else Fraction(1)
 
     @property
     def placed(self) -> WindowTable:
-        """The same weights, their values nearer to the middle by the window's share."""
+        """Return the table with the same weights and its values contracted to the middle by the window's share."""
         return replace(self, is_placed=True)
 
     @cached_property
     def step(self) -> Fraction:
-        """Data units between neighbouring codes, slope R total / (S window_total): row means go over slope R evenly."""
+        """Return the data units between neighbouring codes, slope R total / (S window_total)."""
         width = rational(self.upper) - rational(self.lower)
         return self.slope * width * self.total / (self.shifts * self.window_total)
 
     @cached_property
     def middle(self) -> Fraction:
-        """The middle of the input and of the output interval."""
+        """Return the middle of the input and of the output interval."""
         return (rational(self.lower) + rational(self.upper)) / 2
 
     def value(self, code: int) -> Fraction:
-        """The report that a code stands for."""
+        """Return the report that a code stands for."""
         return self.middle + self.step * (code - Fraction(self.codes - 1, 2))
 
     def row(self, s: int) -> np.ndarray:
-        """The weights of row s."""
+        """Return the weights of row s."""
         row = self.base.copy()
         row[s : s + len(self.window)] += self.window
         return row
 
     def _moment(self, power: int) -> tuple[int, int]:
-        """Integer sums of weight (2 j + 1 - n)^power over base codes and over window positions."""
+        """Return integer sums of weight (2 j + 1 - n)^power over base codes and over window positions."""
         return (
             sum(int(weight) * (2 * j + 1 - n) ** power for j, weight in enumerate(weights.tolist()))
             for weights, n in ((self.base, self.codes), (self.window, len(self.window)))
@@ -118,19 +118,19 @@ class WindowTable(BoundedTable):
         return tuple(self._moment(1)), tuple(self._moment(2))  # type: ignore[return-value]
 
     def row_input(self, s: int) -> Fraction:
-        """The nominal input of row s."""
+        """Return the nominal input of row s."""
         width = rational(self.upper) - rational(self.lower)
         return rational(self.lower) + width * s / self.shifts
 
     def row_mean(self, s: int) -> Fraction:
-        """The exact mean of row s, from the integers alone."""
+        """Return the exact mean of row s, from the integers alone."""
         (base1, window1), _ = self._moments
         # Doubled codes about the middle; the window's middle is 2 s - S away.
         doubled = Fraction(base1 + window1 + (2 * s - self.shifts) * self.window_total, self.total)
         return self.middle + self.step * doubled / 2
 
     def row_variance(self, s: int) -> Fraction:
-        """The exact variance of row s."""
+        """Return the exact variance of row s."""
         (_, window1), (base2, window2) = self._moments
         away = 2 * s - self.shifts
         second = Fraction(base2 + window2 + 2 * away * window1 + away**2 * self.window_total, self.total)
@@ -139,7 +139,7 @@ class WindowTable(BoundedTable):
 
     @cached_property
     def variance_terms(self) -> tuple[Fraction, Fraction, Fraction]:
-        """(A, c, rho) with Var(x) = A + c (x - middle)^2 + r and 0 <= r <= rho, r the rounding between rows.
+        """Return (A, c, rho) with Var(x) = A + c (x - middle)^2 + r and 0 <= r <= rho, r the rounding between rows.
 
         With k = slope^2, row variances have c = k (total/window_total - 1), and rounding at a fraction f of the gap
         between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
@@ -154,22 +154,22 @@ class WindowTable(BoundedTable):
 
     @property
     def worst_variance(self) -> Fraction:
-        """Bound on the variance at any input, input rounding included."""
+        """Return the bound on the variance at any input, input rounding included."""
         return self.largest(self.variance_terms)
 
     def largest(self, terms: tuple[Fraction, Fraction, Fraction]) -> Fraction:
-        """The largest A + c (x - middle)^2 + rho over the inputs."""
+        """Return the largest A + c (x - middle)^2 + rho over the inputs."""
         A, c, rho = terms
         half = (rational(self.upper) - rational(self.lower)) / 2
         return A + max(Fraction(0), c * half**2) + rho
 
     @property
     def has_signal(self) -> bool:
-        """Whether the last row's mean is above the first's."""
+        """Return whether the last row's mean is above the first's."""
         return self.window_total > 0
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Largest and smallest weight of every code over all rows, as Python integers."""
+        """Return the largest and smallest weight of every code over all rows, as Python integers."""
         pad = np.zeros(self.shifts, np.uint64)
         # Row s puts window[j - s] on code j; over s = 0..S these are S + 1 neighbours of the padded window.
         padded, base = np.concatenate([pad, self.window, pad]), self.base.astype(object)
@@ -178,16 +178,16 @@ class WindowTable(BoundedTable):
 
     @cached_property
     def is_flat(self) -> bool:
-        """Whether both parts are constant: then two divisions sample it, without a table."""
+        """Return whether both parts are constant: then two divisions sample it, without a table."""
         return bool((self.base == self.base[0]).all() and (self.window == self.window[0]).all())
 
     @property
     def falls(self) -> bool:
-        """Whether both parts are even and fall from their middles."""
+        """Return whether both parts are even and fall from their middles."""
         return all(_falls(weights) for weights in (self.window, self.base))
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON payload; weights as runs [value, count]."""
+        """Return a JSON payload; weights as runs [value, count]."""
         return {
             "base": _runs(self.base),
             "window": _runs(self.window),

@@ -1,8 +1,8 @@
-"""Solved programs on disk: a saving of time that no guarantee relies on.
+"""A disk cache of solved programs; it saves time, and no guarantee relies on it.
 
-The folder is that of ``cache_folder``. A table that is read is checked to be private, unbiased and on the grids asked
-for, and a release certifies its integers anyway; that it has the least variance is not checked. So whoever can write
-into the folder can make reports noisier, not less private.
+The folder is that of ``cache_folder``. Every table that is read is checked to be private, unbiased and on the requested
+grids, and a release certifies its integers in any case. The variance is not checked. A user who can write to the folder
+can therefore make reports noisier, but not less private.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ import numpy as np
 from dpkernels.cache_folder import folder
 from dpkernels.staging import staged
 
-# Part of every key: raise it whenever the program or the format changes.
+# Part of every key. Increase it whenever the program or the format changes.
 FORMAT = 2
 
-# No file is larger than this, nor what is compressed in it: the largest grids have 985 x 987 probabilities, by default.
+# The largest size of a file and of its uncompressed content.
 _MOST_BYTES = 1 << 24
 
 Arrays = dict[str, np.ndarray]
 
 
 def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool]) -> Arrays:
-    """The arrays kept for a key, if they are sound, else those solved for, which are then kept.
+    """Return the arrays cached for a key if they are sound; otherwise solve, and cache the solution.
 
-    A file that cannot be read or written counts as none.
+    A file that cannot be read counts as missing. A failure to write is ignored.
 
     Args:
         key: everything that the solution depends on, as text.
         solve: makes the arrays.
-        sound: whether arrays that were read are such a solution.
+        sound: returns whether arrays that were read are a valid solution.
     """
     place = folder()
     if place is None:
@@ -51,11 +51,11 @@ def cached(key: str, solve: Callable[[], Arrays], sound: Callable[[Arrays], bool
 
 
 def is_kept(key: str) -> bool:
-    """Whether there is a file for a key."""
+    """Return whether there is a file for a key."""
     place = folder()
     try:
         return place is not None and _path(place, key).exists()
-    except OSError:  # The folder must not be looked into.
+    except OSError:  # The user may not read the folder.
         return False
 
 
@@ -78,7 +78,7 @@ def _read(path: Path, key: str) -> Arrays | None:
 
 
 def _array(data: bytes) -> np.ndarray:
-    """The array of a .npy file, no larger than the file, whatever its header says."""
+    """Return the array of a .npy file; it is never larger than the file, whatever the header states."""
     file = io.BytesIO(data)
     np.lib.format.read_magic(file)
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
@@ -86,7 +86,7 @@ def _array(data: bytes) -> np.ndarray:
 
 
 def _write(path: Path, key: str, arrays: Arrays) -> None:
-    """Whole or not at all."""
+    """Write the whole file atomically."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         with staged(path, 0o666) as new:

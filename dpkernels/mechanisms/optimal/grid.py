@@ -1,4 +1,4 @@
-"""Grids for the optimal mechanism's program: inputs, how many rows apart neighbours are, outputs, expected inputs.
+"""Grids for the optimal mechanism's program: inputs, distance of neighbours in rows, outputs, expected inputs.
 
 Lengths are in half widths of the input interval, from its middle: inputs are in [-1, 1].
 """
@@ -13,29 +13,29 @@ import numpy as np
 
 from dpkernels import checks
 
-# Beyond, the tables would be larger than those below.
+# The largest epsilon and width over sensitivity; larger ones would exceed the limits below.
 MOST_EPSILON = 12.0
 MOST_RATIO = 16.0
-# A table has at most so many probabilities, and so many rows, about as many as outputs.
+# The largest numbers of probabilities, rows and outputs of a table.
 _MOST_WEIGHTS, _MOST_POINTS, _MOST_OUTPUTS = 1 << 21, 1401, 2049
-# The most rows that a budget may need: the program of so many takes 10 to 20 s.
+# The largest number of rows that a budget may require by default.
 _MOST_NEEDED = 1000
-# What rounding of inputs between rows may add to the variance.
+# The share of the variance that rounding inputs to rows may add.
 _ROUNDING = 0.008
-# The least rows for any two inputs, and rows of a sensitivity: small budgets would do with fewer by the rounding alone.
+# The smallest number of rows for local DP, and of steps per sensitivity for central DP.
 _FEWEST_LOCAL, _FEWEST_CELLS = 33, 4
 
-# Of the sensitivity in rows: what keeps neighbours so many rows apart after inputs are put on 2^16 steps a row.
+# A margin, as a share of a row, for rounding inputs to 2^16 steps a row.
 _MARGIN = 2.0**-15
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Rows of the program.
+    """The rows of the program.
 
     Attributes:
         points: n, odd.
-        cells: neighbours are at most so many rows apart.
+        cells: the largest distance of neighbours, in rows.
         reach: the outermost rows' inputs are at -reach and reach; at least 1.
     """
 
@@ -45,17 +45,17 @@ class Grid:
 
     @property
     def inputs(self) -> np.ndarray:
-        """The rows' inputs."""
+        """Return the rows' inputs."""
         return self.reach * np.linspace(-1, 1, self.points)
 
 
 def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
-    """The rows for a budget.
+    """Return the grid of rows for a budget.
 
     Args:
         epsilon: the budget.
-        ratio: width of the interval over the sensitivity; at most 1 where any two inputs are neighbours.
-        points: n; by default enough that rounding adds a percent or two to the variance.
+        ratio: width of the interval over the sensitivity; at most 1 if any two inputs are neighbours.
+        points: n; the default keeps the added variance of rounding small.
 
     Raises:
         ValueError: points even, or not in 3..1401.
@@ -72,7 +72,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
 
 
 def _cells_for(epsilon: float, ratio: float) -> float:
-    """Steps of a sensitivity D with which rounding, (step/2)^2, adds ``_ROUNDING`` of the variance, or less.
+    """Return the steps per sensitivity D with which rounding adds at most ``_ROUNDING`` of the variance.
 
     The least variance is above D^2 e^(-2 eps/3) (1 + 1.4/eps) times a number that rises from 0.3 at R/D = 1 to 0.5.
     """
@@ -81,23 +81,23 @@ def _cells_for(epsilon: float, ratio: float) -> float:
 
 
 def most_ratio(epsilon: float) -> float:
-    """The largest width of the interval over the sensitivity, R/D, that there are grids for at a budget.
+    """Return the largest width of the interval over the sensitivity, R/D, that there are grids for at a budget.
 
-    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum, and soon as near as these grids.
+    Above 5 and 8/eps the Central Piecewise Mechanism is within 2 % of the optimum.
     """
     return min(MOST_RATIO, max(5.0, 8 / epsilon), _MOST_NEEDED / _cells_for(epsilon, MOST_RATIO))
 
 
 def covers(epsilon: float, ratio: float = 1.0) -> bool:
-    """Whether there are grids for a budget and a width of the interval over the sensitivity."""
+    """Return whether there are grids for a budget and a width of the interval over the sensitivity."""
     return epsilon <= MOST_EPSILON and ratio <= most_ratio(epsilon)
 
 
 def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
-    """Steps between rows, even, and steps of a sensitivity: enough of these, of the closest fit.
+    """Return the steps between rows, an even number, and the steps of a sensitivity with the closest fit.
 
-    Where the sensitivity is no whole number of steps, the rows reach beyond the interval, or neighbours are further
-    apart than they need be, which costs more.
+    If the sensitivity is not a whole number of steps, either the rows reach beyond the interval, or neighbours are
+    further apart than necessary, which costs more.
     """
     least = max(_FEWEST_CELLS, math.ceil(_cells_for(epsilon, ratio)), math.ceil(16 / ratio))
 
@@ -114,13 +114,13 @@ def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
 
 
 def _near_grid(ratio: float, steps: int, cells: int) -> Grid:
-    """Rows so far apart that a sensitivity is ``cells`` of them, less the margin."""
+    """Return rows spaced such that a sensitivity is ``cells`` of them, less the margin."""
     reach = max(1.0, steps / (ratio * (cells - _MARGIN)))
     return Grid(steps + 1, cells, reach * (1 + 1e-12))
 
 
 def coarse(fine: Grid, ratio: float) -> Grid:
-    """A smaller program that has about the same outputs."""
+    """Return a smaller program that has about the same outputs."""
     if ratio <= 1:
         return Grid(17, 16, 1.0)
     cells = min(fine.cells, 4 if ratio <= 4 else 2)
@@ -128,13 +128,13 @@ def coarse(fine: Grid, ratio: float) -> Grid:
 
 
 def first_range(epsilon: float, ratio: float) -> float:
-    """An output range that is wide enough, for a start: Duchi's on one sensitivity, and room beyond it."""
+    """Return an initial output range: Duchi's for one sensitivity, and room beyond it."""
     duchi = 1 / math.tanh(epsilon / 2)
     return 1.6 * duchi if ratio <= 1 else 1 + (1.3 * (duchi - 1) + 0.6) / ratio
 
 
 def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
-    """Distance of outputs, 2 half + 1 in number, that reach about ``wanted``; Duchi's reports are among them."""
+    """Return the distance of 2 half + 1 outputs that reach about ``wanted``; Duchi's reports are among them."""
     if ratio > 1:
         return wanted / half
     duchi = 1 / math.tanh(epsilon * (1 - 2e-6) / 2)
@@ -142,7 +142,7 @@ def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
 
 
 def outputs_for(rows: Grid, outputs: int | None) -> int:
-    """(m - 1)/2 for m outputs, odd; by default about as many as rows, and at least 121.
+    """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121.
 
     Raises:
         ValueError: outputs even or not in 9..2049, or above 2^21/points.
@@ -158,10 +158,10 @@ def outputs_for(rows: Grid, outputs: int | None) -> int:
 
 
 def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndarray, np.ndarray]:
-    """Edges in [-1, 1] and masses of a histogram of inputs: masses of equal bins, or (edges, masses) in data units.
+    """Return the edges in [-1, 1] and the masses of a histogram of inputs, from masses or (edges, masses).
 
     Raises:
-        ValueError: not such a histogram, naming what is wrong with it.
+        ValueError: the argument is not a valid histogram.
     """
     given = objective if isinstance(objective, tuple) else (None, objective)
     if len(given) != 2:
@@ -172,7 +172,7 @@ def expected_inputs(objective: Any, lower: float, upper: float) -> tuple[np.ndar
         raise ValueError(f"objective: {len(masses)} weights need {len(masses) + 1} rising edges in [{lower}, {upper}]")
     if np.any(masses < 0) or not masses.max() > 0:
         raise ValueError("objective: weights must be at least 0, one of them above")
-    masses = masses / masses.max()  # The sum of the largest floats would be infinite.
+    masses = masses / masses.max()  # Without this the sum may overflow.
     return (edges - (lower + upper) / 2) / ((upper - lower) / 2), masses / masses.sum()
 
 
@@ -184,7 +184,7 @@ def _vector(what: str, values: Any) -> np.ndarray:
 
 
 def row_weights(edges: np.ndarray, masses: np.ndarray, rows: Grid) -> np.ndarray:
-    """The probability of each row, for inputs from the histogram (even within bins) and rounded to the rows."""
+    """Return the probability of each row, for inputs from the histogram (even within bins) and rounded to the rows."""
     step = 2 * rows.reach / (rows.points - 1)
     u = np.clip((edges[:, None] - rows.inputs) / step, -1, 1)
     until = np.where(u < 0, (u + 1) ** 2 / 2, 1 - (1 - u) ** 2 / 2) * step
@@ -192,6 +192,6 @@ def row_weights(edges: np.ndarray, masses: np.ndarray, rows: Grid) -> np.ndarray
 
 
 def largest_ratio(probabilities: np.ndarray, cells: int) -> float:
-    """The largest ratio of a column's entries at most ``cells`` rows apart."""
+    """Return the largest ratio of a column's entries at most ``cells`` rows apart."""
     runs = np.lib.stride_tricks.sliding_window_view(probabilities, min(cells, len(probabilities) - 1) + 1, axis=0)
     return float((runs.max(axis=-1) / runs.min(axis=-1)).max())

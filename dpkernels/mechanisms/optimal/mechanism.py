@@ -1,4 +1,4 @@
-"""The bounded, unbiased mechanism of least variance: a table, row by row, from a linear program."""
+"""The bounded, unbiased mechanism of least variance, as a table of probabilities from a linear program."""
 
 from __future__ import annotations
 
@@ -16,35 +16,39 @@ from dpkernels.mechanisms.base import Bounded, sampler
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-_LATTICE = 1e-6  # How far, as a share of the spacing, an exact form puts a report.
+_LATTICE = 1e-6  # The tolerance for reports of an exact sampler, as a share of the spacing.
 
 
 @partial(pytree, static=("places",))
 @dataclass(frozen=True, eq=False)
 class Optimal(Bounded):
-    """A table of probabilities: row i of n is for the input x_i, column j for the report y_j.
+    """A mechanism given by a table of probabilities: row i of n for the input x_i, column j for the report y_j.
 
         x_i = middle + reach (2 i/(n - 1) - 1),    y_j = middle + spacing places_j,    sum_j p_ij y_j = x_i.
 
-    An input between two rows is rounded to one of them at random, so that its mean stays: a report has the
-    probability (1 - f) p_ij + f p_(i+1)j at the share f of the way. This adds f (1 - f) (x_(i+1) - x_i)^2 to the
-    variance. Made by ``optimal``.
+    An input between two rows is rounded to one of them at random such that its mean is kept. At the fraction f between
+    rows i and i + 1, the report y_j has the probability (1 - f) p_ij + f p_(i+1)j. This adds f (1 - f)
+    (x_(i+1) - x_i)^2 to the variance. ``optimal`` makes these mechanisms.
 
-    Privacy, pure epsilon-DP of one report. Without a sensitivity any two inputs are neighbours: any two rows have
-    ratios of at most e^epsilon, and so have their mixtures. With sensitivity D, inputs at most D apart: rows up to
-    k = ceil(D/(x_(i+1) - x_i)) apart have such ratios; rounding with one shared uniform u, floor((x - x_0)/h + u),
-    moves neighbours at most k rows apart under every u, and a mixture over u keeps the ratio. The float sampler is not
-    covered; ``exact_sampler`` makes integers that are.
+    Privacy: one report is pure epsilon-DP.
+
+    - Without a sensitivity any two inputs are neighbours. The ratio of any two rows is at most e^epsilon, and so is the
+      ratio of their mixtures.
+    - With sensitivity D, inputs at most D apart are neighbours. Rows at most k = ceil(D/h) apart, with the row distance
+      h = x_(i+1) - x_i, have ratios of at most e^epsilon. Rounding with a shared uniform number u,
+      floor((x - x_0)/h + u), maps neighbours to rows at most k apart for every u, and a mixture over u keeps the ratio.
+
+    The guarantee does not cover the float sampler; it covers the integers of ``exact_sampler``.
 
     Attributes:
         probabilities: p, of shape (n, m), all positive.
         places: m increasing integers.
-        reach: how far the outermost rows' inputs are from the middle, in data units; at least half the interval.
+        reach: the distance of the outermost rows' inputs from the middle, in data units; at least half the interval.
         spacing: data units between neighbouring places.
         lower: smallest valid input.
         upper: largest valid input.
         epsilon: the pure-DP budget.
-        sensitivity: how far apart neighbouring inputs are at most, or None for any two.
+        sensitivity: the largest distance of neighbouring inputs, or None if any two inputs are neighbours.
 
     Raises:
         ValueError: interval, epsilon or sensitivity out of range, or a table of another shape or with a probability
@@ -74,7 +78,9 @@ class Optimal(Bounded):
         if known is not None and not np.all(known > 0):
             raise ValueError("probabilities: must be positive; what is possible for one input is so for every other")
         if isinstance(self.probabilities, np.ndarray):
-            kept = self.probabilities.copy()  # What has been checked must stay what is sampled.
+            kept = (
+                self.probabilities.copy()
+            )  # Read-only, so that the sampled probabilities stay those that were checked.
             kept.setflags(write=False)
             object.__setattr__(self, "probabilities", kept)
 
@@ -92,22 +98,22 @@ class Optimal(Bounded):
 
     @property
     def rows(self) -> int:
-        """n, how many inputs have a row of their own."""
+        """Return n, the number of inputs with a row of their own."""
         return len(self.probabilities)
 
     @property
     def outputs(self) -> RealArray:
-        """y_j - middle."""
+        """Return y_j - middle."""
         return self.spacing * namespace(self.spacing).asarray(np.array(self.places, np.float64))
 
     @property
     def step(self) -> Any:
-        """x_(i+1) - x_i."""
+        """Return x_(i+1) - x_i."""
         return 2 * self.reach / (self.rows - 1)
 
     @property
     def cells(self) -> int:
-        """k: neighbouring inputs are rounded to rows at most so many apart; n - 1 where any two are neighbours."""
+        """Return k, the largest distance in rows of neighbouring inputs; n - 1 if any two inputs are neighbours."""
         if self.sensitivity is None:
             return self.rows - 1
         return min(self.rows - 1, math.ceil(float(self.sensitivity) / float(self.step) * (1 - 1e-9)))
@@ -117,47 +123,47 @@ class Optimal(Bounded):
         return self.middle + self.spacing * self.places[0], self.middle + self.spacing * self.places[-1]
 
     def _row(self, x: Real) -> tuple[Any, Any]:
-        """The row below an input, and the share of the way to the next."""
+        """Return the row below an input, and the share of the way to the next."""
         xp = namespace(x, self.reach)
         position = (floating(x) - self.middle + self.reach) / self.step
         row = xp.clip(xp.floor(xp.fmax(position, 0.0)), 0, self.rows - 2).astype(int)
         return row, xp.clip(position - row, 0.0, 1.0)
 
     def _between(self, table: Any, x: Real, column: Any) -> Any:
-        """A column of a table with n rows, at the input."""
+        """Return a column of a table with n rows, at the input."""
         row, share = self._row(x)
         table = namespace(row, table).asarray(table)
         return (1 - share) * table[row, column] + share * table[row + 1, column]
 
     def _sums(self, values: Any) -> Any:
-        """Sums of the probabilities times values over the first 0, 1, .., m columns, of shape (n, m + 1)."""
+        """Return sums of the probabilities times values over the first 0, 1, .., m columns, of shape (n, m + 1)."""
         xp = namespace(self.probabilities, values)
         sums = xp.cumsum(self.probabilities * values, axis=1)
         return xp.concatenate([xp.zeros_like(sums[:, :1]), sums], axis=1)
 
     def _columns_below(self, offset: Real) -> Any:
-        """How many columns have a report of at most middle + offset."""
+        """Return the number of columns whose report is at most middle + offset."""
         xp = namespace(offset, self.outputs)
         return xp.searchsorted(xp.asarray(self.outputs), offset, side="right")
 
     def pdf(self, y: Real, x: Any) -> Any:
-        """0: every report has positive probability."""
+        """Return 0: every report has positive probability."""
         return namespace(y, x).zeros_like(floating(y) + floating(x))
 
     def cdf(self, y: Real, x: Real) -> Real:
-        """The sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
+        """Return the sum over y_j <= y of (1 - f) p_ij + f p_(i+1)j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         column = self._columns_below(y - self.middle + self._room(y))
         return unless_nan(self._between(self._sums(1.0), x, column), y)
 
     def _room(self, y: Any) -> Any:
-        """How far a report may be from its place: by rounding, and on the lattice of an exact form."""
+        """Return how far a report may be from its place: by rounding, and on the grid of an exact sampler."""
         xp = namespace(y, self.spacing)
         rounded = 8 * np.finfo(y.dtype).eps * (abs(y) + abs(self.middle))
         return xp.clip(rounded, _LATTICE * self.spacing, self.spacing / 4)
 
     def mass(self, y: Real, x: Any) -> Any:
-        """(1 - f) p_ij + f p_(i+1)j at the report y_j."""
+        """Return (1 - f) p_ij + f p_(i+1)j at the report y_j."""
         y, x = namespace(y, x).broadcast_arrays(floating(y), floating(x))
         room = self._room(y)
         column = self._columns_below(y - self.middle + room) - 1
@@ -167,7 +173,7 @@ class Optimal(Bounded):
         return unless_nan(xp.where(abs(y - self.middle - at) <= room, p, 0.0), y, x)
 
     def draw(self, u: Real, x: Real) -> Real:
-        """The first report whose cdf reaches u, by bisection of the columns."""
+        """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)
         column = xp.zeros(xp.broadcast_shapes(xp.shape(u), xp.shape(x)), int)
@@ -179,22 +185,22 @@ class Optimal(Bounded):
 
     @cached_property
     def alias_columns(self) -> tuple[np.ndarray, np.ndarray]:
-        """Walker's columns of every row: the share that is the column's own report's, and the number of the other."""
+        """Return Walker's columns of every row: the share of the column's own report, and the other report."""
         rows = map(_alias_columns, np.asarray(self.probabilities, np.float64).tolist())
         threshold, other = zip(*rows, strict=True)
         return np.array(threshold), np.array(other)
 
     @property
     def _second_moments(self) -> RealArray:
-        """sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
+        """Return sum_j p_ij (y_j - middle)^2 of every row, of shape (n, 1)."""
         return (self.probabilities * self.outputs**2).sum(1)[:, None]
 
     def variance(self, x: Real) -> Real:
-        """sum_j p_j(x) (y_j - x)^2, with the rounding between rows."""
+        """Return sum_j p_j(x) (y_j - x)^2, with the rounding between rows."""
         return self._between(self._second_moments, x, 0) - (floating(x) - self.middle) ** 2
 
     def worst_excess(self, rate: Real) -> Real:
-        """In every cell between rows it is a parabola."""
+        """Return the maximum over the cells between rows, in each of which the function is a parabola."""
         xp, half = namespace(self.reach, self.upper), (self.upper - self.lower) / 2
         second, at = rate * self._second_moments[:, 0], self.reach * np.linspace(-1, 1, self.rows)
         slope = xp.diff(second) / self.step
@@ -202,7 +208,7 @@ class Optimal(Bounded):
         return (second[:-1] + slope * (peak - at[:-1]) - peak**2).max()
 
     def absolute_error(self, x: Real) -> Real:
-        """2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
+        """Return 2 sum over y_j <= x of p_j(x) (x - y_j), since the report is unbiased."""
         offset = floating(x) - self.middle
         column = self._columns_below(offset)
         below, moment = (self._between(self._sums(values), x, column) for values in (1.0, self.outputs))
@@ -220,12 +226,12 @@ class Optimal(Bounded):
 @pytree
 @dataclass(frozen=True, eq=False)
 class _Tabulated:
-    """An optimal mechanism's sampler by Walker's alias method: column c of a row, of mass 1/m, is report c or another.
+    """A sampler of an optimal mechanism by Walker's alias method; each column of a row has mass 1/m and two reports.
 
     Attributes:
         mechanism: the mechanism.
-        threshold: the share of every column that is its own report's, of shape (n, m).
-        other: the number of the other report, of shape (n, m).
+        threshold: the share of every column's own report, of shape (n, m).
+        other: the index of the other report, of shape (n, m).
     """
 
     mechanism: Optimal
@@ -246,7 +252,7 @@ class _Tabulated:
         return self.mechanism.atoms(x)
 
     def draw(self, u: Any, x: Any) -> Any:
-        """The uniform number picks a row by the share of the way, then a column, then one of its two reports."""
+        """Draw with one uniform number: it picks a row by the fraction, then a column, then one of its two reports."""
         row, share = self.mechanism._row(x)
         outputs, m = jnp.asarray(self.mechanism.outputs), len(self.mechanism.places)
         up = u < share
@@ -258,12 +264,12 @@ class _Tabulated:
 
 
 def _taken(table: Any, at: Any) -> Any:
-    """Entries of a table, by their place, which is known to be in it."""
+    """Return entries of a table, by their place, which is known to be in it."""
     return table.at[at].get(mode="promise_in_bounds")
 
 
 def _both_taken(first: Any, second: Any, at: Any) -> tuple[Any, Any]:
-    """Numbers of two tables. On a GPU a second look-up is a pass through memory, on a CPU one of pairs takes longer."""
+    """Return the same entries of two tables, by the faster of two look-ups and one of pairs for the device."""
 
     def pairs(at: Any) -> tuple[Any, Any]:
         taken = _taken(jnp.stack([first, second], -1), at)
@@ -274,14 +280,14 @@ def _both_taken(first: Any, second: Any, at: Any) -> tuple[Any, Any]:
 
 @sampler.register
 def _(mechanism: Optimal) -> Any:
-    """With alias columns, unless it is traced."""
+    """Return the mechanism with alias columns, unless it is traced."""
     if checks.concrete(mechanism.probabilities) is None:
         return mechanism
     return _Tabulated(mechanism, *mechanism.alias_columns)
 
 
 def _alias_columns(p: list[float]) -> tuple[list[float], list[int]]:
-    """Vose's construction: a light column is filled up from a heavy one, which loses as much."""
+    """Return alias columns by Vose's construction: a light column is filled up from a heavy one."""
     m = len(p)
     mass, other = [m * value for value in p], list(range(m))
     threshold = [1.0] * m

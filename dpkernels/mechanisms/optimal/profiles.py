@@ -1,10 +1,10 @@
-"""Profiles: how the probability of one report changes with the input, for the optimal mechanism's program.
+"""Profiles: the probability of one report as a function of the input, for the optimal mechanism's program.
 
-A profile is 1 on some neighbouring rows and falls by e^-eps at every one of its steps to the right, at rows
-r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ..; steps of one side are at least ``cells`` rows apart, so
-that rows that are neighbours are at most one step apart. Sums of profiles with weights of at least 0 are private.
-Probabilities that rise again further off are not such sums; on small grids with every ratio of neighbours as a
-constraint they gain less than 1e-4 of the worst-case variance, and 2e-4 of an average.
+A profile is 1 on some adjacent rows. It falls by a factor e^-eps at each of its steps to the right, at rows
+r_1 <= r_2 <= .., and to the left, at rows l_1 >= l_2 >= ... Steps of one side are at least ``cells`` rows apart, so
+neighbouring rows are at most one step apart. Sums of profiles with nonnegative weights are private. Probabilities that
+fall and rise again are not such sums. On small grids with every neighbour ratio as a constraint, they improve the
+worst-case variance by less than 1e-4, and an average variance by less than 2e-4.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from functools import cached_property
 
 import numpy as np
 
-# Steps down to 2^-24 are told apart; what is below is nothing beside the least probability of a report.
+# Profiles are followed down to 2^-24; smaller values are negligible next to the least probability of a report.
 _BITS = 24
 
 
 @dataclass(frozen=True, eq=False)
 class Grids:
-    """What a program is about.
+    """The inputs and outputs of a program, and the operations on profiles over them.
 
-    A set of profiles is an integer array with a row each: the number of the report, r_1, r_2, .., l_1, l_2, ..; the
-    last row or the first where a side has no more steps.
+    A set of profiles is an integer array with one row per profile: the index of the report, r_1, r_2, .., l_1, l_2, ...
+    The last or the first row of the grid stands for steps that a side does not have.
 
     Attributes:
         ratio: e^eps.
         inputs: x_i, equally spaced.
         outputs: y_j.
-        cells: rows so many apart, or fewer, are neighbours.
-        weights: of the rows in the objective, the average variance; None for the worst case.
-        symmetric: every profile comes with its mirror image, x -> -x and y -> -y, and rows below the middle are left
-            out.
+        cells: the largest distance of neighbouring rows.
+        weights: the rows' weights in the average variance; None for the worst case.
+        symmetric: whether every profile stands for itself and its mirror image, x -> -x and y -> -y. Rows below the
+            middle are then omitted.
     """
 
     ratio: float
@@ -45,43 +45,43 @@ class Grids:
 
     @property
     def rows(self) -> int:
-        """n."""
+        """Return n."""
         return len(self.inputs)
 
     @property
     def gap(self) -> float:
-        """x_(i+1) - x_i."""
+        """Return x_(i+1) - x_i."""
         return float(self.inputs[1] - self.inputs[0])
 
     @property
     def base(self) -> int:
-        """The first row that is not left out."""
+        """Return the first row that is not left out."""
         return (self.rows - 1) // 2 if self.symmetric else 0
 
     @cached_property
     def centres(self) -> np.ndarray:
-        """The base row's input, and the middles between neighbouring rows above it."""
+        """Return the base row's input, and the middles between neighbouring rows above it."""
         x = self.inputs[self.base :]
         return np.append(x[0], (x[1:] + x[:-1]) / 2)
 
     @cached_property
     def falls(self) -> np.ndarray:
-        """By how much a profile falls at its first step, its second, .."""
+        """Return the amounts by which a profile falls at its first step, its second, and so on."""
         steps = min(-(-(self.rows - 1) // self.cells), math.ceil(_BITS * math.log(2) / math.log(self.ratio)))
         return (1 - 1 / self.ratio) * self.ratio ** -np.arange(float(steps))
 
     def mirrored(self, profiles: np.ndarray) -> np.ndarray:
-        """Profiles of the mirrored reports, at the mirrored inputs."""
+        """Return profiles of the mirrored reports, at the mirrored inputs."""
         j, right, left = self.parts(profiles)
         return np.column_stack([len(self.outputs) - 1 - j, self.rows - 1 - left, self.rows - 1 - right])
 
     def parts(self, profiles: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Numbers of the reports, the steps to the right and those to the left."""
+        """Return numbers of the reports, the steps to the right and those to the left."""
         steps = len(self.falls)
         return profiles[:, 0], profiles[:, 1 : 1 + steps], profiles[:, 1 + steps :]
 
     def unique(self, profiles: np.ndarray) -> np.ndarray:
-        """Each once; of mirror images one."""
+        """Return the distinct profiles; of two mirror images, one."""
         if self.symmetric:
             other = self.mirrored(profiles)
             at = (profiles != other).argmax(axis=1)[:, None]
@@ -90,7 +90,7 @@ class Grids:
         return np.unique(profiles, axis=0)
 
     def narrowest(self, j: np.ndarray, right: np.ndarray, left: np.ndarray) -> np.ndarray:
-        """The profiles whose steps are as near as they may be to the given ones, of which r_1 >= l_1 are kept."""
+        """Return the profiles with the nearest allowed steps to the given ones; only those with r_1 >= l_1 are kept."""
         apart = self.cells * np.arange(len(self.falls))
         last = self.rows - 1
         right = np.maximum.accumulate(np.maximum(right, 0) - apart, axis=1) + apart
@@ -98,7 +98,7 @@ class Grids:
         return np.column_stack([j, np.minimum(right, last), np.maximum(left, 0)])
 
     def all_windows(self) -> np.ndarray:
-        """The profiles of all reports and rows l_1 <= r_1, with steps ``cells`` rows apart."""
+        """Return the profiles of all reports and rows l_1 <= r_1, with steps ``cells`` rows apart."""
         left, right = np.triu_indices(self.rows)
         j = np.repeat(np.arange(len(self.outputs)), len(left))
         right, left = (np.tile(side, len(self.outputs))[:, None] for side in (right, left))
@@ -106,14 +106,14 @@ class Grids:
         return self.narrowest(j, right + none, left + none)
 
     def values(self, profiles: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """The profiles at some rows, of shape (profiles, rows)."""
+        """Return the profiles at some rows, of shape (profiles, rows)."""
         _, right, left = self.parts(profiles)
         sides = zip(right.T[:, :, None], left.T[:, :, None], strict=True)
         steps = sum((rows > after).astype(int) + (rows < before) for after, before in sides)
         return self.ratio ** -np.asarray(steps, float)
 
     def near(self, other: Grids, profiles: np.ndarray) -> np.ndarray:
-        """Profiles of these grids about where those of other grids are, up to one report and one row away."""
+        """Return profiles of these grids near those of other grids, up to one report and one row away."""
         j, *sides = other.parts(profiles)
         steps = len(self.falls)
         place = np.rint(np.interp(other.outputs[j], self.outputs, np.arange(len(self.outputs)))).astype(int)
@@ -129,11 +129,11 @@ class Grids:
         return made[(j >= 0) & (j < len(self.outputs)) & (left[:, 0] <= right[:, 0])]
 
     def best(self, at_base: np.ndarray, at_steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The profiles of most value, and their values.
+        """Return the profiles of most value, and their values.
 
-        The value of a profile f is  f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, which every report has its own
-        of. So it is a sum over steps, and the best ones follow from the outermost inwards. The best are taken of every
-        report and of every row r_1.
+        The value of a profile f is f_base at_base + sum_i (f_i - f_(i-1)) at_steps_i, with prices that depend on the
+        report. It is a sum over steps, so dynamic programming finds the best steps from the outermost inwards. The
+        result has the best profile for every report and every row r_1.
 
         Args:
             at_base: one a report.
@@ -158,7 +158,7 @@ class Grids:
         return np.column_stack([j, *rights, *lefts]), value[r, j]
 
     def _best_steps(self, gain: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The value of the best steps from a first one on, and the row of the second; ``gain`` is that of a fall by 1.
+        """Return the value of the best steps from a first one on, and the second's row; a fall by 1 gains ``gain``.
 
         V_i = (1 - 1/ratio) gain_i + max_(k >= i + cells) V_k/ratio;  past the last row there are no steps.
         """
@@ -174,7 +174,7 @@ class Grids:
 
 
 def _running_best(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The largest value so far along the first axis, and where it is."""
+    """Return the largest value so far along the first axis, and where it is."""
     best = np.maximum.accumulate(values, axis=0)
     new = np.ones(values.shape, bool)
     new[1:] = values[1:] > best[:-1]

@@ -6,15 +6,16 @@ Unknowns are the probabilities p_ij of output y_j given input x_i and, for the w
                          p_ij <= e^eps p_i'j   for neighbouring rows, |i - i'| <= cells
 
 or, for expected inputs with weights a_i, min sum_i a_i S_i. A column (p_ij)_i is a sum of profiles f (see
-``profiles``) with weights of at least 0, which are the unknowns here. Of every two neighbouring rows the
-difference of the equations is taken, with c = (x_i + x_(i-1))/2 and sums over all profiles and their reports y:
+``profiles``) with nonnegative weights w, which are the unknowns of the program that is solved. For each pair of
+adjacent rows it has the difference of their equations, with c = (x_i + x_(i-1))/2 and sums over all profiles and their
+reports y:
 
     sum w (f_i - f_(i-1)) = 0,   sum w (f_i - f_(i-1)) (y - c) = x_i - x_(i-1),
     sum w (f_i - f_(i-1)) (y - c)^2 = S_i - S_(i-1),
 
-in which a profile has as many entries as it has steps. There are far too many profiles, so the program is solved with
-some, and those are added that its prices ask for, until no profile left out can lower the variance. The first ones are
-about where those of a program on coarser grids are.
+In these equations a profile has one entry per step. The number of profiles is too large for one program, so columns are
+generated: the program is solved with some profiles, and those with a favourable reduced cost are added, until no other
+profile can lower the variance. The first profiles are near those of a program on coarser grids.
 """
 
 from __future__ import annotations
@@ -33,40 +34,42 @@ _SLACKS = (1e-6, 1e-5, 1e-4)
 # A column whose probabilities are all below this is a solver's zero.
 _ZERO = 1e-9
 
-# What every report that is used has at least. Far from its place e^(-eps) every sensitivity would soon be less than
-# integers of 64 bits can hold to the slack.
+# The least probability of a used report. Without it, probabilities would fall by e^-eps every sensitivity, below what
+# 64-bit integers can represent within the slack.
 _LEAST = 2.0**-40
 
-# Grids up to which all windows are tried; larger ones begin with those of grids of half the rows and outputs.
+# Up to this size all windows are initial profiles; larger grids begin with the solution for half the rows and outputs.
 _FEW_ROWS, _FEW_OUTPUTS = 21, 81
-# Profiles are added until they lower the variance by a smaller share than this; on coarser grids one need only be near.
+# Profiles are added until they lower the variance by less than this share; the second value is for coarser grids.
 _GAIN, _COARSE_GAIN = 1e-4, 1e-2
-# What prices promise less of than this share is rounding.
+# Smaller relative reduced costs are rounding errors.
 _PROMISE = 1e-7
-_ROUNDS = 40  # At most; then the last solution is taken, whose variance may be above the least.
-# The cost of what is missing of a sum or a mean, in variances: a program that cannot do without has no solution.
+# The largest number of rounds; the last solution is then returned, whose variance may be above the minimum.
+_ROUNDS = 40
+# The cost of a residual of a sum or a mean, in variances. If residuals remain, the program has no solution.
 _MISSING = 1e4
 
 
 class ProgramError(RuntimeError):
-    """The solver found no mechanism; says what it reports."""
+    """The solver found no mechanism; the message contains the solver's own."""
 
 
 def least_variance(
     epsilon: float, inputs: np.ndarray, outputs: np.ndarray, cells: int, weights: np.ndarray | None = None
 ) -> np.ndarray:
-    """Probabilities of outputs given inputs, of least worst-case variance or of least average variance.
+    """Return probabilities of outputs given inputs, of least worst-case variance or of least average variance.
 
     Args:
         epsilon: the budget.
         inputs: x_i, equally spaced and symmetric about 0.
         outputs: y_j, symmetric about 0, beyond the inputs on both sides.
-        cells: rows so many apart, or fewer, are neighbours.
+        cells: the largest distance of neighbouring rows.
         weights: a_i of the average; None for the worst case.
 
     Returns:
-        p, one row an input: rows sum to 1 and have their input as mean to rounding, and neighbours' ratios are below
-        e^eps. Columns of zeros are outputs not used. Symmetric (x -> -x, y -> -y) unless the weights are not.
+        p, with one row per input. Rows sum to 1 and have their input as the mean, up to rounding. The ratios of
+        neighbours are below e^eps. Columns of zeros are unused outputs. p is symmetric (x -> -x, y -> -y) if the
+        weights are.
 
     Raises:
         ProgramError: there is no such mechanism on these outputs, or the solver fails.
@@ -83,7 +86,7 @@ def least_variance(
 
 
 def _table(grids: Grids) -> np.ndarray:
-    """The sum of the program's profiles, and the least probability of every report that is used."""
+    """Return the sum of the program's profiles, and the least probability of every report that is used."""
     profiles, w, _, missing = _solve(grids, _GAIN)
     if missing > _ZERO:
         raise ProgramError("the linear program has no solution; take more outputs or fewer points")
@@ -94,10 +97,10 @@ def _table(grids: Grids) -> np.ndarray:
 
 
 def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarray:
-    """The share of every probability that is missing, near 0, for every row to have the sum 1 and its input as mean.
+    """Return the relative correction of every probability that gives every row the sum 1 and its input as the mean.
 
-    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), so
-    that far reports change by no larger shares than near ones.
+    It is (a_i + b_i z) k with z the report's distance from the input in standard deviations, and k = 1/(1 + z^2), which
+    limits the relative change of far reports.
     """
     z = outputs - inputs[:, None]
     z /= math.sqrt((p * z**2).sum(axis=1).max())
@@ -109,7 +112,7 @@ def _balance(p: np.ndarray, inputs: np.ndarray, outputs: np.ndarray) -> np.ndarr
 
 
 def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Profiles, their weights, the objective, and what is missing of sums and means."""
+    """Return the profiles, their weights, the objective, and the residuals of the sums and means."""
     rows, outputs = len(grids.inputs), len(grids.outputs)
     if rows <= _FEW_ROWS and outputs <= _FEW_OUTPUTS:
         return _generate(grids, grids.all_windows(), float(grids.outputs[-1]), gain)
@@ -119,7 +122,7 @@ def _solve(grids: Grids, gain: float) -> tuple[np.ndarray, np.ndarray, float, fl
 
 
 def _coarse(grids: Grids) -> Grids:
-    """Half the rows and half the outputs, over the same ranges; of few rows, or outputs, all."""
+    """Return half the rows and half the outputs over the same ranges; all of them if they are few."""
     x, y, cells = grids.inputs, grids.outputs, grids.cells
     if len(x) > _FEW_ROWS:
         x = np.linspace(x[0], x[-1], len(x) // 4 * 2 + 1)
@@ -133,9 +136,9 @@ def _coarse(grids: Grids) -> Grids:
 def _generate(
     grids: Grids, profiles: np.ndarray, unit: float, gain: float
 ) -> tuple[np.ndarray, np.ndarray, float, float]:
-    """Solve with some profiles, and with those that the prices ask for besides, until these gain less than ``gain``.
+    """Solve by column generation from some profiles, until new ones gain less than ``gain``.
 
-    ``unit`` is the length that numbers are given in.
+    ``unit`` is the unit of length of the equations.
     """
     profiles, before = grids.unique(profiles), math.inf
     for _ in range(_ROUNDS):
@@ -153,7 +156,7 @@ def _generate(
 def _master(
     grids: Grids, profiles: np.ndarray, unit: float
 ) -> tuple[np.ndarray, float, float, tuple[np.ndarray, np.ndarray]]:
-    """Weights of the profiles, the objective, what is missing, and the value of f_base and of every f_i - f_(i-1)."""
+    """Return the profiles' weights, the objective, the residuals, and the values of f_base and f_i - f_(i-1)."""
     equal, equal_to, squares = _conditions(grids, profiles, unit)
     count, first = len(grids.centres), 1 if grids.symmetric else 0
     missing = sparse.hstack([sparse.identity(len(equal_to)), -sparse.identity(len(equal_to))])
@@ -183,18 +186,18 @@ def _optimum(cost: np.ndarray, matrix: sparse.csc_matrix, equal_to: np.ndarray) 
 def _conditions(
     grids: Grids, profiles: np.ndarray, unit: float
 ) -> tuple[sparse.csr_matrix, np.ndarray, sparse.csr_matrix]:
-    """What weights of profiles make of sums and means, what that must be, and what they make of variances."""
+    """Return the matrix of sums and means, its right side, and the matrix of second moments, by profile."""
     sums, means, squares = _equations(grids, profiles, unit)
     wanted = np.zeros((2, len(grids.centres)))
     wanted[0, 0], wanted[1, 1:] = 1.0, grids.gap / unit
     if not grids.symmetric:
         return sparse.vstack([sums, means], "csr"), wanted.ravel(), squares
-    # Of symmetric profiles the middle row has the mean 0.
+    # For symmetric profiles the middle row has the mean 0.
     return sparse.vstack([sums, means[1:]], "csr"), np.append(wanted[0], wanted[1, 1:]), squares
 
 
 def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.csr_matrix]:
-    """What every profile adds to the sum, mean and variance of the base row, and to their differences above it."""
+    """Return each profile's part of the base row's sum, mean and variance, and of their differences above it."""
     count, made = len(profiles), []
     each = np.arange(count)
     for shown in (profiles, grids.mirrored(profiles)) if grids.symmetric else (profiles,):
@@ -212,7 +215,7 @@ def _equations(grids: Grids, profiles: np.ndarray, unit: float) -> list[sparse.c
 
 
 def _values(grids: Grids, prices: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
-    """For every report, the value of f_base and of f_i - f_(i-1), i = 1, .., n - 1, for a profile and its mirror."""
+    """Return, per report, the values of f_base and of f_i - f_(i-1), i = 1, .., n - 1, for a profile and its mirror."""
     z = (grids.outputs - grids.centres[:, None]) / unit
     value = sum(price[:, None] * z**power for power, price in enumerate(prices.reshape(3, -1)))
     if grids.symmetric:

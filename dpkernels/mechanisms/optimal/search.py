@@ -1,4 +1,4 @@
-"""``optimal``: the grids, the solution, kept in memory and on disk, and the mechanism made of it."""
+"""The constructor ``optimal``: it chooses grids, solves the program, caches the solution and makes the mechanism."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError, least_variance
 from dpkernels.numerics import namespace
 
-# Outputs of the program that finds the range are 2 _COARSE + 1.
+# The program that finds the output range has 2 _COARSE + 1 outputs.
 _COARSE = 40
-# Problems of tables that were read, by the bytes of their probabilities, and those being solved again.
+# The problems of tables that were read from the cache, by their probabilities as bytes; and those being solved again.
 _READ: dict[bytes, _Problem] = {}
 _DISTRUSTED: set[_Problem] = set()
 _DISCRETE = (
     "The grids and the vertex that the linear program finds are discrete choices; give plain numbers, or take hybrid, "
     "piecewise or central_piecewise, which are differentiable."
 )
-# How far sums and means, in half widths of the interval, of a table that was read may be off.
+# The tolerance for sums and means of a table that was read, in half widths of the interval.
 _ROUNDING = 1e-9
 
 
@@ -53,42 +53,42 @@ def optimal(
     outputs: int | None = None,
     objective: str = "worst",
 ) -> Optimal:
-    """The bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
+    """Return the bounded, unbiased epsilon-DP mechanism of least variance on a grid of inputs and outputs.
 
-    A linear program over the table of probabilities, see ``program``. Grids are as fine as the budget needs:
-    twice as fine ones gain less than 1 % of the worst-case variance, most of it in (step between rows / 2)^2, what
-    rounding adds for inputs between rows, and the integers of a release are below every closed form (``benchmarks.
-    optimal`` prints both). Solved once, in a second, with many rows in up to 15 s: kept in memory and in the user's
-    cache folder (see ``cache``). Privacy: see ``Optimal``.
+    It solves a linear program over the table of probabilities (see ``program``). The solution takes a second, or up to
+    15 s with many rows, and is kept in memory and in the user's cache folder (see ``cache``). Grids twice as fine as
+    the default ones lower the worst-case variance by less than 1 %. ``Optimal`` explains the privacy guarantee, and
+    ``benchmarks.optimal`` compares variances.
 
-    The grids and the vertex that solves the program are discrete choices: JAX may trace the interval, of local DP with
-    the objective "worst", and nothing else.
+    The grids and the vertex that solves the program are discrete choices. JAX may trace only the interval, and only for
+    local DP with the objective "worst".
 
-    With a sensitivity D below the width R it is for central DP. Worst-case variance over that of ``staircase`` noise
-    (unbounded; Laplace noise has 2 (D/eps)^2): 0.62, 0.72, 0.82, 0.71, 0.40 at R/D = 2 and eps 0.5, 1, 2, 4, 8; 0.77,
-    0.89, 0.96, 0.87, 0.49 at 4; 0.92, 0.99 at 8 and eps 0.5, 1. Beyond R/D of 8/eps or 5, whichever is more, there are
-    no default grids: ``central_piecewise`` has 2 % more variance, or less. Nor are there where more than 1000 rows
-    would be needed, at eps 12 beyond R/D of 2.4, where it has 20 % more.
+    With a sensitivity D below the width R of the interval the mechanism is for central DP. There are no default grids
+    in two cases, in which ``central_piecewise`` is the alternative:
+
+    - R/D above 5 and above 8/eps; its variance is at most 2 % larger there;
+    - more than 1000 rows would be needed, as at eps 12 and R/D above 2.4; its variance is about 20 % larger there.
 
     Args:
-        epsilon: pure-DP budget, in [0.01, 12]; above, tables would be too large: take ``piecewise``.
+        epsilon: pure-DP budget, in [0.01, 12]. For a larger budget use ``piecewise``.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
-        sensitivity: None, local DP: any two inputs are neighbours. D: neighbouring inputs are at most D apart (central
-            DP: replace or remove a person who moves the value by at most D), of the interval's width at least 1/16 and
-            min(1/5, eps/8), and at large budgets so much that 1000 rows are enough: 1/4.8 at eps 10, 1/2.4 at 12.
-            From the whole width on it is None's.
-        points: inputs with a row of their own, odd, 3 to 1401, with any sensitivity down to 1/16 of the width. By
-            default so many that rounding between them adds 0.8 % of the variance, or less: 33 up to epsilon 3.8, 69 at
-            6, 529 at 12.
-        outputs: possible reports before the unused ones go, odd; by default about as many as points, at least 121.
-        objective: "worst" for least worst-case variance; or the expected inputs, for least average variance: an array
-            of weights of equal bins of the interval, or a tuple (edges, weights). It must not come from the data that
-            are to be perturbed.
+        sensitivity: None for local DP, in which any two inputs are neighbours. Or D for central DP, in which inputs at
+            most D apart are neighbours: replacing or removing a person changes the value by at most D. D must be at
+            least 1/16 and at least min(1/5, eps/8) of the width, and large enough for 1000 rows: 1/4.8 of the width at
+            eps 10, 1/2.4 at eps 12. A D of the whole width or more means local DP.
+        points: the number of inputs with a row of their own, odd, 3 to 1401. If it is given, D may be as small as 1/16
+            of the width at any budget. By default rounding between rows adds at most 0.8 % of the variance, which takes
+            33 rows up to epsilon 3.8, 69 at 6 and 529 at 12.
+        outputs: the number of candidate reports, odd; unused ones are dropped. The default is near ``points``, and at
+            least 121.
+        objective: "worst" minimises the worst-case variance. A distribution of expected inputs minimises the average
+            variance: an array of weights for equal bins of the interval, or a tuple (edges, weights). It must not be
+            computed from the data to be perturbed.
 
     Raises:
-        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what is said above; points even or
-            not in 3..1401; outputs even or not in 9..2049, or above 2^21/points; an objective of another form.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below the limits above; points even or
+            not in 3..1401; outputs even or not in 9..2049, or above 2^21/points; an invalid objective.
         ProgramError: the solver fails, for too few outputs or extreme grids.
 
     Example:
@@ -105,11 +105,11 @@ def optimal(
 
 @dataclass(frozen=True)
 class _Problem:
-    """All that a solution depends on, in half widths of the interval.
+    """The parameters of a program, in half widths of the interval.
 
     Attributes:
         epsilon: the budget.
-        ratio: width of the interval over the sensitivity; 1 where any two inputs are neighbours.
+        ratio: width of the interval over the sensitivity; 1 if any two inputs are neighbours.
         rows: the inputs.
         half: there are 2 half + 1 outputs.
         histogram: edges and masses of expected inputs; None for the worst case.
@@ -122,7 +122,7 @@ class _Problem:
     histogram: tuple[tuple[float, ...], tuple[float, ...]] | None
 
     def table(self, rows: Grid, apart: float, half: int) -> np.ndarray:
-        """The program's probabilities, on these rows and outputs."""
+        """Return the program's probabilities, on these rows and outputs."""
         weights = None
         if self.histogram is not None:
             edges, masses = (np.array(part) for part in self.histogram)
@@ -131,10 +131,10 @@ class _Problem:
 
 
 def is_solved(*, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> bool:
-    """Whether ``optimal`` with these arguments finds its solution in the cache folder.
+    """Return whether ``optimal`` with these arguments finds its solution in the cache folder.
 
     Raises:
-        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below what ``optimal`` takes.
+        ValueError: epsilon not in [0.01, 12]; not lower < upper; a sensitivity below the limits of ``optimal``.
     """
     return optimal_cache.is_kept(repr(_problem(epsilon, lower, upper, sensitivity, None, None, "worst")))
 
@@ -172,7 +172,7 @@ def _problem(
 
 
 def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float) -> float:
-    """Width of the interval over the sensitivity, each number read as the decimal it prints as; at least 1."""
+    """Return the interval's width over the sensitivity, each number read as its shortest decimal; at least 1."""
     checks.sensitivity(sensitivity)
     low, high, D = (Fraction(repr(checks.number("sensitivity", value))) for value in (lower, upper, sensitivity))
     if (ratio := (high - low) / D) > most:
@@ -185,7 +185,7 @@ def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float)
 
 @lru_cache(maxsize=256)
 def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float | None) -> Optimal:
-    """One object for equal arguments, so that it is certified and accounted once."""
+    """Return the same object for equal arguments, so that it is certified and accounted once."""
     solution, width = _solution(problem), (upper - lower) / 2
     p, places = solution["probabilities"], tuple(solution["places"].tolist())
     reach, spacing = problem.rows.reach * width, float(solution["spacing"]) * width
@@ -194,7 +194,7 @@ def _mechanism(problem: _Problem, lower: float, upper: float, sensitivity: float
 
 @lru_cache(maxsize=64)
 def _solution(problem: _Problem) -> optimal_cache.Arrays:
-    """The table in half widths of the interval: probabilities, places, spacing."""
+    """Return the table in half widths of the interval: probabilities, places, spacing."""
 
     def solve() -> optimal_cache.Arrays:
         apart = spacing(problem.epsilon, problem.ratio, _output_range(problem), problem.half)
@@ -212,10 +212,11 @@ def _solution(problem: _Problem) -> optimal_cache.Arrays:
 
 
 def solved_again(mechanism: Optimal) -> Optimal | None:
-    """The mechanism of a solution that is not read from the cache folder; None where its own was not either.
+    """Solve a mechanism's program again and return the new mechanism; None if it was not read from the cache folder.
 
-    For one that cannot be certified: floats within rounding of a private, unbiased table may be too far from one. One
-    with another budget, sensitivity or grid than the solution's is somebody's own, and stays refused.
+    It is used if a cached table cannot be certified, since a table that passed the checks up to rounding may be too far
+    from a private one. A mechanism with another budget, sensitivity or grid than the cached solution is not solved
+    again.
     """
     solution = np.asarray(mechanism.probabilities).tobytes()
     problem = _READ.get(solution)
@@ -228,16 +229,16 @@ def solved_again(mechanism: Optimal) -> Optimal | None:
     try:
         return _mechanism(problem, *_place(mechanism))
     finally:
-        _DISTRUSTED.discard(problem)  # Its file is the new solution's.
+        _DISTRUSTED.discard(problem)  # The file now holds the new solution.
 
 
 def _place(mechanism: Optimal) -> tuple[Any, Any, Any]:
-    """(lower, upper, sensitivity): plain numbers."""
+    """Return (lower, upper, sensitivity): plain numbers."""
     return mechanism.lower, mechanism.upper, mechanism.sensitivity
 
 
 def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
-    """Whether a mechanism with a problem's probabilities says of itself what the problem's does."""
+    """Return whether a mechanism has the parameters of the one that its problem makes."""
     low, high, D = _place(mechanism)
     ratio = 1.0 if D is None else _interval_ratio(low, high, D, math.inf)
     made = _mechanism(problem, low, high, D)
@@ -247,7 +248,7 @@ def _is_of(mechanism: Optimal, problem: _Problem) -> bool:
 
 
 def _output_range(problem: _Problem) -> float:
-    """One step beyond the outermost report that a coarse program uses; a range that it fills is too short."""
+    """Return the range one step beyond the outermost report that a coarse program uses; widen it while it is filled."""
     rows, wanted = coarse(problem.rows, problem.ratio), first_range(problem.epsilon, problem.ratio)
     for _ in range(8):
         apart = spacing(problem.epsilon, problem.ratio, wanted, _COARSE)
@@ -262,7 +263,7 @@ def _output_range(problem: _Problem) -> float:
 
 
 def _is_sound(kept: optimal_cache.Arrays, problem: _Problem) -> bool:
-    """Whether arrays that were read are a private, unbiased table on the problem's grids, to rounding."""
+    """Return whether arrays that were read are a private, unbiased table on the problem's grids, to rounding."""
     try:
         p, places, apart = kept["probabilities"], kept["places"], float(kept["spacing"])
         if p.dtype != np.float64 or p.shape != (problem.rows.points, *places.shape) or places.dtype.kind != "i":

@@ -1,1 +1,1 @@
-"""A window over a base, placed by the input: the piecewise and composite mechanisms."""
+"""Windowed mechanisms: a window that follows the input on a fixed base (piecewise and composite mechanisms)."""

@@ -20,18 +20,18 @@ _NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for ev
 class Shape(abc.ABC):
     """A density of peak 1 on an interval, even about its middle: a base on [-1, 1], or a window on [0, 1].
 
-    A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, but for those that
-    ``class X(Window, static=("field",))`` names. All that the rest of the package asks of a shape is a member here.
+    A subclass is a frozen dataclass. It becomes a pytree whose leaves are its fields, except those named in
+    ``class X(Window, static=("field",))``. The rest of the package uses only the members of this class.
 
     Attributes:
         ends: the interval.
-        name: what constructors and the command call a shape without fields; None for one that has no name.
-        steepness: s with |f^(8)| <= s^8 f between kinks, from which the quadrature of rigorous brackets is proven
-            (docs/proofs/brackets.md); 0 for polynomials of degree 7 at most. None where no bound is known: brackets
-            are then refused.
+        name: the name of a shape without fields, for constructors and the command; None if it has none.
+        steepness: s with |f^(8)| <= s^8 f between kinks, which bounds the quadrature error of rigorous brackets
+            (docs/proofs/brackets.md); 0 for polynomials of degree at most 7. If it is None, no bound is known and
+            brackets are refused.
         is_flat: the density is 1 on the whole interval.
         is_linear: the density is linear between kinks. The privacy profile then has a closed form.
-        is_table: between kinks the density has at most one turn, and there are many kinks.
+        is_table: the density has many kinks, and at most one turning point between them.
     """
 
     name: ClassVar[str | None] = None
@@ -54,70 +54,70 @@ class Shape(abc.ABC):
 
     @property
     def falls(self) -> bool:
-        """Whether the density never rises away from its middle.
+        """Return whether the density never rises away from its middle.
 
-        Only if the window and the base fall are the ends of the input interval the worst pair of inputs. False is
-        safe: the mechanism is then accounted by its epsilon alone.
+        If the window and the base both fall, the ends of the input interval are the worst pair of inputs. False is
+        conservative: the mechanism is then accounted by its epsilon alone.
         """
         return False
 
     def check(self) -> None:  # noqa: B027
-        """Refuse a shape from a file that no constructor makes.
+        """Check a shape that was read from a file.
 
         Raises:
-            ValueError: it is one.
+            ValueError: no constructor makes such a shape.
         """
 
     @property
     @abc.abstractmethod
     def area(self) -> Real:
-        """Mean of the density over the interval."""
+        """Return the mean of the density over the interval."""
 
     @property
     @abc.abstractmethod
     def spread(self) -> Real:
-        """Variance of the shape normalised to mass 1, about its middle."""
+        """Return the variance of the shape normalised to mass 1, about its middle."""
 
     @property
     @abc.abstractmethod
     def kinks(self) -> np.ndarray:
-        """Distances from the middle where the density is not smooth."""
+        """Return the distances from the middle at which the density is not smooth."""
 
     @abc.abstractmethod
     def density(self, v: Real) -> Real:
-        """Height at v; 0 outside the interval."""
+        """Return the height at v; 0 outside the interval."""
 
     @abc.abstractmethod
     def cdf(self, v: Real) -> Real:
-        """Normalised mass up to v."""
+        """Return the normalised mass up to v."""
 
     @abc.abstractmethod
     def cdf_integral(self, v: Real) -> Real:
-        """Integral of ``cdf`` up to v, a point of the interval."""
+        """Return the integral of ``cdf`` up to v, a point of the interval."""
 
     def icdf(self, u: Real) -> Any:
-        """The inverse of ``cdf``, by bisection."""
+        """Return the inverse of ``cdf``, by bisection."""
         return invert_increasing(self.cdf, floating(u), *self.ends)
 
 
 class Base(Shape):
-    """An even shape on [-1, 1] with peak 1; its spread is the source's vB, its area half the integral."""
+    """An even shape on [-1, 1] with peak 1; its spread is Zhang's vB, its area half the integral."""
 
     ends = -1.0, 1.0
 
     @property
     @abc.abstractmethod
     def lowest(self) -> Real:
-        """Infimum of the density over [-1, 1]."""
+        """Return the infimum of the density over [-1, 1]."""
 
     def inward(self, d: Real) -> Any:
-        """Height at a distance d in [0, 2] from an end of [-1, 1]; a low edge keeps its digits, 1 - d may not."""
+        """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 
 
 @dataclass(frozen=True)
 class Constant(Base):
-    """B1: g(v) = 1."""
+    """The constant base B1, g(v) = 1."""
 
     name = "constant"
     falls = True
@@ -144,7 +144,7 @@ class Constant(Base):
 
 @dataclass(frozen=True)
 class Quartic(Base):
-    """B2: g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
+    """The quartic base B2, g(v) = 1 - (1 - r) v^4, with r = t / y in (0, 1] the height at the edge.
 
     Attributes:
         edge: r.
@@ -182,7 +182,7 @@ class Quartic(Base):
         return xp.where((v >= -1) & (v <= 1), 1 - (1 - self.edge) * xp.clip(v, -1.0, 1.0) ** 4, 0.0)
 
     def inward(self, d: Real) -> Any:
-        """r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
+        """Return r + (1 - r)(1 - v^4), with v^2 = (1 - d)^2 and 1 - v^4 = (1 - v^2)(1 + v^2)."""
         d = namespace(d, self.edge).clip(d, 0.0, 2.0)
         return self.edge + (1 - self.edge) * d * (2 - d) * (1 + (1 - d) ** 2)
 
@@ -195,9 +195,9 @@ class Quartic(Base):
         return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
 
     def icdf(self, u: Real) -> Any:
-        """Root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
+        """Return the root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
 
-        The start keeps the first two terms; it and every step stay on one side, where the mass is convex.
+        The initial guess keeps the first two terms; it and every step stay on the side where the mass is convex.
         """
         r, bend = self.edge, 1 - self.edge
         xp = namespace(u, r)

@@ -1,6 +1,6 @@
 """The largest window height at a budget, and the free parameters of least variance.
 
-Plain numbers are NumPy's in float64. All of it may be traced by JAX.
+Plain numbers are computed by NumPy in float64. JAX may trace every argument.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _LOGITS, _EDGES = np.linspace(-12.0, 5.0, 52), 9
 
 
 def relative_height(window: Window, base: Base, width: Real, epsilon: Real, condition: str) -> Any:
-    """The largest ratio k / y of window to base height that is eps-DP.
+    """Return the largest ratio k / y of window to base height that is eps-DP.
 
     ``pointwise`` (exact): (e^eps - 1) g(v) >= (k/y) (ceiling(v) - e^eps floor(v)) for every v, where ceiling and
     floor are the extremes of the unit window at v over valid inputs. ``sup_inf`` (sufficient, Zhang 2024):
     the density's supremum over its infimum, (1 + k/y) / min g <= e^eps.
 
     Returns:
-        A float for plain numbers; for JAX ones a JAX scalar, differentiable, NaN where no positive height is eps-DP.
+        A float for plain numbers. For JAX values a differentiable JAX scalar, NaN if no positive height is eps-DP.
 
     Raises:
-        ValueError: no positive height is eps-DP, of plain numbers.
+        ValueError: no positive height is eps-DP, for plain numbers.
     """
     checks.one_of("condition", condition, CONDITIONS)
     xp = namespace(width, epsilon, *jax.tree.leaves((window, base)))
@@ -75,12 +75,12 @@ def _steepness(v: Any, parameters: tuple[Window, Base, Any, Any]) -> Any:
 
 
 def height_at(relative: Any, window: Window, base: Base, width: Any) -> Any:
-    """k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
+    """Return k from k / y, by normalisation: y (k/y area m + 2 b) = 1."""
     return relative / (relative * window.area * width + 2 * base.area)
 
 
 def variance_at(window: Window, base: Base, width: Any, height: Any, objective: str) -> Any:
-    """Central or worst-case variance in units of the squared width of the input interval."""
+    """Return the central or worst-case variance in units of the squared width of the input interval."""
     S1 = window.area * height * width
     reach = S1 * (1 - width / 2)  # c_max
     central = ((1 - S1) * base.spread + S1 * window.spread * width**2) / (4 * reach**2)
@@ -153,5 +153,5 @@ def _quartic_at(share: Any, epsilon: Any, condition: str) -> Quartic:
 
 
 def _lowest_edge(epsilon: Any, condition: str) -> Any:
-    """Under sup_inf an edge of e^-eps or less leaves no height."""
+    """Return the lowest edge with a private height; under sup_inf an edge of at most e^-eps has none."""
     return 1e-6 if condition == "pointwise" else namespace(epsilon).exp(-epsilon) * (1 + 1e-6)

@@ -35,8 +35,8 @@ class Windowed(Parabolic):
         window: the window h.
         base: the base g.
         width: m in [1e-100, 2), the window's width where the output interval is [-1, 1].
-        relative_height: k / y above 0, the window's peak over the base's. Where y is small k alone would not tell it:
-            at eps 20 the base's mass is 1e-6, and 1 - S1 has one digit in float32.
+        relative_height: k / y above 0, the window's peak over the base's. It is stored instead of k because y cannot be
+            recovered from k when the base's mass is small.
         lower: smallest valid input.
         upper: largest valid input.
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
@@ -63,33 +63,33 @@ class Windowed(Parabolic):
 
     @classmethod
     def of_height(cls, *, window: Window, base: Base, width: Any, height: Any, **others: Any) -> Windowed:
-        """The mechanism by k itself, (1 - S1)/(2 b) being y."""
+        """Make the mechanism from the window's peak k instead of k / y, with y = (1 - S1)/(2 b)."""
         checks.within("height", height, 0.0, 1 / (window.area * width), open_ends=True)
         return cls(window, base, width, 2 * base.area * height / (1 - window.area * height * width), **others)
 
     @property
     def height(self) -> Any:
-        """k, the window's peak."""
+        """Return k, the window's peak."""
         return self.relative_height * self.level
 
     @property
     def window_mass(self) -> Real:
-        """S1 = area k m, the probability of the window."""
+        """Return S1 = area k m, the probability of the window."""
         return self.window.area * self.height * self.width
 
     @property
     def base_mass(self) -> Real:
-        """S2 = 1 - S1, the probability of the base."""
+        """Return S2 = 1 - S1, the probability of the base."""
         return 2 * self.base.area * self.level
 
     @property
     def level(self) -> Any:
-        """y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
+        """Return y = S2 / (2 b), the base's height at its peak; b is its mean over [-1, 1]."""
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
     def scale(self) -> Any:
-        """C = 2 c_max / R: scaled units a data unit, with c_max = S1 (1 - m/2) the largest scaled input."""
+        """Return C = 2 c_max / R: scaled units a data unit, with c_max = S1 (1 - m/2) the largest scaled input."""
         return 2 * self.window_mass * (1 - self.width / 2) / (self.upper - self.lower)
 
     @property
@@ -100,7 +100,7 @@ class Windowed(Parabolic):
         return (floating(value) - self.middle) * self.scale
 
     def _window_start(self, x: Real) -> Real:
-        """a(c) = c / S1 - m / 2."""
+        """Return a(c) = c / S1 - m / 2."""
         return self._scaled(x) / self.window_mass - self.width / 2
 
     def pdf(self, y: Real, x: Any) -> Any:
@@ -116,7 +116,7 @@ class Windowed(Parabolic):
         return self.base_mass * self.base.cdf(v) + self.window_mass * window
 
     def draw(self, u: Real, x: Real) -> Real:
-        """The exact mixture: u < S1 places the window's inverse cdf at a(c), the rest is the base's."""
+        """Draw from the exact mixture: u < S1 gives a point of the window at a(c), any other u a point of the base."""
         S1, S2 = self.window_mass, self.base_mass
         xp = namespace(u, S1)
         in_window = self._window_start(x) + self.width * self.window.icdf(xp.minimum(u / S1, 1.0))
@@ -124,13 +124,13 @@ class Windowed(Parabolic):
         return self.middle + xp.where(u < S1, in_window, in_base) / self.scale
 
     def variance(self, x: Real) -> Real:
-        """(S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""
+        """Return (S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""
         S1, S2, c = self.window_mass, self.base_mass, self._scaled(x)
         inside = S2 * self.base.spread + S1 * self.window.spread * self.width**2
         return (inside + c**2 * S2 / S1) / self.scale**2
 
     def absolute_error(self, x: Real) -> Real:
-        """2/C times the integral of the cdf up to c, since the report is unbiased."""
+        """Return 2/C times the integral of the cdf up to c, since the report is unbiased."""
         xp = namespace(c := self._scaled(x), self.width)
         z = (c - self._window_start(x)) / self.width
         below_window = self.window.cdf_integral(xp.clip(z, 0.0, 1.0)) + xp.maximum(z - 1, 0.0)
@@ -142,14 +142,14 @@ class Windowed(Parabolic):
         return none, none
 
     def h1_rate(self) -> Any:
-        """S2 / S1, the odds of the base against the window (Zhang 2024)."""
+        """Return S2 / S1, the odds of the base against the window (Zhang 2024)."""
         return self.base_mass / self.window_mass
 
     def h2_rate(self, x: Any, partition: tuple[float, float] = (0.25, 0.75)) -> Any:
-        """|F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions of the way from x to the far end of the output.
+        """Return |F(n1) - F(x)| / |F(n2) - F(x)|, n1 and n2 at these fractions from x to the output's far end.
 
-        Zhang 2024, Definition 4.3: the areas from the input to two partition points on one side of it. The source's
-        printed column has 1/3 for every constant base: that is the ratio of the base's areas alone.
+        Zhang 2024, Definition 4.3: the ratio of the areas from the input to two partition points on one side of it. The
+        published table has 1/3 for every constant base, which is the ratio of the base's areas alone.
         """
         c = self._scaled(x)
         far = namespace(c).where(c > 0, -1.0, 1.0)
@@ -157,13 +157,13 @@ class Windowed(Parabolic):
         return (first - at) / (second - at)
 
     def envelope(self, v: Real) -> tuple[np.ndarray, np.ndarray]:
-        """Supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
+        """Return the supremum and infimum over valid inputs of the scaled density at v in [-1, 1]."""
         (near, far), base = distances(v, self.width), self.level * self.base.density(v)
         return base + self.height * self.window.ceiling(near), base + self.height * self.window.floor(far)
 
 
 def distances(v: Real, width: Real) -> tuple[Real, Real]:
-    """Least and largest distance of v from the middle of the window over valid inputs, in widths.
+    """Return the least and largest distance of v from the window's middle over valid inputs, in window widths.
 
     The middle ranges over |middle| <= 1 - m/2.
     """
@@ -172,13 +172,13 @@ def distances(v: Real, width: Real) -> tuple[Real, Real]:
 
 
 def kinks(window: Window, base: Base, width: Real) -> Any:
-    """Return the distances from the middle where an extreme over inputs may bend or jump."""
+    """Return the distances from the middle at which an extreme over inputs may have a kink or a jump."""
     xp, reach = namespace(width), 1 - width / 2
     return xp.concatenate([base.kinks, reach + width * window.kinks, width * window.kinks - reach])
 
 
 def critical_points(window: Window, base: Base, width: float) -> np.ndarray:
-    """A dense grid of v in [0, 1] with both sides of every point where an extreme over inputs may bend or jump."""
+    """Return a dense grid of v in [0, 1] with both sides of every kink or jump of an extreme over inputs."""
     v = kinks(window, base, width)
     v = np.concatenate([v, v * (1 - 1e-12), v * (1 + 1e-12)])
     return np.union1d(np.linspace(0, 1, 2049), v[(v > 0) & (v < 1)])

@@ -1,4 +1,4 @@
-"""Square wave: the uniform window placed at the input itself; for the distribution of inputs, not for their mean."""
+"""The square wave mechanism: a uniform window at the input itself, for estimating the distribution of inputs."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from dpkernels.mechanisms.windowed.windows import Uniform
 from dpkernels.numerics import Real, RealArray, elementary, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
 
-# Far beyond, a window is all of the output or none of it.
+# Beyond these limits the window is numerically the whole output interval, or empty.
 _HALF_WIDTHS = (1e-9, 1e6)
 
 
 @pytree
 @dataclass(frozen=True)
 class SquareWave(Local):
-    """A report near the input is e^eps times as likely as one that is not; biased towards the middle.
+    """The square wave mechanism: reports near the input are e^eps times as likely as others.
 
-    On the scale where inputs are t in [0, 1], reports v are in [-b, 1 + b] with the density
+    For scaled inputs t in [0, 1], reports v are in [-b, 1 + b] with the density
 
         p(v | t) = e^eps q where |v - t| <= b, else q,    q = 1/(2 b e^eps + 1)
 
-    so that the window has the mass S1 = 2 b (e^eps - 1) q, the base S2 = (1 + 2 b) q, and the mean is S1 t + S2/2.
-    Stretched about the middle by 1/S1 the reports are those of ``unbiased``, a type-I piecewise mechanism: they say
-    the same of the inputs, and their mean is the input.
+    The window has the mass S1 = 2 b (e^eps - 1) q and the base S2 = (1 + 2 b) q. The mean is S1 t + S2/2, so reports
+    are biased towards the middle. Stretched about the middle by 1/S1, they are the reports of ``unbiased``, a type-I
+    piecewise mechanism, which has the same information about the inputs and whose mean is the input.
 
     Source: Li, Wang, Lopuhaa-Zwakenberg, Skoric, Li, "Estimating Numerical Distributions under Local Differential
     Privacy" (SIGMOD 2020), section 5.
@@ -66,22 +66,22 @@ class SquareWave(Local):
 
     @property
     def level(self) -> Any:
-        """q, the density away from the input on the scale of [0, 1]."""
+        """Return q, the density away from the input on the scale of [0, 1]."""
         return 1 / (2 * self.half_width * namespace(self.epsilon).exp(self.epsilon) + 1)
 
     @property
     def window_mass(self) -> Real:
-        """S1, the probability of the window, and the slope of the mean."""
+        """Return S1, the probability of the window and the slope of the mean."""
         return 2 * self.half_width * namespace(self.epsilon).expm1(self.epsilon) * self.level
 
     @property
     def base_mass(self) -> Real:
-        """S2 = 1 - S1."""
+        """Return S2 = 1 - S1."""
         return (1 + 2 * self.half_width) * self.level
 
     @property
     def unbiased(self) -> Windowed:
-        """The type-I piecewise mechanism whose reports are these, stretched about the middle by 1/S1."""
+        """Return the type-I piecewise mechanism whose reports are these, stretched about the middle by 1/S1."""
         width = 4 * self.half_width / (1 + 2 * self.half_width)
         height = namespace(self.epsilon).expm1(self.epsilon)
         return Windowed(Uniform(), Constant(), width, height, self.lower, self.upper, self.epsilon)
@@ -102,11 +102,11 @@ class SquareWave(Local):
         return self.base_mass * base + self.window_mass * window
 
     def mass(self, y: Real, x: Any) -> Any:
-        """0: there are no atoms."""
+        """Return 0: there are no atoms."""
         return unless_nan(namespace(y, x).zeros_like(floating(y) + floating(x)), y, x)
 
     def draw(self, u: Real, x: Real) -> Real:
-        """The exact mixture: u < S1 is a point of the window, the rest one of the base."""
+        """Draw from the exact mixture: u < S1 gives a point of the window, any other u a point of the base."""
         b, S1, S2, t = self.half_width, self.window_mass, self.base_mass, self._scaled(x)
         xp = namespace(u, S1, t)
         in_window = t + b * (2 * xp.minimum(u / S1, 1.0) - 1)
@@ -114,26 +114,26 @@ class SquareWave(Local):
         return self.lower + self._range * xp.where(u < S1, in_window, in_base)
 
     def mean(self, x: Any) -> Any:
-        """lower + R (S1 t + S2/2): between the input and the middle."""
+        """Return lower + R (S1 t + S2/2): between the input and the middle."""
         return self.lower + self._range * (self.window_mass * self._scaled(x) + self.base_mass / 2)
 
     def bias(self, x: Any) -> Any:
-        """E(report | x) - x = R S2 (1/2 - t)."""
+        """Return E(report | x) - x = R S2 (1/2 - t)."""
         return self._range * self.base_mass * (0.5 - self._scaled(x))
 
     def variance(self, x: Real) -> Real:
-        """R^2 (S1 b^2/3 + S2 (1 + 2 b)^2/12 + S1 S2 (t - 1/2)^2), about the mean, which is not the input."""
+        """Return R^2 (S1 b^2/3 + S2 (1 + 2 b)^2/12 + S1 S2 (t - 1/2)^2), the variance about the biased mean."""
         b, S1, S2 = self.half_width, self.window_mass, self.base_mass
         spread = S1 * b**2 / 3 + S2 * (1 + 2 * b) ** 2 / 12
         return self._range**2 * (spread + S1 * S2 * (self._scaled(x) - 0.5) ** 2)
 
     @property
     def worst_variance(self) -> Real:
-        """Largest variance over valid inputs: at an end."""
+        """Return the largest variance over valid inputs, which is at an end."""
         return self.variance(self.upper)
 
     def absolute_error(self, x: Real) -> Real:
-        """E|report - x|: R (S1 b/2 + S2 ((t + b)^2 + (1 + b - t)^2) / (2 (1 + 2 b)))."""
+        """Return E|report - x|: R (S1 b/2 + S2 ((t + b)^2 + (1 + b - t)^2) / (2 (1 + 2 b)))."""
         b, t = self.half_width, self._scaled(x)
         far = ((t + b) ** 2 + (1 + b - t) ** 2) / (2 * (1 + 2 * b))
         return self._range * (self.window_mass * b / 2 + self.base_mass * far)
@@ -144,23 +144,23 @@ class SquareWave(Local):
 
 
 def published_half_width(epsilon: Real) -> Any:
-    """b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)): most mutual information of a uniform input (Li 2020).
+    """Return b = (eps e^eps - e^eps + 1) / (2 e^eps (e^eps - 1 - eps)), which maximises a mutual information (Li 2020).
 
-    1/2 as eps -> 0.
+    The mutual information is that of a uniform input and its report. b tends to 1/2 as eps -> 0.
     """
     expm1 = elementary(epsilon).expm1
     return (expm1(-epsilon) + epsilon) / (2 * (expm1(epsilon) - epsilon))
 
 
 def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | None = None) -> SquareWave:
-    """Square wave (Li 2020), for the distribution of the inputs: its reports are biased towards the middle.
+    """Return the square wave mechanism (Li 2020), for estimating the distribution of the inputs.
 
-    ``estimate_mean`` refuses them, ``estimate`` corrects for it. ``piecewise`` says as much of the distribution at the
-    same width of the window, and its mean is the input.
+    Its reports are biased towards the middle: ``estimate`` corrects for this, and ``estimate_mean`` refuses them.
+    ``piecewise`` with the same window width has the same information about the distribution, and is unbiased.
 
     Args:
         epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
-            width is too narrow for an exact table, which ``exact_sampler`` reports.
+            width is too narrow for an integer table, and ``exact_sampler`` raises an error.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         half_width: b, half the window's width in widths of the interval; by default the published one.

@@ -1,4 +1,4 @@
-"""A user's own window or base, as a table: linear between equally spaced knots, with closed-form integrals."""
+"""User-defined windows and bases: tables, linear between equally spaced knots, with closed-form integrals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dpkernels.mechanisms.windowed.windows import Window
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, root_or_zero
 from dpkernels.pytrees import pytree
 
-# Where a user's function is evaluated. The table then is the shape: more knots follow the function more closely, and
-# fewer cost no privacy.
+# The number of points at which a user's function is evaluated. The table then defines the shape, so the number of knots
+# affects how closely it follows the function, but not privacy.
 _KNOTS = 1025
 
 
 class _Tables(NamedTuple):
-    """What a piecewise linear density is evaluated by.
+    """The arrays from which a piecewise linear density is evaluated.
 
     Attributes:
         heights: the values at the n + 1 knots.
@@ -102,7 +102,7 @@ class PiecewiseLinear:
         return integral + mass * s / n + (low * s**2 / 2 + (high - low) * s**3 / 6) / (n**2 * self.area)
 
     def icdf(self, u: Any) -> Any:
-        """Root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
+        """Return the root of low s + (high - low) s^2 / 2 = rest in the segment that holds u."""
         u = floating(u)
         xp, n = namespace(u, self.heights), len(self.values) - 1
         i = xp.clip(xp.searchsorted(like(self.tables.masses, u), u, side="right") - 1, 0, n - 1)
@@ -113,9 +113,9 @@ class PiecewiseLinear:
         return (i.astype(u.dtype) + xp.clip(s, 0.0, 1.0)) / n
 
     def _segment(self, z: Real) -> tuple[Real, ...]:
-        """Where z is in its segment, in [0, 1], and the segment's heights, mass and integral.
+        """Return the position of z in its segment, in [0, 1], and the segment's heights, mass and integral.
 
-        They are looked up at once: XLA may compute the position at a knot twice, rounded to either side of it.
+        One look-up returns all of them, because XLA may compute the position at a knot twice and round it differently.
         """
         z = floating(z)
         xp, n = namespace(z, self.heights), len(self.values) - 1
@@ -132,7 +132,7 @@ def _take(table: np.ndarray, i: RealArray, value: Real) -> Real:
 @pytree
 @dataclass(frozen=True, eq=False)
 class _TracedPiecewiseLinear(PiecewiseLinear):
-    """The same of values that JAX traces."""
+    """A piecewise linear density whose values JAX traces."""
 
     values: Any
 
@@ -148,7 +148,7 @@ def _falls(shape: PiecewiseLinear) -> bool:
 
 @dataclass(frozen=True)
 class TabulatedWindow(Window):
-    """A window of the user's own: a symmetric piecewise linear density on [0, 1] with peak 1."""
+    """A user-defined window: a symmetric piecewise linear density on [0, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
     is_linear: ClassVar[bool] = True
@@ -189,13 +189,13 @@ class TabulatedWindow(Window):
         return self.shape.icdf(u)
 
     def ceiling(self, d: Real) -> Real:
-        """The suffix maximum at the knots; between them it is convex, so the chord bounds it from above."""
+        """Bound the suffix maximum at the knots from above by chords; between knots it is convex."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
         highest = np.maximum.accumulate if namespace(outward) is np else jax.lax.cummax
         return self._at_distance(d, highest(outward[::-1])[::-1])
 
     def floor(self, d: Real) -> Real:
-        """The prefix minimum at the knots; between them it is concave, so the chord bounds it from below."""
+        """Bound the prefix minimum at the knots from below by chords; between knots it is concave."""
         outward = self.shape.heights[len(self.shape.heights) // 2 :]
         lowest = np.minimum.accumulate if namespace(outward) is np else jax.lax.cummin
         return self._at_distance(d, lowest(outward))
@@ -208,7 +208,7 @@ class TabulatedWindow(Window):
 
 @dataclass(frozen=True)
 class TabulatedBase(Base):
-    """A base of the user's own: an even piecewise linear density on [-1, 1] with peak 1."""
+    """A user-defined base: an even piecewise linear density on [-1, 1] with peak 1."""
 
     steepness: ClassVar[float | None] = 0.0
     is_linear: ClassVar[bool] = True
@@ -257,10 +257,10 @@ class TabulatedBase(Base):
 
 
 def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedWindow:
-    """A window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
+    """Return a window from a function on [0, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
-    The table, linear between its knots and scaled to peak 1, *is* the window: everything is exact for it. A function
-    may depend on a number that JAX traces; then it is a JAX function, and its symmetry is not checked.
+    The table, linear between its knots and scaled to peak 1, defines the window: all results are exact for the table.
+    A JAX function may depend on a traced number; its symmetry is then not checked.
 
     Raises:
         ValueError: not symmetric about 1/2 to 1e-9, negative, not finite, or 0 everywhere.
@@ -269,7 +269,7 @@ def window_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedW
 
 
 def base_from(shape: Callable[[float], float] | Sequence[float]) -> TabulatedBase:
-    """A base from a function on [-1, 1], evaluated at 1,025 knots, or from an odd number of values there.
+    """Return a base from a function on [-1, 1], evaluated at 1,025 knots, or from an odd number of values there.
 
     Raises:
         ValueError: not even to 1e-9, not positive, or not finite.

@@ -13,25 +13,25 @@ from dpkernels.numerics import Real, namespace, root_or_zero
 
 
 class Window(Shape):
-    """A symmetric shape on [0, 1] with peak 1; its area is the source's cA, its spread vA."""
+    """A symmetric shape on [0, 1] with peak 1; its area is Zhang's cA, its spread vA."""
 
     ends = 0.0, 1.0
 
     def inward(self, d: Real) -> Any:
-        """Height at a distance d in [0, 1] from an end of the window; near the end it keeps its digits."""
+        """Return the height at a distance d in [0, 1] from an end of the window, accurate for small d."""
         return self.density(d)
 
     @abc.abstractmethod
     def ceiling(self, d: Real) -> Real:
-        """Supremum of the density at distances >= d from the middle."""
+        """Return the supremum of the density at distances >= d from the middle."""
 
     @abc.abstractmethod
     def floor(self, d: Real) -> Real:
-        """Infimum of the density at distances <= d from the middle."""
+        """Return the infimum of the density at distances <= d from the middle."""
 
 
 class FallingWindow(Window):
-    """A window that falls away from its middle, smooth but for the middle and the ends."""
+    """A window that falls away from its middle, smooth except at the middle and the ends."""
 
     falls = True
 
@@ -48,7 +48,7 @@ class FallingWindow(Window):
 
 @dataclass(frozen=True)
 class Uniform(FallingWindow):
-    """A1: h(z) = 1."""
+    """The uniform window A1, h(z) = 1."""
 
     name = "uniform"
     is_linear = True
@@ -72,7 +72,7 @@ class Uniform(FallingWindow):
 
 @dataclass(frozen=True)
 class Sine(FallingWindow):
-    """A2: h(z) = sin(pi z)."""
+    """The sine window A2, h(z) = sin(pi z)."""
 
     name = "sine"
     area = 2 / np.pi
@@ -96,7 +96,7 @@ class Sine(FallingWindow):
 
 @dataclass(frozen=True)
 class Triangle(FallingWindow):
-    """A3: h(z) = 2 z up to the middle, then 2 (1 - z)."""
+    """The triangle window A3, h(z) = 2 z up to the middle, then 2 (1 - z)."""
 
     name = "triangle"
     is_linear = True
@@ -109,7 +109,7 @@ class Triangle(FallingWindow):
         return xp.maximum(0.0, 1 - 2 * xp.abs(z - 0.5))
 
     def inward(self, d: Real) -> Any:
-        """2 d up to the middle, then 2 (1 - d)."""
+        """Return 2 d up to the middle, then 2 (1 - d)."""
         xp = namespace(d)
         return xp.maximum(0.0, 2 * xp.minimum(d, 1 - d))
 

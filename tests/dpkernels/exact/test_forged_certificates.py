@@ -28,6 +28,7 @@ from mutations import mutated
 from small_certificates import NAMES, RECORDED, text
 
 import dpkernels as dpk
+from dpkernels.bounded_json import parse_json
 from dpkernels.cli.release.verify import verify
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import _KINDS, Certificate, CertificateError, log_upper_bound
@@ -35,7 +36,6 @@ from dpkernels.exact.combined import CERTIFICATES, MultivariateCertificate, read
 from dpkernels.exact.rows.certificate import certify_rows
 from dpkernels.exact.windows.build import two_point_table, windowed_table
 from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.untrusted import parse_json
 
 PHASES = (Phase.generate,)
 QUICK = settings(max_examples=60, phases=PHASES, deadline=None, derandomize=True, database=None)
@@ -285,7 +285,7 @@ def test_dangerous_files_are_refused(change, tmp_path):
 
 
 def test_a_file_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dpkernels.untrusted.MOST_BYTES", 1000)
+    monkeypatch.setattr("dpkernels.bounded_json.MOST_BYTES", 1000)
     path = tmp_path / "out.csv.json"
     path.write_text(json.dumps(RECORDED["sidecar"]))
     with pytest.raises(ValueError, match="file: has more than 1000 bytes"):

@@ -1,4 +1,4 @@
-"""JSON that anyone may have written: sizes are bounded first, and every value has the type that it must have."""
+"""Reading of JSON from untrusted sources, with bounds on sizes and checks of types."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import math
 from pathlib import Path
 from typing import Any
 
-# A file that is read is not larger than this; a column of additive noise takes about a MiB.
+# The largest size of a file in bytes; a column of additive noise takes about a MiB.
 MOST_BYTES = 1 << 28
-_MOST_DIGITS = 32  # Of an integer; those of 64 bits have 20, and reading very long ones takes quadratic time.
+_MOST_DIGITS = 32  # The largest length of an integer; 64-bit integers have 20 digits.
 
 
 def read_text(path: Path) -> str:
     """Return the text of a file.
 
     Raises:
-        ValueError: it is too large, or not UTF-8.
-        OSError: it cannot be read.
+        ValueError: the file is too large, or not UTF-8.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         text = file.read(MOST_BYTES + 1)
@@ -27,11 +27,11 @@ def read_text(path: Path) -> str:
 
 
 def parse_json(text: str) -> Any:
-    """Return what JSON text holds; time and memory are those of a text of its size.
+    """Return the value of a JSON text, in time and memory proportional to its length.
 
     Raises:
-        ValueError: it is not JSON or too deep, names a key twice, or holds an integer of absurd length or a number that
-            is not finite.
+        ValueError: the text is not JSON, is nested too deeply, has a duplicate key, a number that is not finite, or an
+            integer with too many digits.
     """
     try:
         return json.loads(text, object_pairs_hook=_once, parse_int=_integer, parse_float=_float, parse_constant=_float)
@@ -40,10 +40,10 @@ def parse_json(text: str) -> Any:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    form = dict(pairs)
-    if len(form) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         raise ValueError("JSON: an object has the same key twice")
-    return form
+    return unique
 
 
 def _integer(digits: str) -> int:
@@ -57,10 +57,10 @@ def _float(text: str) -> float:
 
 
 def real(name: str, value: Any) -> float:
-    """Return a finite float; an integer is not one.
+    """Return the value if it is a finite float.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or it is an integer.
     """
     if type(value) is not float or not math.isfinite(value):
         raise ValueError(f"{name}: {brief(value)} is not a finite float")
@@ -68,10 +68,10 @@ def real(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any) -> int:
-    """Return an integer of at most 64 bits; a bool is not one.
+    """Return the value if it is an integer of at most 64 bits.
 
     Raises:
-        ValueError: it is not.
+        ValueError: it is not, or it is a bool.
     """
     if type(value) is not int or value.bit_length() > 64:
         raise ValueError(f"{name}: {brief(value)} is not an integer of at most 64 bits")
