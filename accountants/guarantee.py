@@ -157,7 +157,7 @@ class Guarantee:
 
     @property
     def neighbour_directions(self) -> tuple[bool, ...]:
-        """Return, for each neighbour direction that is composed, whether the pairs are mirrored; delta is the largest."""
+        """Return, for each neighbour direction that is composed, whether the pairs are mirrored."""
         return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
     def repeated_losses(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:

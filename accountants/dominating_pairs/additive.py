@@ -330,7 +330,7 @@ class Pieces:
 
     @property
     def top(self) -> tuple[Real, Real, Real]:
-        """Return the end with the larger loss (the finite one if it is flat), -1 if that is the left end, and the offset.
+        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, and the offset.
 
         The offset is |top - at|, and the loss at the top is loss + |slope| offset.
         """
@@ -692,7 +692,7 @@ _PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 8, 40, 1e-10
 
 
 def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistribution:
-    """Return nodes of a pair whose profile is the maximum of this pair's and its mirror's: noise for shifts of any sign.
+    """Return nodes of a pair whose profile is the maximum of this pair's and its mirror's, for shifts of any sign.
 
     Its positive losses are those of the pair where the pair's profile is larger, and those of the mirror elsewhere.
     Where the profiles cross it has an atom: the mass above the crossing of the pair that is larger below, minus that of

@@ -29,7 +29,7 @@ _FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
 _RANGE, _LITTLE = 4.0, 1e-20
 # With more unresolved panels than this the density is taken as not smooth, which is an error.
 _MOST = 1 << 12
-# Points of a panel at which turning points of the loss are looked for; two turns between neighbouring points are missed.
+# Points of a panel at which turning points of the loss are looked for; two between neighbouring points are missed.
 _SAMPLES = 65
 # Relative changes of the loss up to this may be rounding errors.
 _FLAT = 1e-9
@@ -171,7 +171,7 @@ def nodes_on(
 
 _NORMALISED = 1e-9  # The largest deviation from 1 of the mass of a density.
 _BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a panel.
-# The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share of its range.
+# The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share.
 _MARGIN = 0.05
 # From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
 _COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * NODES - 1, SIZE - 1).T
@@ -312,7 +312,7 @@ def _hockey_stick(pair: Densities) -> Curve:
 
 
 def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
-    """Return bounds on the least and the largest loss of panels, which exceed those of the nodes at the panels' ends."""
+    """Return bounds on the least and the largest loss of panels, with a margin for the ends beyond the nodes."""
     xp = namespace(loss)
     least, most = loss.min(-1), loss.max(-1)
     finite = xp.isfinite(least) & xp.isfinite(most)

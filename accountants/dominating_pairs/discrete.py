@@ -245,7 +245,7 @@ def of_dots(t: RealArray, f: Real) -> Atoms:
 
 
 def _dots(p: np.ndarray, cells: int) -> np.ndarray:
-    """Return values of eps from 0 to the largest loss: evenly spaced ones, and the losses of the rows furthest apart."""
+    """Return values of eps from 0 to the largest loss: evenly spaced, and the losses of the rows furthest apart."""
     level = math.log(largest_ratio(p, cells))
     count = _DOTS if p.size * cells < _LARGE else _DOTS // 4
     losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()

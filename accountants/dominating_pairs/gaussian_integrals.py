@@ -102,7 +102,7 @@ def _mass(start: Any, width: Any) -> tuple[Any, Any]:
 
 
 def _partial(near: Any, width: Any) -> Any:
-    """Return the mass of [near, near + width] for near >= 0: a difference of tails, or by quadrature if it is narrow."""
+    """Return the mass of [near, near + width] for near >= 0: a difference of tails, or quadrature if it is narrow."""
     xp = namespace(near, width)
     some = xp.isfinite(near) & (width > 0)
     near, width = xp.where(some, near, 1.0), xp.where(some, width, 1.0)

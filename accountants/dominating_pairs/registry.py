@@ -102,7 +102,7 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
 def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
     """Return the dominating pairs of additive noise over shifts of size up to D.
 
-    For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one of them is enough.
+    For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
 
     Raises:
         TypeError: the noise is of an unknown type.

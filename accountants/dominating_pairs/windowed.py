@@ -141,7 +141,7 @@ def _floating(pair: WindowedPair) -> WindowedPair:
 
 
 def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
-    """Return the losses of a flat window on a flat base: in p's window alone, in both or neither, in q's window alone."""
+    """Return the losses of a flat window on a flat base: in p's window alone, both or neither, q's window alone."""
     xp = namespace(*jax.tree.leaves(pair))
     alone = xp.minimum(xp.abs(pair.apart), pair.width)
     high, low = (pair.level + pair.height) * alone, pair.level * alone
@@ -262,7 +262,7 @@ def largest_loss_of_windowed(pair: Any) -> Any:
 
 
 def _linear(side: Side) -> Curve:
-    """Sum w a^2 / (2 (a - b)), the mass of the positive part on a piece of width w with values a > 0 > b at its ends."""
+    """Sum w a^2 / (2 (a - b)), the positive part's mass on a piece of width w with values a > 0 > b at its ends."""
     p, q = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
     items = *p, *q, side.right - side.left
 
