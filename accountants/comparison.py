@@ -78,6 +78,7 @@ def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None
 
     Raises:
         ValueError: epsilon is empty, not increasing, or has negative entries.
+
     Example:
         >>> from accountants import compare, guarantee
         >>> from dpkernels.mechanisms.named_additive import gaussian

@@ -159,7 +159,7 @@ def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: in
 
 
 def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
-    """Return delta(order; x) at the nodes: a lower bound on the grid, an upper bound on chords; cached in ``tables``."""
+    """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``."""
     if not order:
         return grid.known(0)
     if (supremum, order) not in tables:

@@ -1,4 +1,4 @@
-"""Delta at eps and eps at delta of composed releases, by the most precise method that applies:
+"""Delta at eps and eps at delta of composed releases, by the most precise method that applies.
 
 - One release: its exact profile.
 - Few joint outcomes: enumeration (``enumeration``).

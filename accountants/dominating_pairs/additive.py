@@ -479,7 +479,7 @@ class ExponentialFormulas(PolynomialFormulas):
     """Closed forms for noise that is exponential between knots."""
 
     def hockey_stick(self) -> Curve:
-        """Return eps -> the sum over pieces of
+        """Return eps -> delta(eps), the sum over pieces of a closed integral.
 
         integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s,
 
