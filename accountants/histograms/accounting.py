@@ -1,4 +1,4 @@
-"""The privacy cost of a histogram's counts and top k, and the least noise for a budget (Cesar & Rogers 2021, section 6).
+"""The privacy cost of a histogram's counts and top k, and the least noise (Cesar & Rogers 2021, section 6).
 
 Unless a function says otherwise, neighbours differ in at most D0 counts (l0 sensitivity), by at most Dinf each (linf
 sensitivity). Guarantees are those of the distributions of noise in real arithmetic, with the discovery that

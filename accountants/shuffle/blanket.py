@@ -1,8 +1,8 @@
 """The blanket of a local mechanism, which hides a report among others, and the mechanism's worst pair of inputs.
 
 With R_x the distribution of the reports of x, gamma = sum_y min_x R_x(y) and omega(y) = min_x R_x(y)/gamma, every
-report is a draw of omega with probability gamma, whatever its input (Balle, Bell, Gascon & Nissim 2019). For two inputs x, x'
-let L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. The privacy of one of n reports without senders is
+report is a draw of omega with probability gamma, whatever its input (Balle, Bell, Gascon & Nissim 2019). For two inputs
+x, x' let L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. The privacy of one of n reports without senders is
 
     delta(eps) <= max over x, x' of  E[(L_1 + ... + L_M)_+]/(gamma n),    M ~ Bin(n, gamma).
 

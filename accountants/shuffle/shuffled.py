@@ -63,7 +63,7 @@ class Shuffled:
 
         | case | method | relative error of delta |
         |---|---|---|
-        | three outcomes (flat windows, two points), up to about 10,000 reports | enumeration | rounding |
+        | three outcomes, such as randomised response; up to about 10,000 reports | enumeration | rounding |
         | few reports of more outcomes | grid, from above | 1e-4 |
         | all others | integral | 1e-6, mostly 1e-9; 1e-5 at eps = 0 |
 
