@@ -51,8 +51,8 @@ pd.options.display.float_format = "{:.4g}".format
 # ## The densities
 #
 # In the source's letters: the window is [k x - a, k x + a], B = k + a, and eta = B/a is the only free parameter. k and
-# a follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)). Type II: a
-# = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
+# a follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)). Type II:
+# a = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")

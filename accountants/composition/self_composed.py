@@ -74,7 +74,7 @@ class SelfComposed:
         """
         if self.sampling_rate is not None:
             return self.neighbours != "add_remove"
-        return not any(pair.has_two_ways for pair in self.pairs)
+        return not any(pair.may_be_asymmetric for pair in self.pairs)
 
     @property
     def is_gaussian(self) -> bool:
@@ -86,7 +86,7 @@ class SelfComposed:
     def one_release(self) -> tuple[DominatingPair, ...]:
         """Return the pairs of one release; its exact profile is their maximum."""
         if self.sampling_rate is None:
-            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.has_two_ways))
+            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.may_be_asymmetric))
         if self.neighbours == "replace":
             return tuple(Replaced(pair, self.sampling_rate) for pair in self.pairs)
         return tuple(Sampled(pair, self.sampling_rate, removed) for pair in self.pairs for removed in (False, True))
@@ -204,9 +204,9 @@ def check_releases(releases: Any) -> None:
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:
     """Return a user-defined pair, with its mirror if that has another profile and is not added later."""
-    odd = checks.concrete(pair.asymmetry())
+    odd = checks.concrete(pair.symmetry_gap())
     symmetric = odd is not None and odd <= _SYMMETRIC
-    return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
+    return (pair,) if symmetric or pair.may_be_asymmetric else (pair, pair.mirror())
 
 
 # Cumulants

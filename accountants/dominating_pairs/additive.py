@@ -79,7 +79,7 @@ class AdditivePair(DominatingPair):
     def mirror(self) -> AdditivePair:
         return AdditivePair(self.noise, -self.shift, self.periods)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return 0.0 if self.noise.is_even else np.inf
 
     def check(self) -> None:
@@ -586,8 +586,8 @@ class GaussianFormulas(PolynomialFormulas):
                 lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
                 gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
                 # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
-                certain = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
-                return xp.where(there, xp.where(sloped, piece.weight_p * gain, certain), 0.0)
+                unbounded = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
+                return xp.where(there, xp.where(sloped, piece.weight_p * gain, unbounded), 0.0)
 
             return at
 
@@ -644,14 +644,14 @@ class StepFormulas(PolynomialFormulas):
         largest = cap(pieces.loss.dtype)
         log_prob, size = self.pair.noise.unweighted.log_prob, pieces.width * self.copies(pieces.at)
         mass = pieces.weight_p * xp.exp(log_prob(pieces.at)) * size
-        certain = pieces.loss >= largest
-        sure, as_sure = (
-            xp.where(certain, each, 0.0).sum()
+        infinite = pieces.loss >= largest
+        infinity_mass, infinity_mass_q = (
+            xp.where(infinite, each, 0.0).sum()
             for each in (mass, pieces.weight_q * xp.exp(log_prob(pieces.at - self.pair.shift)) * size)
         )
         level = xp.clip(pieces.loss, -largest, largest)
         order = xp.argsort(-level)
-        level, other = level[order], xp.where(certain, 0.0, mass * xp.exp(-level))[order]
+        level, other = level[order], xp.where(infinite, 0.0, mass * xp.exp(-level))[order]
         above = xp.cumsum(other)
         steps = above[:-1] * xp.exp(level[:-1]) * -xp.expm1(level[1:] - level[:-1])
         delta = xp.concatenate([xp.zeros_like(level[:1]), xp.cumsum(steps)])
@@ -662,7 +662,7 @@ class StepFormulas(PolynomialFormulas):
             count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
             i = xp.maximum(count - 1, 0)
             some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
-            return some + sure - xp.exp(eps) * as_sure
+            return some + infinity_mass - xp.exp(eps) * infinity_mass_q
 
         return at
 

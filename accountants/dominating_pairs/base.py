@@ -28,12 +28,12 @@ class DominatingPair(abc.ABC):
 
     Attributes:
         joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
-        has_two_ways: whether (q, p) may have another profile than (p, q), so that both are composed.
+        may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
         rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     """
 
     joint: ClassVar[bool] = False
-    has_two_ways: ClassVar[bool] = False
+    may_be_asymmetric: ClassVar[bool] = False
 
     @property
     def rounds_up(self) -> bool:
@@ -61,7 +61,7 @@ class DominatingPair(abc.ABC):
         """Return the pair (q, p)."""
 
     @abc.abstractmethod
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""
 
     @abc.abstractmethod
@@ -105,8 +105,8 @@ class Mixed(DominatingPair):
     def mirror(self) -> Mixed:
         return Mixed(self.weight, self.first.mirror(), self.second.mirror())
 
-    def asymmetry(self) -> Any:
-        first, second = self.first.asymmetry(), self.second.asymmetry()
+    def symmetry_gap(self) -> Any:
+        first, second = self.first.symmetry_gap(), self.second.symmetry_gap()
         return namespace(first, second).maximum(first, second)
 
     def check(self) -> None:
@@ -264,7 +264,7 @@ class Sampled(DominatingPair):
     rate: Any
     removed: bool = False
 
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
@@ -292,7 +292,7 @@ class Sampled(DominatingPair):
     def mirror(self) -> Sampled:
         return Sampled(self.pair, self.rate, not self.removed)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return np.inf
 
     def check(self) -> None:

@@ -195,7 +195,7 @@ class Densities(DominatingPair):
     nodes: PrivacyLossDistribution
 
     joint: ClassVar[bool] = True
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
         return _hockey_stick(self)
@@ -232,7 +232,7 @@ class Densities(DominatingPair):
     def mirror(self) -> Densities:
         return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return np.inf
 
     def check(self) -> None:

@@ -46,7 +46,7 @@ class Atoms(DominatingPair):
     near: bool = False
 
     joint: ClassVar[bool] = True
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
         def at(eps: Any) -> Any:
@@ -65,7 +65,7 @@ class Atoms(DominatingPair):
     def mirror(self) -> Atoms:
         return Atoms(self.q, self.p, near=self.near)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         if self.moved is not None:
             return 0.0
         gap = self.q - self.p[::-1]

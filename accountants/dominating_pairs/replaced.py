@@ -47,7 +47,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
             )
         if isinstance(pair, AdditivePair):
             replaced_noise.check_replaceable(pair)
-        odd = checks.concrete(pair.asymmetry())
+        odd = checks.concrete(pair.symmetry_gap())
         if odd is not None and not odd <= _CONCRETE:
             raise ValueError(
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
@@ -74,13 +74,13 @@ class Replaced(DominatingPair):
 
     @property
     def rounds_up(self) -> bool:
-        """Return whether this is Gaussian noise without edges, or not noise; see ``replaced_stick``."""
+        """Return whether this is Gaussian noise without edges, or not noise; see ``replaced_divergence``."""
         if isinstance(self.pair, AdditivePair):
             return self.pair.rounds_up and not len(self.pair.noise.edges)
         return not _is_lattice(self.pair)
 
     def hockey_stick(self) -> Curve:
-        return replaced_stick(self.pair, self.rate)
+        return replaced_divergence(self.pair, self.rate)
 
     def largest_loss(self) -> Any:
         raise TypeError("pair: Replaced has no known largest loss")
@@ -91,7 +91,7 @@ class Replaced(DominatingPair):
     def mirror(self) -> Replaced:
         return self
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return 0.0
 
     def check(self) -> None:
@@ -105,14 +105,16 @@ def _is_lattice(pair: Any) -> bool:
 
 
 @singledispatch
-def replaced_stick(pair: Any, rate: Any) -> Curve:
+def replaced_divergence(pair: Any, rate: Any) -> Curve:
     """Return the exact profile of the dominating pair, from a pair of inputs without sampling.
 
     Bounded mechanisms have the profile of an added record. Their pairs are symmetric up to rounding, so the result is
     the maximum of both directions.
     """
-    sticks = [with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.has_two_ways else []))]
-    odd = pair.asymmetry()
+    sticks = [
+        with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
+    ]
+    odd = pair.symmetry_gap()
     known = namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
 
     def at(eps: Any) -> Any:
@@ -122,15 +124,15 @@ def replaced_stick(pair: Any, rate: Any) -> Curve:
     return at
 
 
-@replaced_stick.register
+@replaced_divergence.register
 def _(pair: AdditivePair, rate: Any) -> Curve:
     return replaced_noise.replaced_hockey_stick(pair, rate)
 
 
-@replaced_stick.register
+@replaced_divergence.register
 def _(pair: Atoms, rate: Any) -> Curve:
     if pair.moved is None:
-        return replaced_stick.dispatch(object)(pair, rate)
+        return replaced_divergence.dispatch(object)(pair, rate)
     return _three(pair, rate).hockey_stick()
 
 
@@ -142,7 +144,7 @@ def replaced_privacy_loss(pair: Any, rate: Any) -> PrivacyLossDistribution:
 
 def _of_bounded(pair: Any, rate: Any) -> PrivacyLossDistribution:
     whole = pair.privacy_loss().subsampled(rate).symmetrized()
-    odd = pair.asymmetry()
+    odd = pair.symmetry_gap()
     known = namespace(odd, rate).where(odd <= _TRACED, 1.0, np.nan)
     return whole if namespace(known) is np else whole.scaled(known)
 
@@ -175,7 +177,7 @@ def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
     positive = p > q * (1 + 64 * xp.finfo(p.dtype).eps)
     p, q = xp.where(positive, p, 0.0), xp.where(positive, q, 0.0)
     rest = xp.maximum(1 - p.sum(keepdims=True) - q.sum(keepdims=True), 0.0)
-    known = xp.where(pair.asymmetry() <= _TRACED, 1.0, xp.nan)
+    known = xp.where(pair.symmetry_gap() <= _TRACED, 1.0, xp.nan)
     return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
 
 

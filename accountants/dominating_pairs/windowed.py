@@ -101,7 +101,7 @@ class WindowedPair(DominatingPair):
     def mirror(self) -> WindowedPair:
         return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return namespace(self.centre).abs(self.centre)
 
     def check(self) -> None:
