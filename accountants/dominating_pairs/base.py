@@ -117,7 +117,8 @@ class Mixed(DominatingPair):
             part.check()
 
 
-# Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions (test_sweeps.py).
+# Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions
+# (tests/dpkernels/test_sweeps.py).
 _UNITS = 8
 
 

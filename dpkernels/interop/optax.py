@@ -219,15 +219,17 @@ def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState
     return PrivateAggregateState(_key_words(key), state.step, state.micro_step, state.sums, state.noise)
 
 
+def _check_key(key: Array) -> None:
+    """Refuse every key that is not one ChaCha20 key."""
+    secure = dpk.key_from_bytes(bytes(32))
+    if getattr(key, "dtype", None) != secure.dtype or key.shape:
+        raise TypeError("key: must be one ChaCha20 key, such as dpkernels.os_key()")
+
+
 def _key_words(key: Array) -> Array:
-    """Return the words of a ChaCha20 key, and refuse every other key."""
-    dpk.perturb_traced(key, _key_check(), jnp.zeros(1))
+    """Return the words of a ChaCha20 key."""
+    _check_key(key)
     return jax.random.key_data(key)
-
-
-@lru_cache(maxsize=1)
-def _key_check() -> Any:
-    return dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -338,8 +340,14 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         examples: the number of rows.
         rate: in (0, 1].
         capacity: the length of the result; ``poisson_capacity`` proposes one.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key.
+        ValueError: rate or capacity is out of range.
     """
+    _check_key(key)
     checks.within("rate", rate, 2.0**-32, 1.0)
+    checks.whole("capacity", capacity, 1, 1 << 31)
     below = int(rate * 2.0**32)
     hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
     count = hits.sum()
