@@ -1,10 +1,9 @@
 """Privacy accounting for the mechanisms of dpkernels.
 
-``delta`` and ``epsilon`` compute the privacy profile that a mechanism's density realises, from the density and not from
-the budget it was built for; ``guarantee`` composes, ``Filter`` and ``Ledger`` keep a budget. ``calibrate`` finds the
-least noise for a budget, ``tune`` the best free parameters; ``recycling`` accounts for budget recycling,
-``known_domain_top_k`` and ``unknown_domain_top_k`` release the largest counts. An unknown mechanism is an error, never
-a number.
+``delta`` and ``epsilon`` compute the privacy profile of a mechanism from its density, not from the budget that it was
+built for. ``guarantee`` composes mechanisms; ``Filter`` and ``Ledger`` keep a budget. ``calibrate`` finds the least
+noise for a budget, and ``tune`` the best free parameters. ``recycling`` accounts for budget recycling.
+``known_domain_top_k`` and ``unknown_domain_top_k`` release the largest counts. An unknown mechanism raises an error.
 """
 
 from accountants import calibrate, recycling, tune

@@ -1,4 +1,4 @@
-"""Which of two guarantees reveals less, where that is certain."""
+"""Comparison of two guarantees by rigorous brackets of their privacy profiles."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from accountants.composition.bounds import Bracket
 from accountants.guarantee import Guarantee
 from dpkernels import checks
 
-_POINTS, _SMALLEST = 9, 1e-9  # Points by default, each of two brackets; and the delta that ends them.
+_POINTS, _SMALLEST = 9, 1e-9  # The default number of points, and the delta at which they end.
 
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Brackets of two privacy profiles; arrays of one length.
+    """Brackets of two privacy profiles, as arrays of one length.
 
     Attributes:
-        epsilon: where they were looked at, increasing.
-        first: (lower, upper) of the first one's delta there.
-        second: of the second one's.
+        epsilon: the values of eps at which the profiles are compared, increasing.
+        first: (lower, upper) bounds of the delta of the first guarantee at each eps.
+        second: (lower, upper) bounds of the delta of the second guarantee.
     """
 
     epsilon: np.ndarray
@@ -30,20 +30,20 @@ class Comparison:
 
     @property
     def first_below(self) -> np.ndarray:
-        """Where the first one's delta is the smaller one for certain, or they are equal to the last digit."""
+        """Return True at each eps where the first delta is proven to be at most the second one."""
         return self.first[1] <= self.second[0]
 
     @property
     def second_below(self) -> np.ndarray:
-        """Where the second one's is."""
+        """Return True at each eps where the second delta is proven to be at most the first one."""
         return self.second[1] <= self.first[0]
 
     @property
     def verdict(self) -> str:
-        """Either "first" or "second" if that one's delta is the smaller one at every epsilon looked at, for certain.
+        """Return which guarantee has the smaller delta at every epsilon that was compared.
 
-        "neither" if the profiles cross for certain, so that which is more private depends on epsilon; "not certain"
-        else.
+        The result is "first" or "second" if that is proven; "neither" if the profiles are proven to cross, so that the
+        order depends on epsilon; and "not certain" otherwise.
         """
         for name, below, other in (
             ("first", self.first_below, self.second_below),
@@ -65,17 +65,19 @@ class Comparison:
 def compare(first: Guarantee, second: Guarantee, epsilon: Sequence[float] | None = None) -> Comparison:
     """Compare two guarantees at several epsilons, by rigorous brackets of delta.
 
-    The more private one has the smaller delta(eps) at every eps. Profiles may cross: there is an order at every eps,
-    but no order of guarantees. What is between the points looked at is not covered, nor whether both are about the same
-    neighbours (``Guarantee.neighbouring``): these must be compared by the caller, sensitivities included.
+    The more private guarantee has the smaller delta(eps) at every eps. Profiles may cross, so two guarantees can be
+    ordered at every eps without being ordered as a whole. The comparison does not cover the epsilons between its
+    points. It does not check that both guarantees have the same neighbours (``Guarantee.neighbouring``) and
+    sensitivities: the caller must do this.
 
     Args:
         first: a guarantee.
-        second: another.
-        epsilon: where, increasing; by default at 9 points from 0 to where both deltas are at most 1e-9, or to 50.
+        second: another guarantee.
+        epsilon: increasing values of eps. The default is 9 points from 0 to the eps at which both deltas are at most
+            1e-9, or to 50.
 
     Raises:
-        ValueError: epsilons negative, not increasing, or none.
+        ValueError: epsilon is empty, not increasing, or has negative entries.
 
     Example:
         >>> from accountants import compare, guarantee

@@ -1,18 +1,21 @@
-"""Guarantees as values: what a sequence of mechanisms reveals together.
+"""Guarantees as values: the privacy of a sequence of mechanisms.
 
     guarantee(mechanism).subsample(rate).repeat(n).compose(other)
 
-Neighbours are those of the mechanisms: for additive noise, and bounded mechanisms with a sensitivity, datasets whose
-true values differ by at most the sensitivity in every report; for others, any two inputs. With ``subsample``, every
-report is on a Poisson sample of its own, and neighbours differ by one record added or removed, or by one replaced by
-another, as asked. Covered: mechanisms fixed in advance (for budgets chosen on the way see ``dpkernels.budgets``), and
-the reports of float laws in exact arithmetic, or exactly the integer tables of exact forms.
+Neighbours are those of the mechanisms. For additive noise, and for bounded mechanisms with a sensitivity, they are
+datasets whose true values differ by at most the sensitivity in every report. For other mechanisms they are any two
+inputs. With ``subsample``, every report uses a Poisson sample of its own, and neighbours differ by one record that is
+added or removed, or by one that is replaced, as ``adjacency`` says.
+
+Guarantees cover mechanisms that are fixed in advance; for budgets that are chosen adaptively see ``dpkernels.budgets``.
+They cover the reports of floating-point distributions in exact arithmetic, and those of exact samplers as they are.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,60 +42,62 @@ from accountants.dominating_pairs.registry import dominating_pairs, reject_sensi
 from accountants.dominating_pairs.replaced import check_replaceable
 from accountants.guarantee_json import from_json_form, to_json_form
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
+
+_FEW = 32  # Up to this number, values of releases on samples are kept inside their brackets.
 
 
 @pytree
 @dataclass(frozen=True, eq=False)
 class Guarantee:
-    """What reports reveal together; made by ``guarantee``, immutable, a pytree.
+    """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree.
 
     Attributes:
-        terms: what is composed.
+        terms: the self-compositions that are composed.
     """
 
     terms: tuple[SelfComposed, ...]
 
     def repeat(self, count: Real) -> Guarantee:
-        """The same reports ``count`` times.
+        """Return the guarantee of the same reports repeated ``count`` times.
 
         Args:
-            count: a positive whole number; or a JAX one, which need not be whole, so that values have a derivative in
-                it: that of the power of the law's transform. It says something where the sum of losses is smooth;
-                reports with few different losses jump from count to count: of three it is what the last one adds.
+            count: a positive integer. A JAX number need not be an integer, so that values have a derivative in it: the
+                derivative in the power of the transform of the loss distribution. The derivative is meaningful where
+                the sum of losses is smooth; with few different losses the values jump from count to count.
 
         Raises:
-            TypeError: count is not a whole number.
-            ValueError: it is not positive.
+            TypeError: count is not an integer.
+            ValueError: count is not positive.
         """
         n = count if isinstance(count, jax.Array) else checks.whole("count", count, 1, 1 << 40)
         checks.positive("count", n)
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
     def compose(self, *others: Guarantee) -> Guarantee:
-        """The reports of this guarantee and the others together.
+        """Return the guarantee of the reports of this guarantee and of the others together.
 
         Raises:
-            ValueError: samples with added and removed records, and samples with replaced ones.
+            ValueError: one guarantee is for added and removed records, another one for replaced records.
         """
         return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
 
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
-        """Every report on a Poisson sample of its own, of this rate.
+        """Return the guarantee if every report uses a Poisson sample of its own, with this rate.
 
-        Neighbouring is by records of the datasets, and the sensitivity of noise is the most that one record, if it is
-        in the sample, adds to the true value or takes from it.
+        Neighbouring datasets differ by one record. The sensitivity of additive noise is the most that one record, if
+        it is in the sample, adds to the true value or subtracts from it.
 
         Args:
-            rate: in (0, 1].
-            adjacency: "add_remove": one record added or removed; the two worst inputs are those of the dataset with
-                the record and of the one without it. "replace": one record replaced by another, so that the true
-                value may change by twice the sensitivity; see ``replacement``.
+            rate: the sampling rate, in (0, 1].
+            adjacency: "add_remove": one record is added or removed; the worst two inputs are those of the dataset with
+                the record and without it. "replace": one record is replaced by another one, so that the true value may
+                change by twice the sensitivity; see ``dominating_pairs.replaced``.
 
         Raises:
-            ValueError: the rate is not in (0, 1], or reports are on samples already; replaced records and asymmetric
-                noise, tables or densities.
+            ValueError: the rate is not in (0, 1]; reports are on samples already; or adjacency is "replace" and the
+                noise, table or densities are not symmetric.
         """
         checks.within("rate", rate, np.nextafter(0.0, 1.0), 1.0)
         checks.one_of("adjacency", adjacency, NEIGHBOURS)
@@ -107,58 +112,84 @@ class Guarantee:
 
     @property
     def neighbouring(self) -> str:
-        """Which inputs are neighbours, in words."""
+        """Describe which inputs are neighbours."""
         return neighbouring(self.terms)
 
     def delta(self, epsilon: Real) -> Any:
         """Return the smallest delta such that the composed mechanism is (epsilon, delta)-DP.
 
-        The value is precise, not a bound: use ``bracket`` for rigorous bounds. One release and Gaussian noise have
-        their exact profiles, few outcomes are enumerated, all else is composed by FFT on a grid. Accuracy by case is a
-        table in docs/additive.md. Plain numbers are computed by NumPy, without compiling.
+        The value is an estimate; use ``bracket`` for rigorous bounds. One release and composed Gaussian noise have
+        exact profiles, few outcomes are enumerated, and everything else is composed by FFT on a grid. The table in
+        docs/additive.md gives the accuracy of each case. Plain numbers are computed by NumPy, without compilation.
 
         Args:
             epsilon: eps >= 0, any shape.
 
         Returns:
-            A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, the count, the rate
-            and every parameter of the mechanism; but several reports not in an ``outside`` weight of 0, next to which
-            losses are unbounded: what JAX gives there is no derivative. Use 64 bits: tails of sums are lost in 32.
+            A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
+            eps, the count, the sampling rate and every parameter of the mechanism. One case is excluded: several
+            reports have no valid derivative in an ``outside`` weight of 0, because losses are unbounded next to it.
+            Use 64-bit JAX numbers; the tails of sums are lost in 32 bits.
 
         Raises:
-            ValueError: epsilon negative.
+            ValueError: epsilon is negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return evaluate(self, "delta", epsilon)
+        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, Bracket.delta)
 
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
 
-        It is inf if there is none, and as accurate as ``delta``. Derivatives are implicit. JAX values are inf too where
-        floats do not tell which eps.
+        The value is inf if there is no such epsilon, and as accurate as ``delta``. Derivatives are implicit. JAX values
+        are inf, too, where floating point does not resolve epsilon.
 
         Raises:
             ValueError: delta is not in (0, 1).
-            ConvergenceError: floats do not tell which eps, as at deltas next to the least float.
+            ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = evaluate(self, "epsilon", delta)
+        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, Bracket.epsilon)
         if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return found
 
+    def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[Bracket, float], tuple[float, float]]) -> Any:
+        """Return values of plain numbers, moved into their brackets where few releases are on samples.
+
+        There the losses can be as close together as the points of the grid, which the kink of the profile then shows.
+        """
+        if namespace(found) is not np or not self._has_few_samples:
+            return found
+        try:
+            ends = [bracket(self._bracket, float(one)) for one in np.ravel(at)]
+        except ValueError:  # A shape that states no bound on its density has no bracket.
+            return found
+        low, high = np.reshape(np.transpose(ends), (2, *np.shape(found)))
+        return plain(np.clip(found, low, high))
+
+    @property
+    def _has_few_samples(self) -> bool:
+        counts = [checks.concrete(term.count) for term in self.terms]
+        if None in counts or sum(counts) == 1 or sum(counts) > _FEW:
+            return False
+        return any(term.sampling_rate is not None for term in self.terms)
+
+    @cached_property
+    def _bracket(self) -> Bracket:
+        return Bracket(self)
+
     @property
     def infinity_mass(self) -> float:
-        """The probability that some loss is infinite, in the direction of neighbours in which it is larger."""
+        """Return the probability of an infinite loss, in the neighbour direction in which it is larger."""
         return float(max(infinity_mass(parts) for parts in as_float64(self).repeated_losses()))
 
     @property
     def neighbour_directions(self) -> tuple[bool, ...]:
-        """Whether the pairs are mirrored, for each direction of neighbours that is composed; delta is the largest."""
+        """Return, for each neighbour direction that is composed, whether the pairs are mirrored."""
         return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
     def repeated_losses(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
-        """Return what is composed, for each direction of neighbours.
+        """Return the losses that are composed, for each neighbour direction.
 
         Args:
             panels: see ``PrivacyLossDistribution.nodes``.
@@ -168,18 +199,27 @@ class Guarantee:
 
     @cached_property
     def numeric_directions(self) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
-        """Of plain numbers (losses, the same by fewer nodes) for each direction of neighbours; computed once."""
+        """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
         return directions_of_numbers(as_float64(self))
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """A rigorous interval for delta at eps, or for eps at delta; truncation and rounding errors are inside.
+        """Return a rigorous interval for delta at an epsilon, or for epsilon at a delta.
+
+        The interval includes truncation and rounding errors.
+
+        Args:
+            epsilon: eps >= 0; then the interval is for delta.
+            delta: in (0, 1); then the interval is for epsilon.
+
+        Returns:
+            (lower bound, upper bound).
 
         Raises:
-            ValueError: not exactly one of the two; epsilon negative; delta not in (0, 1).
+            ValueError: not exactly one argument is given; epsilon is negative; delta is not in (0, 1).
         """
         if (epsilon is None) == (delta is None):
             raise ValueError("epsilon, delta: exactly one of them must be given")
-        made = Bracket(self)
+        made = self._bracket
         return (
             made.delta(checks.number("epsilon", epsilon))
             if delta is None
@@ -187,14 +227,18 @@ class Guarantee:
         )
 
     def renyi(self, order: Any) -> Any:
-        """The Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
+        """Return the Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""
         checks.within("order", order, np.nextafter(1.0, 2.0), np.inf)
         return evaluate(self, "renyi", order)
 
     def trade_off(self, alpha: Any) -> Any:
-        """The least type II error of a test of level alpha: max over eps of the two lines each (eps, delta) gives."""
+        """Return the least type II error of a test of level alpha.
+
+        Every (eps, delta) of the profile gives two lines that bound the trade-off curve. The result is their maximum
+        over a grid of eps.
+        """
         checks.within("alpha", alpha, 0.0, 1.0)
-        # Fewer lines give a lower curve, which is the safe side; beyond this eps they are all but flat.
+        # Fewer lines give a lower curve, which is conservative; beyond this eps the lines are almost flat.
         eps = np.linspace(0.0, min(self.epsilon(1e-9), 50.0), 129)
         delta = np.asarray(self.delta(eps))
         a = np.asarray(alpha, float)[..., None]
@@ -202,19 +246,19 @@ class Guarantee:
         return np.maximum(lines.max(-1), 0.0)[()]
 
     def to_dict(self) -> dict[str, Any]:
-        """A JSON form."""
+        """Return a form that ``json`` can write."""
         return {"format": 1, "guarantee": to_json_form(self, (Guarantee,))}
 
     def to_json(self) -> str:
-        """``to_dict`` as text."""
+        """Return ``to_dict`` as JSON text."""
         return json.dumps(self.to_dict())
 
     @classmethod
     def from_dict(cls, form: dict[str, Any]) -> Guarantee:
-        """The guarantee of ``to_dict``.
+        """Return the guarantee from which ``to_dict`` made the form.
 
         Raises:
-            ValueError: it is none.
+            ValueError: the form is not a guarantee of format 1.
         """
         made = from_json_form(form.get("guarantee") if form.get("format") == 1 else None, (Guarantee,))
         if not isinstance(made, cls):
@@ -224,40 +268,42 @@ class Guarantee:
 
     @classmethod
     def from_json(cls, text: str) -> Guarantee:
-        """The guarantee of ``to_json``."""
+        """Return the guarantee from which ``to_json`` made the text."""
         return cls.from_dict(json.loads(text))
 
     def __eq__(self, other: object) -> bool:
         return self is other or (isinstance(other, Guarantee) and self.to_dict() == other.to_dict())
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what is computed from the terms: its functions cannot be pickled."""
+        """Leave out the cached values, which contain functions that cannot be pickled."""
         return {"terms": self.terms}
 
     def __hash__(self) -> int:
         return hash(self.to_json())
 
     def plot(self, path: Path | str, *, epsilon: float | None = None) -> None:
-        """Draw the privacy profile and the trade-off curve into a .png.
+        """Plot the privacy profile and the trade-off curve into a PNG file.
 
         Args:
-            path: the file.
-            epsilon: the largest eps shown; by default where delta is 1e-9.
+            path: the file to write.
+            epsilon: the largest eps shown; by default the eps at which delta is 1e-9.
         """
         _draw(self, Path(path), epsilon)
 
 
 def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
-    """What one report of a mechanism, or of its exact form, reveals.
+    """Return the guarantee of one report of a mechanism or of its exact sampler.
 
     Args:
-        mechanism: a mechanism of dpkernels, its exact form (then the integers are accounted), or a pair of laws, such
+        mechanism: a mechanism of dpkernels; an exact sampler, whose integers are then accounted; or a dominating pair,
             as ``weights``, ``randomised_response`` and ``densities`` make.
-        sensitivity: D of an additive mechanism, by default its claim's; others take none.
+        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Other mechanisms take
+            none.
 
     Raises:
-        TypeError: an unknown mechanism.
-        ValueError: no sensitivity for an additive mechanism, or one for another; a pair that is not one of laws.
+        TypeError: the mechanism is unknown.
+        ValueError: an additive mechanism has no sensitivity, or another mechanism is given one; or p or q of a pair is
+            not a probability distribution.
     """
     if isinstance(mechanism, DominatingPair):
         reject_sensitivity(sensitivity)
@@ -268,7 +314,7 @@ def guarantee(mechanism: Any, sensitivity: Any = None) -> Guarantee:
 
 
 def _draw(made: Guarantee, path: Path, epsilon: float | None) -> None:
-    """The privacy profile and the trade-off curve side by side."""
+    """Plot the privacy profile and the trade-off curve side by side."""
     from matplotlib.figure import Figure
 
     highest = epsilon if epsilon is not None else made.epsilon(1e-9)

@@ -1,4 +1,4 @@
-"""Guarantees as JSON: frozen dataclasses by name, numbers and arrays as they are."""
+"""Guarantees as JSON: frozen dataclasses are stored by name, numbers and arrays as they are."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.mechanisms.windowed.bases import Shape
 from dpkernels.mechanisms.windowed.tabulated import PiecewiseLinear
 
-# The classes that a file may hold beside distributions with a density, windows and bases. Files name them, and the
-# fields of some, as below if not by their own names.
+# The classes that a file may hold in addition to distributions with a density, windows and bases. The dictionaries hold
+# the names that files use for classes and fields, where they differ from the names in the code.
 _CLASSES: tuple[type, ...] = (SelfComposed, Atoms, Mixed, WindowedPair, AdditivePair, PiecewiseLinear)
 _CLASS_NAMES: dict[type, str] = {SelfComposed: "Term", AdditivePair: "Shifted", WindowedPair: "Placed"}
 _FIELD_NAMES = {"sampling_rate": "rate", "neighbours": "adjacency"}
@@ -34,19 +34,19 @@ def _known(classes: tuple[type, ...]) -> tuple[type, ...]:
 
 
 def _fields(kind: Any) -> dict[str, str]:
-    """Return the names in a file of the fields of a class."""
+    """Return the names that files use for the fields of a class."""
     return {field.name: _FIELD_NAMES.get(field.name, field.name) for field in dataclasses.fields(kind)}
 
 
 def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
-    """Return what ``json`` writes for an item whose dataclasses are all known.
+    """Return a form that ``json`` can write, for an item whose dataclasses are all known.
 
     Args:
-        item: a guarantee, a pair or a part of one.
-        classes: further classes that it may hold.
+        item: a guarantee, a dominating pair or a part of one.
+        classes: further classes that the item may hold.
 
     Raises:
-        TypeError: it holds something that cannot be saved, such as a density of the user's own.
+        TypeError: the item holds something that cannot be saved, such as a user-defined density.
     """
     if item is None or isinstance(item, str):
         return item
@@ -67,7 +67,7 @@ def to_json_form(item: Any, classes: tuple[type, ...] = ()) -> Any:
 
 
 def from_json_form(form: Any, classes: tuple[type, ...] = ()) -> Any:
-    """Return the item that ``to_json_form`` was given.
+    """Return the item from which ``to_json_form`` made the form.
 
     Raises:
         ValueError: the form holds something unknown.

@@ -1,8 +1,7 @@
 """Privacy loss distributions: atoms and smooth pieces of the loss log p/q, and their algebra.
 
-The algebra is written once, for plain numbers and for JAX numbers. Values are computed from outcomes, to which
-``nodes`` turns the smooth pieces by quadrature; rigorous bounds are computed from the pieces themselves
-(``composition.bounds``).
+The algebra is written once, for NumPy and JAX numbers. Values are computed from outcomes: ``nodes`` turns smooth pieces
+into outcomes by quadrature. Rigorous bounds are computed from the pieces themselves (``composition.bounds``).
 """
 
 from __future__ import annotations
@@ -20,36 +19,36 @@ from dpkernels.numerics import Real, RealArray, gauss_legendre, like, log_or_nev
 from dpkernels.pytrees import pytree
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# Panels of a piece where only smooth functions of the loss are integrated.
+# The panels of a piece on which only smooth functions of the loss are integrated.
 FEW = 4
-# Where e^loss is next to overflow, or soon is.
+# Above this loss, e^loss is or will soon be close to overflow.
 _LARGE = 30.0
-# XLA sums on processors by so many terms: other lengths have programs of their own for their ends, and for each sum.
+# On CPUs, XLA compiles sums of multiples of this number of terms quickly; other lengths need extra code for their ends.
 _ROUND = 32
-# Losses up to so many roundings of 1 are rounding errors.
+# Losses up to this number of roundings of 1 are rounding errors.
 _NO_LOSS = 64
-_FEW_PIECES = 32  # Up to so many are put on a grid one by one.
-# A piece on which the loss varies less, relatively, is one of constant loss.
+_FEW_PIECES = 32  # Up to this number, pieces are put on a grid one by one.
+# A piece on which the loss varies by less than this, relatively, has a constant loss.
 _CONSTANT = 1e-13
 
 
 @dataclass(frozen=True)
 class SmoothPieces:
-    """Intervals on which both densities are smooth, and each is positive or 0 throughout.
+    """Intervals on which both densities are smooth, and each is either positive or 0 throughout.
 
-    Functions take points x and the numbers i of their pieces, which broadcast.
+    The functions take points x and the numbers i of their pieces, which broadcast.
 
     Attributes:
-        left: lower ends, an array.
-        right: upper ends; a piece that is not longer than 0 is empty.
-        log_p: log density of p at (x, i).
-        log_q: log density of q at (x, i).
-        loss: log p/q at (x, i), to all its digits; infinite where one of the two is 0, and 0 where both are.
-        steepness: a bound on how fast densities change on panels (left, right, i): p and q are sums of positive parts f
-            with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None where no bound is
-            known: there is then no proven bracket.
-        inverse: the point of piece i with a given loss, where the loss is monotone and a formula is known; else None.
-        few: how many panels a piece has at least.
+        left: the lower ends, an array.
+        right: the upper ends; a piece is empty if its length is not positive.
+        log_p: the log density of p at (x, i).
+        log_q: the log density of q at (x, i).
+        loss: log p/q at (x, i), to full precision; infinite where one density is 0, and 0 where both are.
+        steepness: a bound s on how fast densities change on panels (left, right, i): p and q are sums of positive
+            parts f with |f^(8)| <= s^8 f (docs/proofs/brackets.md). Polynomials of degree 7 have s = 0. None if no
+            bound is known; then there is no proven bracket.
+        inverse: the point of piece i that has a given loss, if the loss is monotone and a formula is known; else None.
+        few: the least number of panels of a piece.
     """
 
     left: Any
@@ -62,14 +61,14 @@ class SmoothPieces:
     few: int = FEW
 
     def scaled(self, weight: Any) -> SmoothPieces:
-        """The same pieces, ``weight`` times as likely."""
+        """Return the same pieces with all masses multiplied by ``weight``."""
         log_weight = namespace(weight).log(weight)
         return dataclasses.replace(
             self, log_p=lambda x, i: self.log_p(x, i) + log_weight, log_q=lambda x, i: self.log_q(x, i) + log_weight
         )
 
     def mirrored(self) -> SmoothPieces:
-        """The pieces of the pair (q, p)."""
+        """Return the pieces of the pair (q, p)."""
         inverse = self.inverse
         return dataclasses.replace(
             self,
@@ -80,7 +79,7 @@ class SmoothPieces:
         )
 
     def subsampled(self, rate: Any) -> SmoothPieces:
-        """The pieces of the pair (r p + (1 - r) q, q)."""
+        """Return the pieces of the pair (r p + (1 - r) q, q)."""
         inverse = self.inverse
 
         def log_p(x: Any, i: Any) -> Any:
@@ -97,12 +96,12 @@ class SmoothPieces:
         )
 
     def where(self, kept: Any) -> SmoothPieces:
-        """The same pieces, of which those that are not kept are empty."""
+        """Return the same pieces, with those that are not kept made empty."""
         right = namespace(self.left, kept).where(kept, self.right, self.left)
         return dataclasses.replace(self, right=right)
 
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
-        """Return outcomes that integrate smooth functions of the loss on the pieces; see there."""
+        """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""
         count = len(self.left)
         many = max(self.few, panels // count)
         number = np.arange(count)[:, None]
@@ -127,12 +126,12 @@ class PrivacyLossDistribution:
     """The distribution of the privacy loss of a pair: outcomes, and pieces on which the loss varies smoothly.
 
     Attributes:
-        p: masses of outcomes under p, an array, as the next three.
-        q: their masses under q.
-        loss: log p/q; inf where q = 0, -inf where p = 0.
-        width: about how wide the range of losses is that an outcome stands for; 0 for an atom.
-        pieces: all that is not in outcomes.
-        unseen: a bound on the mass under p, and under q, that is in neither: Gaussian tails out of reach.
+        p: masses of outcomes under p, an array.
+        q: masses of outcomes under q, an array.
+        loss: log p/q of the outcomes; inf where q = 0, -inf where p = 0.
+        width: the approximate width of the range of losses that an outcome represents; 0 for an atom.
+        pieces: everything that is not in the outcomes.
+        unseen: a bound on the mass, under p and under q, that is in neither: Gaussian tails beyond the reach.
     """
 
     p: Any
@@ -154,18 +153,18 @@ class PrivacyLossDistribution:
         return cls(none, none, none, none, (pieces,), unseen)
 
     def mirrored(self) -> PrivacyLossDistribution:
-        """The distribution of the pair (q, p)."""
+        """Return the distribution of the pair (q, p)."""
         pieces = tuple(piece.mirrored() for piece in self.pieces)
         return PrivacyLossDistribution(self.q, self.p, -self.loss, self.width, pieces, self.unseen)
 
     def scaled(self, weight: Any) -> PrivacyLossDistribution:
-        """The same outcomes and pieces, ``weight`` times as likely."""
+        """Return the same outcomes and pieces with all masses multiplied by ``weight``."""
         pieces = tuple(piece.scaled(weight) for piece in self.pieces)
         unseen = self.unseen * float(weight) if self.unseen else 0.0
         return PrivacyLossDistribution(weight * self.p, weight * self.q, self.loss, self.width, pieces, unseen)
 
     def subsampled(self, rate: Real) -> PrivacyLossDistribution:
-        """The distribution of (r p + (1 - r) q, q): the record that tells p from q is in a Poisson sample of rate r."""
+        """Return the distribution of (r p + (1 - r) q, q): the differing record is in a Poisson sample of rate r."""
         xp = namespace(self.loss, rate)
         sampled = sampled_loss(self.loss, rate)
         infinite = xp.isinf(self.loss)
@@ -176,12 +175,13 @@ class PrivacyLossDistribution:
         return PrivacyLossDistribution(p, self.q, sampled, width, pieces, self.unseen)
 
     def symmetrized(self) -> PrivacyLossDistribution:
-        """The distribution whose profile is the larger of this one's and its mirror's, if that is this one's.
+        """Return the distribution of the pointwise maximum of the profiles of this pair and its mirror.
 
-        It has the positive losses, their mirror images, and otherwise no loss. The losses of a piece are of one sign.
+        This pair's profile must be the larger one. The result has the positive losses, their mirror images, and loss 0
+        for the remaining mass. The losses of each piece must have one sign.
         """
         xp = namespace(self.loss)
-        # What is rounding would count twice, and be taken off from the rest.
+        # Rounding errors would be counted twice, and subtracted from the remaining mass.
         positive = self.loss > _NO_LOSS * xp.finfo(self.loss.dtype).eps
         p, q = xp.where(positive, self.p, 0.0), xp.where(positive, self.q, 0.0)
         pieces = tuple(
@@ -193,16 +193,16 @@ class PrivacyLossDistribution:
         return join([there, there.mirrored(), PrivacyLossDistribution(rest, rest, 0 * rest, 0 * rest)])
 
     def masses(self) -> tuple[Any, Any]:
-        """Return all mass under p and under q."""
+        """Return the total mass under p and under q."""
         nodes = self.nodes()
         return nodes.p.sum(), nodes.q.sum()
 
     def nodes(self, panels: int = 0, cuts: Any = None) -> PrivacyLossDistribution:
-        """Return the distribution as outcomes alone, which integrate smooth functions of the loss to rounding.
+        """Return the distribution as outcomes alone, which integrate smooth functions of the loss up to rounding.
 
         Args:
-            panels: how many panels of 16 nodes the pieces share, at least ``few`` each; by default as few as smooth
-                functions of the loss need.
+            panels: the number of panels of 16 nodes that the pieces share, with at least ``few`` for each piece. The
+                default is the smallest number that smooth functions of the loss need.
             cuts: losses at which panels end, an array; for pieces with an inverse.
         """
         if not self.pieces:
@@ -229,15 +229,16 @@ class PrivacyLossDistribution:
         return jax.tree.map(lambda leaf: pad(leaf, [*[(0, 0)] * (leaf.ndim - 1), (0, room)]), self)
 
     def capped(self, cap: Real) -> PrivacyLossDistribution:
-        """The same at every eps up to the cap; larger losses become (e^cap q, q), and the rest an infinite loss.
+        """Return a distribution with the same profile at every eps up to the cap.
 
-        Composed it is the same as long as all other losses together are eps - cap at least. The last outcome becomes
-        the rest: it should have no mass, see ``padded``, and what it has is of infinite loss, too.
+        Larger losses become (e^cap q, q), and their remaining mass under p gets an infinite loss. The composition with
+        other losses does not change as long as their sum is at least eps - cap. The last outcome takes the remaining
+        mass. It must have no mass of its own, see ``padded``; any mass that it has gets an infinite loss, too.
         """
         xp = namespace(self.p, cap)
         above = xp.isfinite(self.loss) & (self.loss > cap)
         down = xp.where(above, cap - self.loss, 0.0)
-        # Not p less what is kept, whose rounding counts n times.
+        # Do not compute this as p minus the mass kept: the rounding error would count n times.
         lost = (self.p * -xp.expm1(down)).sum()
         last = np.arange(self.p.size) == self.p.size - 1
         loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
@@ -246,7 +247,7 @@ class PrivacyLossDistribution:
 
     @property
     def finite(self) -> tuple[Any, Any]:
-        """(log p, loss) of outcomes, with no mass and no loss where the loss is infinite; of plain numbers kept."""
+        """Return (log p, loss) of outcomes, with mass 0 and loss 0 where the loss is infinite; cached for NumPy."""
         kept = self.__dict__.get("_finite")
         if kept is not None:
             return kept
@@ -275,7 +276,7 @@ def sampled_loss(loss: Any, rate: Any) -> Any:
     large, small = known > _LARGE, known < -1
     near = xp.log1p(rate * xp.expm1(xp.where(large | small, 0.0, known)))
     far = known + xp.log(rate + (1 - rate) * xp.exp(-xp.where(large, known, 0.0)))
-    # Next to the least loss, log(1 - r), that sum would cancel; 1 - r is exact where it is small.
+    # Next to the least loss, log(1 - r), log1p would cancel; 1 - r is exact where it is small.
     low = xp.log((1 - rate) + rate * xp.exp(xp.where(small, known, 0.0)))
     there = xp.where(large, far, xp.where(small, low, near))
     lowest = xp.where(rate < 1, xp.log1p(-xp.where(rate < 1, rate, 0.0)), -np.inf)
@@ -315,16 +316,20 @@ def split_at(left: Any, right: Any, point: Any, row: Any) -> tuple[np.ndarray, n
 
 
 def _spacing(loss: Real) -> RealArray:
-    """Return about how wide the range of losses is that each node stands for; nodes are along the last axis."""
+    """Return the approximate range of losses that each node represents; nodes are along the last axis."""
     xp = namespace(loss)
     return xp.abs(xp.asarray(xp.gradient(without_derivative(loss), axis=-1)))
 
 
 def panel_rule(panels: int, value: Real, *, dense: bool = False, cuts: Any = None) -> tuple[Any, Any]:
-    """Return nodes and weights on [0, 1] of so many panels, in the type of a value.
+    """Return nodes and weights on [0, 1] of the given number of panels, in the type of ``value``.
 
-    Dense ones come quadratically near to both ends, by t = s^2 (3 - 2 s): sums of few releases may be as near to where
-    losses end. At cuts, of shape (rows, n), panels end too: of every row its own.
+    Args:
+        panels: the number of panels.
+        value: a number or an array of the type wanted.
+        dense: whether nodes accumulate quadratically at both ends, by t = s^2 (3 - 2 s), because the sums of few
+            releases may come as close to the ends of the losses.
+        cuts: further ends of panels, of shape (rows, n): each row has its own.
     """
     ends: Any = np.arange(panels + 1) / panels
     if cuts is None:

@@ -1,4 +1,4 @@
-"""delta(eps) and eps(delta) of a mechanism."""
+"""The privacy profile delta(eps) of a mechanism, and its inverse eps(delta)."""
 
 from __future__ import annotations
 
@@ -17,24 +17,27 @@ from dpkernels.solve import bisect, first_feasible
 
 
 def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
-    """The least delta for which the mechanism is (eps, delta)-DP: its privacy profile, exactly.
+    """Return the smallest delta for which the mechanism is (eps, delta)-DP: its exact privacy profile.
 
-    delta(eps) = max over worst pairs of  integral max(0, p(y) - e^eps q(y)) dy.  Covers one report of a float
-    mechanism in exact arithmetic. Rounded upwards, by what eight units in the last place of 1 + eps move it: next to
-    the largest loss up to 4e-14 at eps 20, and so much at the level of a pure mechanism. See
-    ``dominating_pairs.registry`` for the pairs and for the two kinds of mechanism whose value is an upper bound.
+    delta(eps) is the maximum over the dominating pairs of  integral max(0, p(y) - e^eps q(y)) dy.  It covers one report
+    of a float mechanism in exact arithmetic. The value is rounded upwards, by the effect of eight units in the last
+    place of 1 + eps: next to the largest loss up to 4e-14 at eps 20, and as much at the level of a pure mechanism.
+    ``dominating_pairs.registry`` has the pairs, and names the mechanisms whose value is an upper bound.
 
     Args:
         mechanism: a mechanism of dpkernels.
         epsilon: eps >= 0, any shape; broadcasts with array parameters.
-        sensitivity: D of an additive mechanism, by default its claim's; bounded mechanisms take none.
+        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Bounded mechanisms take
+            none.
 
     Returns:
-        delta of epsilon's shape: a float for a number, else NumPy float64; JAX, in the caller's precision and
-        differentiable, if any argument holds a JAX array.
+        delta in the shape of epsilon: a float for a number, otherwise a NumPy float64 array. If any argument holds a
+        JAX array, a JAX array in the caller's precision, differentiable.
 
     Raises:
-        TypeError: an unknown mechanism.
+        TypeError: the mechanism is unknown.
+        ValueError: epsilon is negative; the sensitivity is missing, not applicable or out of range; or the mechanism
+            reports several coordinates.
         ValueError: epsilon negative; a missing, unneeded or bad sensitivity; several reported coordinates.
 
     Example:
@@ -47,23 +50,25 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
 
 def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
-    """The least eps >= 0 for which the mechanism is (eps, delta)-DP.
+    """Return the smallest eps >= 0 for which the mechanism is (eps, delta)-DP.
 
-    From the safe side: the profile at what is returned, as computed, is at most delta. For delta = 0 the pure level:
-    the largest loss, inf for Gaussian or truncated noise; of bounded mechanisms as ``pure_epsilon`` has it.
+    The result is conservative: the computed profile at this eps is at most delta. For delta = 0 it is the pure level,
+    that is the largest loss, which is inf for Gaussian or truncated noise; for bounded mechanisms see ``pure_epsilon``.
     Derivatives are implicit:  d eps = (d delta - d profile(eps)) / profile'(eps).
 
     Args:
         mechanism: a mechanism of dpkernels.
         delta: in [0, 1), any shape.
-        sensitivity: D of an additive mechanism, by default its claim's; bounded mechanisms take none.
+        sensitivity: D of an additive mechanism; the default is the sensitivity of its claim. Bounded mechanisms take
+            none.
 
     Returns:
-        eps of delta's shape, of the kind that ``accountants.delta`` returns; inf where no eps will do.
+        eps in the shape of delta, of the type that ``accountants.delta`` returns; inf where no eps is sufficient.
 
     Raises:
-        TypeError: an unknown mechanism.
-        ValueError: delta outside [0, 1); arrays of mechanisms or sensitivities; and as for ``accountants.delta``.
+        TypeError: the mechanism is unknown.
+        ValueError: delta is outside [0, 1); the mechanism or the sensitivity is an array; or a case of
+            ``accountants.delta``.
     """
     checks.below_one("delta", delta)
     _check_numbers(mechanism, sensitivity)
@@ -80,7 +85,7 @@ def epsilon(mechanism: Any, delta: Real = 0.0, sensitivity: Any = None) -> Any:
 
 
 def epsilon_of(pairs: tuple[DominatingPair, ...], delta: Real) -> Real:
-    """``epsilon`` of pairs, for delta in (0, 1)."""
+    """Return ``epsilon`` of dominating pairs, for delta in (0, 1)."""
     if namespace(delta, *jax.tree.leaves(pairs)) is jnp:
         return solved(pairs, floating(jnp.asarray(delta)))
     with np.errstate(all="ignore"):
@@ -108,7 +113,7 @@ def _pure_level(pairs: tuple[DominatingPair, ...]) -> Real:
     return namespace(*levels).stack(levels).max()
 
 
-# Floats by which a root is moved up until its profile is at most delta.
+# How many floats a root is moved up by, in turn, until its profile is at most delta.
 _FLOATS_UP = (0.0, *(2.0**k for k in range(40)))
 
 
@@ -130,7 +135,7 @@ def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
     xp = namespace(delta, *jax.tree.leaves(pairs))
     at, top = curve(pairs), cap(delta.dtype)
     ends = xp.zeros_like(delta), xp.full_like(delta, top)
-    # Not "above": where the profile is NaN, it is not known to be enough.
+    # Write "not at most" instead of "above": a profile of NaN must not count as small enough.
     eps = bisect(lambda eps: ~(at(eps) <= delta), *ends, xp.finfo(delta.dtype).nmant + 34)[1]
     eps = xp.where(at(ends[0]) <= delta, 0.0, eps)
     return xp.where(at(ends[1]) <= delta, eps, np.inf)
@@ -139,7 +144,7 @@ def _bisected(pairs: tuple[Any, ...], delta: Any) -> Any:
 @jax.custom_jvp
 @jax.jit
 def solved(pairs: tuple[Any, ...], delta: jax.Array) -> Real:
-    """Return the least eps at delta, of JAX numbers."""
+    """Return the smallest eps at delta, for JAX numbers."""
     return _bisected(pairs, delta)
 
 

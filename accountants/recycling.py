@@ -4,9 +4,9 @@ A kernel's noise N beyond theta is redrawn with probability q, with p_out = P(|N
 
     f(x) = K(x) w(x)/(1 - p_out q),   w = 1 on |x| <= theta, 1 - q outside.
 
-That law is ``Reweighted(kernel, -theta, theta, 1 - q)``: it has its mean, variance and acceptance
-P(|Z| <= theta) = p_in/(1 - p_out q) in closed form. ``profile`` is its exact privacy; ``accountants.calibrate`` finds
-q, or the kernel, for a budget.
+This distribution is ``Reweighted(kernel, -theta, theta, 1 - q)``. Its mean, variance and acceptance
+P(|Z| <= theta) = p_in/(1 - p_out q) have closed forms. ``profile`` is its exact privacy. ``accountants.calibrate``
+finds q, or the kernel, for a budget.
 
 The published formulas, which are **not sound**, are in ``accountants.published.recycling``.
 """
@@ -48,15 +48,15 @@ _NODES, _WEIGHTS = gauss_legendre(16)
 
 
 def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
-    """The law of budget-recycled noise.
+    """Return the distribution of budget-recycled noise.
 
     Args:
-        kernel: the law of a draw.
-        theta: tolerated error, positive.
-        q: probability of a redraw, in [0, 1).
+        kernel: the distribution of a draw.
+        theta: the tolerated error, positive.
+        q: the probability of a redraw, in [0, 1).
 
     Raises:
-        ValueError: theta not positive and finite; q not in [0, 1).
+        ValueError: theta is not positive and finite, or q is not in [0, 1).
     """
     checks.positive("theta", theta)
     checks.below_one("q", q)
@@ -64,30 +64,31 @@ def recycled(kernel: Distribution, theta: Real, q: Real) -> Reweighted:
 
 
 def profile(kernel: Distribution, theta: Real, q: Real, sensitivity: Real, epsilon: Real) -> Real:
-    """The exact delta(eps) of budget recycling, over all shifts of size up to D; of epsilon's shape."""
+    """Return the exact delta(eps) of budget recycling, over all shifts of size up to D, in the shape of epsilon."""
     checks.sensitivity(sensitivity)
     return additive_profile(recycled(kernel, theta, q), sensitivity, epsilon)
 
 
 def acceptance(noise: Distribution, theta: Real, sampling_noise: Real = 0.0) -> Real:
-    """P(|Z + S| <= theta) for noise Z and an independent error of sampling S ~ N(0, s^2).
+    """Return P(|Z + S| <= theta) for noise Z and an independent sampling error S ~ N(0, s^2).
 
-    Without S in closed form; with it, 16-point Gauss-Legendre for the integral over x = s t of
+    Without S the formula is closed. With S, 16-point Gauss-Legendre quadrature integrates, over x = s t,
 
         phi(t) P(-theta - x < Z <= theta - x)
 
-    between the places where the noise's mass has a knot or bends. Exact to about 1e-12 for noise of one scale.
+    between the points at which the mass of the noise has a knot or changes fast. The result is accurate to about 1e-12
+    for noise of one scale.
 
     Args:
-        noise: any law, recycled or not.
-        theta: tolerated error, positive.
+        noise: any distribution, recycled or not.
+        theta: the tolerated error, positive.
         sampling_noise: s >= 0, in the unit of the noise; a number.
 
     Returns:
-        A number; NumPy for NumPy arguments, JAX for JAX ones, differentiable.
+        A number: NumPy for NumPy arguments; JAX for JAX arguments, differentiable.
 
     Raises:
-        ValueError: theta not positive and finite; sampling_noise not in [0, 1e300].
+        ValueError: theta is not positive and finite, or sampling_noise is not in [0, 1e300].
     """
     checks.positive("theta", theta)
     checks.within("sampling_noise", sampling_noise, 0.0, 1e300)
@@ -107,7 +108,7 @@ def _smoothed(noise: Distribution, theta: Real, s: Real, xp: ModuleType) -> Real
     return ((xp.exp(-(t**2) / 2) * mass * like(_WEIGHTS, ends)).sum(-1) * width).sum() / math.sqrt(2 * math.pi)
 
 
-# Where a tail has so much left its mass bends, seen at the scale that follows.
+# The quantiles around which the mass of a tail changes fast, on the scale of the next one.
 _SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 
 
@@ -115,17 +116,17 @@ _SHARES = np.array([1e-14, 1e-10, 1e-7, 1e-4, 1e-2, 0.1, 0.3, 0.5])
 
 
 def sampling_noise_sum(deviation: Any, size: Any, rate: Any) -> Real:
-    """s_x sqrt(n (1 - p)/p): error of a sum estimated from a sample of rate p of n values of standard deviation s_x."""
+    """Return s_x sqrt(n (1 - p)/p), the error of a sum of n values of standard deviation s_x on a sample of rate p."""
     return deviation * _root((1 - rate) * size / rate)
 
 
 def sampling_noise_mean(deviation: Any, size: Any, rate: Any) -> Real:
-    """s_x sqrt((1 - p)/(p n)): error of an average estimated from a sample of rate p."""
+    """Return s_x sqrt((1 - p)/(p n)), the error of an average estimated from a sample of rate p."""
     return deviation * _root((1 - rate) / (rate * size))
 
 
 def sampling_noise_count(share: Real, size: Real, rate: Real) -> Real:
-    """sqrt(n (1 - p) pc (1 - pc)/p): error of a count, pc the share of the n records that is counted."""
+    """Return sqrt(n (1 - p) pc (1 - pc)/p), the error of a count of the share pc of n records."""
     return _root(size * (1 - rate) * share * (1 - share) / rate)
 
 
@@ -134,7 +135,7 @@ def _root(value: Real) -> Real:
 
 
 def rescaled_sensitivity(sensitivity: Real, rate: Any) -> Real:
-    """D/p: what is released is the sample's sum or count divided by p, or its average over |X_s| = p |X| records."""
+    """Return D/p, the sensitivity on a sample: the sample's sum or count is divided by p, or its average by p |X|."""
     return sensitivity / rate
 
 
@@ -142,9 +143,9 @@ class Subsampled(NamedTuple):
     """A recycled report on a sample.
 
     Attributes:
-        mechanism: adds the noise to the rescaled estimate of the sample; its claim is the one on the sample.
-        rate: p.
-        sampling_noise: standard deviation of the estimate without the noise.
+        mechanism: adds the noise to the rescaled estimate from the sample; its claim holds on the sample.
+        rate: the sampling rate p.
+        sampling_noise: the standard deviation of the estimate without the noise.
         acceptance: P(|report - true value on the whole data| <= theta).
     """
 
@@ -165,27 +166,28 @@ def subsampled_recycling(
     sampling_noise: Any = 0.0,
     sensitivity_at: Callable[[Real, Real], Real] = rescaled_sensitivity,
 ) -> Subsampled:
-    """Budget-recycled noise on a sample of rate p that is (eps, delta)-DP for the whole data, accounted exactly.
+    """Return budget-recycled noise on a sample of rate p that is (eps, delta)-DP for the whole data, exactly accounted.
 
-    The sample's budget is that of ``subsampling.on_sample``, its sensitivity ``sensitivity_at(D, p)``. With the right
-    one, D/p, all the data (p = 1) is nearly always best: the error of sampling a realistic number of records exceeds
-    any gain, and for Laplace kernels there is none. Without that error Gaussian kernels gain at tight budgets: at
-    eps 0.5, theta 2, D 1, delta 1e-5 tuned acceptance goes from 0.313 to 0.395 at p = 0.03.
+    ``subsampling.on_sample`` gives the budget on the sample, and ``sensitivity_at(D, p)`` its sensitivity. With the
+    correct sensitivity, D/p, all the data (p = 1) are nearly always best, because the sampling error of a realistic
+    number of records exceeds any gain. Without a sampling error, Gaussian kernels gain at tight budgets, and Laplace
+    kernels gain nothing.
 
     Args:
-        kernel: a law, kept; or ``Gaussian`` or ``Laplace``, tuned: see ``calibrate.budget_recycled``.
-        theta: tolerated error, in the unit of the estimate.
-        rate: p, in (delta, 1].
-        epsilon: eps, for the whole data.
-        delta: for the whole data.
+        kernel: a distribution, which is kept; or the class ``Gaussian`` or ``Laplace``, whose scale is tuned: see
+            ``calibrate.budget_recycled``.
+        theta: the tolerated error, in the unit of the estimate.
+        rate: the sampling rate p, in (delta, 1].
+        epsilon: eps for the whole data.
+        delta: delta for the whole data.
         sensitivity: D of the estimate from all the data.
-        sampling_noise: s of the estimate from a sample of this rate, such as ``sampling_noise_sum``.
-        sensitivity_at: the sensitivity of the estimate released, from D and p. The source's reading is
+        sampling_noise: s of the estimate from a sample of this rate, such as ``sampling_noise_sum`` returns.
+        sensitivity_at: the sensitivity of the released estimate, from D and p. The formula of the source is
             ``published.recycling.published_sensitivity``.
 
     Raises:
-        ValueError: rate not in (delta, 1]; the budget on the sample not in [0.01, 20] and (0, 1); theta not positive;
-            the sensitivity on the sample not in [1e-100, 1e100]; a kernel that no q makes private enough.
+        ValueError: rate is not in (delta, 1]; the budget on the sample is not in [0.01, 20] and (0, 1); theta is not
+            positive; the sensitivity on the sample is not in [1e-100, 1e100]; or no q makes the kernel private enough.
     """
     inner_epsilon, inner_delta = on_sample(epsilon, delta, rate)
     mechanism = calibrate.budget_recycled(

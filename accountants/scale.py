@@ -1,4 +1,4 @@
-"""The least scale of any law of noise for a budget: one root, of the profile in the shift."""
+"""The smallest scale of noise of any distribution for a budget: a root of the profile in the shift."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rescaled(noise: Noise, factor: Real) -> Any:
     """Return the distribution of factor * Z, for Z of this distribution.
 
     Raises:
-        TypeError: no distribution, or one that does not say how to rescale it.
+        TypeError: noise is not a distribution, or has no ``rescale``.
     """
     if not isinstance(noise, Noise):
         raise TypeError(f"noise: it is not known how to rescale {type(noise).__name__}")
@@ -32,7 +32,7 @@ def rescaled(noise: Noise, factor: Real) -> Any:
 
 
 def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
-    """A shift s over which delta(eps) is above delta for certain: s = isf(t) - icdf(t).
+    """Return a shift s = isf(t) - icdf(t) at which delta(eps) is guaranteed to exceed delta.
 
     For A = {z < isf(t)}, P(A) - e^eps P(A - s) = 1 - t - e^eps t = (1 + delta)/2 where t = (1 - delta)/(2 (1 + e^eps)).
     """
@@ -42,15 +42,15 @@ def infeasible_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
 
 
 def largest_shift(noise: Distribution, epsilon: Real, delta: Real) -> Real:
-    """The largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
+    """Return the largest s with delta(eps) <= delta over all shifts up to s; delta grows with s.
 
     Args:
-        noise: a law with a density unimodal about 0.
+        noise: a distribution whose density is unimodal about 0.
         epsilon: eps >= 0.
         delta: in (0, 1).
 
     Returns:
-        s, in the unit of the noise; as computed delta(eps; s) <= delta, and the next float is beyond.
+        s, in the unit of the noise. The computed delta(eps; s) is at most delta, and exceeds it at the next float.
     """
     check_target(epsilon, delta)
     noise, epsilon, delta = promote(noise, epsilon, delta)
@@ -63,9 +63,9 @@ def _shift_excess(shift: Real, parameters: tuple[Distribution, Real, Real]) -> R
 
 
 def smallest_scale(noise: Distribution, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
-    """The least c for which noise c Z is (eps, delta)-DP over shifts of D: c = D/largest_shift.
+    """Return the least c for which noise c Z is (eps, delta)-DP over shifts of D: c = D/largest_shift.
 
-    The root is taken in 1/c, of the profile of the very law it is for, so that no rounding comes in between.
+    The root is found in 1/c, of the profile of the distribution that is returned, so that no further rounding occurs.
     """
     check_target(epsilon, delta, sensitivity)
     noise, epsilon, delta, sensitivity = promote(noise, epsilon, delta, sensitivity)
@@ -79,10 +79,10 @@ def _scale_excess(inverse: Real, parameters: tuple[Distribution, Real, Real, Rea
 
 
 def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
-    """Noise of this law's shape, as narrow as (eps, delta) allows.
+    """Return additive noise of this shape, with the smallest scale that (eps, delta) allows.
 
     Args:
-        noise: the shape: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or recycled.
+        noise: the shape: Gaussian, Laplace, merged Laplace, staircase, or one of these truncated or recycled.
         epsilon: eps, in [1e-6, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
@@ -91,29 +91,29 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
         The mechanism, with its claim.
 
     Raises:
-        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; arrays for
-            these; a shape whose delta does not fall with its width.
+        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; one of
+            them is an array; or delta does not fall with the scale of the shape.
     """
     checks.noise_epsilon(epsilon)
     return Additive(noise.rescale(smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
-    """Gaussian noise of the least sigma s: the analytic Gaussian of Balle and Wang 2018.
+    """Return Gaussian noise of the smallest sigma s: the analytic Gaussian mechanism of Balle and Wang 2018.
 
     Phi(D/2s - eps s/D) - e^eps Phi(-D/2s - eps s/D) <= delta.
 
     Raises:
-        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
+        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); or sensitivity is not in [1e-100, 1e100].
     """
     return scaled(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
-    """Laplace noise of the least scale, b = D/(eps - 2 ln(1 - delta)).
+    """Return Laplace noise of the smallest scale, b = D/(eps - 2 ln(1 - delta)).
 
     Raises:
-        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].
+        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); or sensitivity is not in [1e-100, 1e100].
     """
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
@@ -121,30 +121,37 @@ def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
 def merged_laplace(
     *, rates: tuple[float, ...], breaks: tuple[float, ...], epsilon: Real, delta: Real, sensitivity: Real = 1.0
 ) -> Additive:
-    """Merged Laplace noise (Mugunthan 2020) with rates and breaks in these proportions, as narrow as possible.
+    """Return merged Laplace noise (Mugunthan 2020) of the smallest scale, with the given proportions.
+
+    Args:
+        rates: the rates of the exponentials, in proportion.
+        breaks: the points between them, in the same unit.
+        epsilon: eps, in [1e-6, 20].
+        delta: in (0, 1).
+        sensitivity: D, in data units.
 
     Raises:
-        ValueError: epsilon not in [1e-6, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; rates or breaks
-            that ``MergedLaplace`` refuses.
+        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+            ``MergedLaplace`` rejects the rates or breaks.
     """
     return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
-    """Staircase noise of ratio e^eps (Geng and Viswanath 2014), its period as short as delta allows; below D.
+    """Return staircase noise of ratio e^eps (Geng and Viswanath 2014) with the shortest period that delta allows.
 
-    Its steps are placed by NumPy: arguments are plain numbers.
+    The period is shorter than D. NumPy places the steps, so all arguments are plain numbers.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; gamma not in
-            [0, 1].
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+            gamma is not in [0, 1].
     """
     shape: Any = named.staircase(epsilon=epsilon, gamma=gamma).noise
     return scaled(shape, epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def check_target(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> None:
-    """Refuse a budget or a sensitivity out of range, and arrays of them: a root is for numbers."""
+    """Raise ValueError for a budget or a sensitivity that is out of range or an array: a root is a number."""
     for name, value in (("epsilon", epsilon), ("delta", delta), ("sensitivity", sensitivity)):
         if np.ndim(value):
             raise ValueError(f"{name}: has shape {np.shape(value)}; calibration takes numbers (jax.vmap takes arrays)")

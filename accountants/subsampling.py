@@ -4,9 +4,9 @@ A mechanism that is (eps, delta)-DP on a sample of rate p is (eps_p, delta_p)-DP
 
     eps_p = ln(1 + p (e^eps - 1)),   delta_p = p delta
 
-(Jiang 2024, Theorem 4; Balle, Barthe and Gaboardi 2018): for samples that hold each record independently with
-probability p and neighbours that differ by one record more or less, and for samples of p n records drawn without
-replacement and neighbours with one record changed. Nobody may learn which records were drawn.
+(Jiang 2024, Theorem 4; Balle, Barthe and Gaboardi 2018). This holds for samples that contain each record independently
+with probability p, where neighbours differ by one record added or removed. It also holds for samples of p n records
+drawn without replacement, where neighbours differ in one record. It must stay secret which records were drawn.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dpkernels.numerics import Real, namespace
 
 
 def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
-    """The budget on the whole data of one that holds on a sample.
+    """Return the budget on the whole data of a mechanism whose budget holds on a sample.
 
     Args:
         epsilon: eps on the sample, not negative; any shape.
         delta: delta on the sample, in [0, 1].
-        rate: p, in (0, 1].
+        rate: the sampling rate p, in (0, 1].
 
     Returns:
-        ln(1 + p (e^eps - 1)) and p delta, both at most what went in.
+        ln(1 + p (e^eps - 1)) and p delta, which are at most epsilon and delta.
 
     Raises:
-        ValueError: epsilon negative; delta not in [0, 1]; rate not in (0, 1].
+        ValueError: epsilon is negative; delta is not in [0, 1]; or rate is not in (0, 1].
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)
@@ -43,18 +43,18 @@ def amplified(epsilon: Any, delta: Any, rate: Any) -> tuple[Any, Any]:
 
 
 def on_sample(epsilon: Real, delta: Real, rate: Real) -> tuple[Any, Any]:
-    """The budget that a mechanism may spend on a sample of rate p: the inverse of ``amplified``.
+    """Return the budget that a mechanism may spend on a sample of rate p: the inverse of ``amplified``.
 
     Args:
-        epsilon: eps on the whole, not negative; any shape.
-        delta: delta on the whole, in [0, p).
-        rate: p, in (0, 1].
+        epsilon: eps on the whole data, not negative; any shape.
+        delta: delta on the whole data, in [0, p).
+        rate: the sampling rate p, in (0, 1].
 
     Returns:
         ln(1 + (e^eps - 1)/p) and delta/p.
 
     Raises:
-        ValueError: epsilon negative; delta not in [0, 1]; rate not in (0, 1], or not above delta.
+        ValueError: epsilon is negative; delta is not in [0, 1]; or rate is not in (0, 1], or not above delta.
     """
     checks.within("epsilon", epsilon, 0.0, float("inf"))
     checks.within("delta", delta, 0.0, 1.0)

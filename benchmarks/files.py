@@ -47,7 +47,7 @@ def tables(rows: int) -> Iterator[pa.Table]:
 
 
 def write_csv(path: Path, rows: int, quoting: str) -> None:
-    """As CSV."""
+    """Write rows as CSV."""
     first = next(tables(1))
     with csv.CSVWriter(path, first.schema, write_options=csv.WriteOptions(quoting_style=quoting)) as writer:
         for table in tables(rows):

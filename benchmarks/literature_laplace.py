@@ -53,6 +53,6 @@ def table_c(eps1: float, eps2: float, eps3: float, c1: float, c2: float) -> list
 
 
 def corrected(eps1: float, eps2: float, eps3: float, c1: float, c2: float) -> tuple[float, float]:
-    """E|X| and E[X^2] of the continuous law with two breaks."""
+    """E|X| and E[X^2] of the continuous distribution with two breaks."""
     law = dpk.MergedLaplace(exact_rates((eps1, eps2, eps3)), (c1, c2))
     return float(law.absolute_moment), float(law.variance)

@@ -65,12 +65,12 @@ def average_variance() -> list[float]:
 
 
 def below_noise(shape: str, metric: str, than: str) -> list[float]:
-    """By how many percent a shape's error is below the noise's, averaged over the budgets."""
+    """Return by how many percent a shape's error is below the noise's, averaged over the budgets."""
     return [float(np.mean([100 * (1 - error(shape, e, metric) / noise_error(than, e, metric)) for e in EPSILONS]))]
 
 
 def below_truncated(shape: str, query: str, eps: float) -> list[float]:
-    """By how many percent the MSE is below truncated noise's at one budget: on the integers for the mode.
+    """Return by how many percent the MSE is below truncated noise's at one budget: on the integers for the mode.
 
     The variance of a column is no count: its lattice is fine against D, so that the noise is Laplace noise.
     """
@@ -79,12 +79,12 @@ def below_truncated(shape: str, query: str, eps: float) -> list[float]:
 
 
 def below_shape(shape: str, other: str, metric: str) -> list[float]:
-    """By how many percent a shape's error is below another's, averaged over the budgets."""
+    """Return by how many percent a shape's error is below another's, averaged over the budgets."""
     return [float(np.mean([100 * (1 - error(shape, e, metric) / error(other, e, metric)) for e in EPSILONS]))]
 
 
 def drop(shape: str, metric: str) -> float:
-    """How far the error falls from eps = 0.2 to 5."""
+    """Return the fall of the error from eps = 0.2 to 5."""
     return error(shape, EPSILONS[0], metric) - error(shape, EPSILONS[-1], metric)
 
 

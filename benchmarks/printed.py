@@ -32,7 +32,7 @@ from benchmarks.sources import Table, tables
 
 @dataclass(frozen=True)
 class Reproduction:
-    """How a printed table is computed.
+    """The computation of a printed table.
 
     Attributes:
         row: its numbers from the settings of a row, in the order of the columns.
@@ -156,7 +156,7 @@ def computed(table: Table) -> np.ndarray:
 
 
 def lacking(table: Table) -> str:
-    """What a printed table lacks: its computation, what is found, or the value of a number; empty if nothing."""
+    """Return what is missing for a printed table: its computation, its finding, or values; empty if complete."""
     made = REPRODUCTIONS.get(table.name)
     if made is None or not made.finding:
         return "no computation" if made is None else "no finding"
@@ -168,7 +168,7 @@ def lacking(table: Table) -> str:
 
 
 def summary(table: Table) -> dict[str, str]:
-    """How many numbers agree to the printed digit, and the largest differences."""
+    """Return how many numbers agree to the printed digit, and the largest differences."""
     found, printed = computed(table), table.values
     off = abs(found - printed)
     return {

@@ -181,7 +181,7 @@ def nanoseconds(contestant: Contestant, count: int, seconds: float) -> float:
 
 
 def limits(contestants: list[Contestant], results: dict[str, float]) -> dict[str, float]:
-    """What the rows would take at the least, ns a value, where what that is made of is in the results."""
+    """Return lower limits of the rows, in ns a value, where the results have their components."""
     if DEVICE_COPY in results:
         return dict.fromkeys((name for name in results if name.startswith(("float", "exact"))), results[DEVICE_COPY])
     if not {COPY, WORD} <= results.keys():

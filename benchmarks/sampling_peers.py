@@ -1,4 +1,4 @@
-"""What the samplers are measured against: textbooks, other libraries, and the machine itself.
+"""Comparisons for the samplers: textbook methods, other libraries, and the machine itself.
 
 Each is a function from a number of values to the task that is timed.
 """

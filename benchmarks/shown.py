@@ -1,4 +1,4 @@
-"""What every benchmark has: its options, what it was measured on, and its table."""
+"""Common parts of all benchmarks: options, the description of the machine, and tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def machine(*peers: str) -> str:
-    """What the figures were measured on, the peers that are installed among it, and the load at the start."""
+    """Describe the machine, the versions of the packages and installed peers, and the load at the start."""
     packages = ("jax", "jaxlib", "numpy", "scipy", "cryptography", *peers)
     found = {name: list(importlib.metadata.distributions(name=name)) for name in packages}
     versions = ", ".join(f"{name} {one[0].version}" for name, one in found.items() if one)

@@ -1,4 +1,4 @@
-"""What the sources print: tables of numbers, from ``printed.json``."""
+"""Tables of numbers that the sources print, from ``printed.json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes the pages' generated tables again, each from what its command prints.
+"""Write the generated tables of the pages again, each from the output of its command.
 
     python -m benchmarks.tables                     # all of them: over an hour, and only on an idle machine
     python -m benchmarks.tables --only recycling    # those whose command has this text
@@ -74,7 +74,7 @@ def cells(text: str) -> list[list[str]]:
 
 
 def differences(before: str, after: str) -> list[str]:
-    """What differs between two tables but for what is measured."""
+    """Return the differences between two tables, apart from measurements."""
     (head, *old), (new_head, *new) = cells(before), cells(after)
     if head != new_head or len(old) != len(new):
         return [f"{len(old)} rows of {head} are {len(new)} of {new_head}"]

@@ -41,7 +41,7 @@ Case = tuple[Callable[[float], Any], Any]
 
 
 def composed(one: Any, epsilon: float, count: int, **samples: Any) -> Any:
-    """So many reports together at a budget."""
+    """Return the family of ``count`` reports that meet a budget together."""
     return tune.composed(one, count=count, epsilon=epsilon, delta=DELTA, **samples)
 
 

@@ -271,8 +271,8 @@ plt.show()
 #
 # ## Released
 #
-# What is released is sampled from integer tables. The truncated Laplace of the first row, and the merged law of figure
-# 1, with a delta of 1e-12 for the ends of a finite table, certified:
+# Releases are sampled from integer tables. These are the truncated Laplace noise of the first row and the merged noise
+# of figure 1, with a delta of 1e-12 for the ends of a finite table, certified:
 
 # %%
 merged = dpk.Additive(merged).claim(sensitivity=1.0, epsilon=5.0, delta=1e-12)

@@ -18,8 +18,8 @@
 #
 # Neighbouring, unless said otherwise: one topic added or removed. It changes every count by 0 or 1, all in the same
 # direction. So each count has sensitivity 1, and the exponential mechanism has bounded range: half of what it would
-# cost if counts could move both ways. Replacing a topic is not covered by the known-domain guarantees, nor is whoever
-# wrote several topics.
+# cost if counts could move in both directions. The known-domain guarantees do not cover the replacement of a topic, nor
+# a person who wrote several topics.
 #
 # Figure 6 of Cesar and Rogers (2021) releases the counts of the most frequent words of Macbeth: Gaussian counts under
 # the discovered order, against Laplace noise at the same overall budget. That text ships with nothing that is installed
@@ -376,7 +376,7 @@ five
 #
 # ## What is covered
 #
-# The guarantees above are those of the laws of noise and of an exactly sampled discovery. The counts' noise is sampled
-# from integer tables: of Laplace noise the claim that is verified on the integers is what is charged; of Gaussian
-# noise, truncated or not, the difference between table and law is not charged. Timing is not covered either, nor that
-# you look at several releases: each one costs its own budget.
+# The guarantees above are those of the distributions of noise and of an exactly sampled discovery. The counts' noise is
+# sampled from integer tables. For Laplace noise the charge is the claim that is verified on the integers. For Gaussian
+# noise, truncated or not, the difference between the table and the distribution is not charged. Timing is not covered
+# either. Each release costs its own budget.

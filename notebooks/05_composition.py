@@ -11,13 +11,13 @@
 # ---
 
 # %% [markdown]
-# # Composition: what many reports reveal together
+# # Composition: the privacy of many reports together
 #
 # The figures of two sources, computed exactly: mixes of bounded-range and pure mechanisms and the order in which they
 # run (Cesar and Rogers 2021), and budget-recycled against plain noise after many reports (Jiang et al. 2024).
 #
-# Neighbouring, throughout: of mechanisms given by their eps0, whatever that eps0 was taken over; of additive noise,
-# datasets whose true values differ by at most D = 1 in every report. Nothing is sampled here and no data are read.
+# Throughout, neighbours of mechanisms given by eps0 are those for which eps0 holds. For additive noise they are
+# datasets whose true values differ by at most D = 1 in every report. This notebook draws no samples and reads no data.
 
 # %%
 import time
@@ -397,7 +397,7 @@ found
 
 # %%
 def descend(loss, start, steps=60, rate=0.05):
-    """Where Adam gets to, and the seconds of the first step and of one of the others."""
+    """Return where Adam ends, and the seconds of the first step and of a later one."""
     step, z, optimiser = jax.jit(jax.value_and_grad(loss)), jnp.asarray(start), optax.adam(rate)
     state, began = optimiser.init(z), time.perf_counter()
     jax.block_until_ready(step(z))

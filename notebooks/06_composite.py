@@ -285,9 +285,9 @@ pd.concat(pairs, names=["query", "MSE"])
 # less still. The Gaussian of the code is the classical bound with delta = 1e-6, which is not proven for eps > 1.
 #
 # **But the setting is not private.** The interval is made from the data. Reports lie in a known interval about its
-# middle, so whoever knows the mechanism knows 31.2 and 32.0. And the last row, the middle of the interval without any
-# noise, does not tell the two datasets apart at all, and has a smaller MSE than every mechanism up to eps = 1. An
-# interval must be fixed before the data are seen, and hold every dataset's answer.
+# middle, so anyone who knows the mechanism knows 31.2 and 32.0. The last row, the middle of the interval without any
+# noise, does not distinguish the two datasets at all, and has a smaller MSE than every mechanism up to eps = 1. An
+# interval must be fixed before the data are seen, and contain every dataset's answer.
 #
 # ## The same queries with honest intervals
 #

@@ -50,9 +50,9 @@ pd.options.display.float_format = "{:.4g}".format
 # %% [markdown]
 # ## The densities
 #
-# In the source's letters: the window is [k x - a, k x + a], B = k + a, and eta = B/a is the one free parameter; k and a
-# follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)). Type II: a
-# = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
+# In the source's letters: the window is [k x - a, k x + a], B = k + a, and eta = B/a is the only free parameter. k and
+# a follow from eps and eta by normalisation and privacy. Type I: a = (e^eps + eta - 1)/((eta - 1)(e^eps - 1)). Type II:
+# a = ((e^eps + 1)/(eta - 1) + 2)/(e^eps - 1). Always k = (eta - 1) a.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(10, 3.8), sharey=True, layout="constrained")
@@ -78,7 +78,7 @@ for name, constants in (("type I", literature.type_one), ("type II", literature.
 #
 # ## Theorem 4 and figure 3: an optimum that is none
 #
-# **Theorem 4** optimises a with eps and the probability q of the window both held. That leaves nothing to choose:
+# **Theorem 4** optimises a with eps and the probability q of the window both fixed. That leaves no freedom:
 # unbiasedness gives k = 1/(q (1 - e^-eps)), and then the total mass is 1 for one a alone. At eps = 1, q = 0.7:
 
 # %%
@@ -116,7 +116,7 @@ plt.show()
 
 # %% [markdown]
 # *Figure 2. The function that Theorem 4 minimises (squared unit of the input, logarithmic) against eta, at (eps, q).
-# Dots: the one eta at which it is a density's variance. Dotted: eta_0 of Theorem 4, the same for both q.*
+# Dots: the eta at which it is a density's variance. Dotted: eta_0 of Theorem 4, the same for both q.*
 #
 # eta_0 = 1 + cbrt(E + sqrt(E^2 - 1)) + cbrt(E - sqrt(E^2 - 1)), E = e^eps, is the minimum of these curves. Taken as the
 # eta of a normalised density (`accountants.published.searches`) it is private and unbiased, but not the best:
@@ -418,7 +418,7 @@ several
 #   of them has up to 4/3 of its variance. The hybrid beats both from 0.61 to 2.32.
 # - *Type II*: never better than type I, better than Laplace noise only from eps = 2.22 up.
 # - *None is better than Duchi's at every input*: holds at every eps.
-# - *The optimum of Theorem 4*: no density. With normalisation eta is the one parameter; the published one costs 15 to
-#   21 % for eps from 0.5 to 2.
+# - *The optimum of Theorem 4*: no density. With normalisation eta is the only parameter. The published value costs 15
+#   to 21 % for eps from 0.5 to 2.
 # - *The bound of Theorem 10*: 0.42 to 0.53 of what a density can have.
 # - *One coordinate of several*: right for small eps only.

@@ -19,7 +19,7 @@
 # reports together, Table I, and the best rates. The source's *algorithms* are run here beside exact accounting.
 #
 # Acceptance is P(|report - answer| <= theta). Neighbouring: datasets whose answers differ by at most D; a guarantee is
-# (eps, delta)-DP of one report, and delta = 1e-5 where nothing else is said. Five ways to spend it:
+# (eps, delta)-DP of one report, and delta = 1e-5 unless stated otherwise. Five ways to spend it:
 #
 # - *kernel alone*: the analytic Gaussian;
 # - *published*: Algorithms 1 and 2, which choose q and the kernel's share of eps;

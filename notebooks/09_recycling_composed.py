@@ -19,8 +19,8 @@
 # beside computed ones; `python -m benchmarks.printed jiang --cells` prints them too. The figures have no readable
 # values: what they plot is computed here.
 #
-# Neighbouring: datasets whose answers differ by at most D. A guarantee is (eps, delta)-DP, delta = 1e-5 where nothing
-# else is said.
+# Neighbouring: datasets whose answers differ by at most D. A guarantee is (eps, delta)-DP, delta = 1e-5 unless
+# stated otherwise.
 
 # %%
 import sys
@@ -76,9 +76,9 @@ five
 # *Figure 1. eps (nats) of T reports over sqrt(T), both logarithmic. The kernel alone is accepted in 21 %, the published
 # choice and the plain noise in 23 %.*
 #
-# **Holds:** recycled reports reveal less than plain ones that are accepted as often, by 11 to 15 %. **Does not hold:**
-# that they reveal less than the kernel of the same (eps, delta) a report: from T = 100 on they reveal more, and
-# Algorithm 3 is above it everywhere.
+# **Holds:** recycled reports have a smaller composed eps than plain ones with the same acceptance, by 11 to 15 %.
+# **Does not hold:** that their eps is smaller than that of the kernel with the same (eps, delta) a report. From T = 100
+# on it is larger, and Algorithm 3 is above it everywhere.
 #
 # Table I has eps of 1,000 reports of 0.1 each. Its recycled rows are of the count query below (theta = 3, D = 1):
 
@@ -101,7 +101,7 @@ one
 # %% [markdown]
 # *Table. DP: plain noise, exactly. BRDP: Algorithms 2 and 3 (of the Laplace kernel by Renyi divergences). SMP: on
 # samples of rate 0.23, exactly, D kept.* The Gaussian row is within 1.3 % of the print, the Laplace row 17 % above it.
-# At theta = 3, a tenth of sigma, recycling does next to nothing: the same choice composed exactly has the eps of plain
+# At theta = 3, a tenth of sigma, recycling has almost no effect: the same choice composed exactly has the eps of plain
 # noise. The printed sampled columns are 2.8 times the unsampled ones; for reports that each have (0.1, 1e-5) on the
 # whole data nothing explains that: exactly accounted they reveal less than the unsampled ones.
 #

@@ -11,11 +11,11 @@
 # ---
 
 # %% [markdown]
-# # Shuffled reports: what many local reports reveal together
+# # Shuffled reports: the privacy of many local reports together
 #
-# Each of n people sends one report of the same local mechanism; a shuffler forgets who sent which. Neighbouring,
-# throughout: one person's input is replaced by any other. The shuffler is trusted. n counts honest reports. No data are
-# read here, nothing is sampled.
+# Each of n people sends one report of the same local mechanism. A trusted shuffler hides who sent which report.
+# Throughout, neighbours differ in one person's input, which is replaced by any other. n counts honest reports. This
+# notebook reads no data and draws no samples.
 
 # %%
 import math
@@ -35,15 +35,15 @@ mechanism = dpk.exact_sampler(dpk.piecewise(epsilon=4.0, lower=0.0, upper=1.0))
 # %% [markdown]
 # ## From the blanket to the integral
 #
-# With R_x the law of the reports of x, let gamma omega(y) = min_x R_x(y). Whatever its input, every report is with
-# probability gamma a draw of omega: a *blanket*, in which one report can hide (Balle et al. 2019). Reveal all others
-# that are not drawn from it: what is left to tell x from x' among M ~ Bin(n, gamma) draws is, with
+# With R_x the distribution of the reports of x, let gamma omega(y) = min_x R_x(y). Whatever its input, every report is
+# a draw of omega with probability gamma. These draws are a *blanket*, in which one report can hide (Balle et al. 2019).
+# Publish all other reports that are not drawn from it. Then M ~ Bin(n, gamma) draws remain, and with
 # L(y) = (R_x(y) - e^eps R_x'(y))/omega(y),
 #
 #     delta(eps) <= E[(L_1 + ... + L_M)_+]/(gamma n).
 #
-# With omega = R_x0 and gamma = 1 the same is *exact* where all others hold x0: a lower bound of the worst case. The
-# mechanism is a table of integers, so L has only as many values as the table tells apart: three here.
+# With omega = R_x0 and gamma = 1 the formula is *exact* if all others hold x0. This is a lower bound of the worst case.
+# The mechanism is a table of integers, so L has few values: three here.
 
 # %%
 (pair,) = worst_inputs(mechanism).pairs
@@ -155,8 +155,9 @@ pd.DataFrame(rows, columns=["n", "eps0 of a report", "deviation, shuffled", "dev
 # %% [markdown]
 # ## Rounds
 #
-# The profile is convex in e^eps, so straight lines between its dots are the profile of one pair of laws that reveals no
-# less; pairs compose. Every round is shuffled by itself; its mechanism may depend on what earlier rounds gave.
+# The profile is convex in e^eps, so straight lines between its points are the profile of one pair of distributions that
+# dominates it. Such pairs compose. Every round is shuffled separately, and its mechanism may depend on the results of
+# earlier rounds.
 
 # %%
 made = shuffled(mechanism, 100_000)
@@ -166,11 +167,11 @@ pd.DataFrame({"rounds": rounds, "eps": [made.repeat(count).epsilon(1e-6) for cou
 # %% [markdown]
 # ## Limits
 #
-# - The shuffler is trusted: without it a report is what its mechanism makes it, eps0-DP, eps0 = 4 here. What comes
-#   with a report, such as when it came, must be hidden too.
-# - n counts *honest* reports. Whoever tells the curator what he sent hides nobody: if a share of the people collude,
-#   the rest has the guarantee of the rest.
-# - One person, one report. Several compose, as rounds do, if each is shuffled among n reports of its own.
+# - The shuffler is trusted. Without it a report has the guarantee of its mechanism, eps0-DP, here eps0 = 4. The
+#   shuffler must also hide metadata, such as the time of a report.
+# - n counts *honest* reports. People who show the curator their reports hide no one else. If a share of the people
+#   collude, the others have the guarantee of their own number.
+# - One person sends one report. Several reports compose, as rounds do, if each is shuffled among n others.
 
 # %%
 shares = np.array([0.0, 0.1, 0.5, 0.9, 0.99])

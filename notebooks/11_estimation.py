@@ -58,9 +58,9 @@ pd.DataFrame(rows).T
 # ## The distribution
 #
 # Reports are multinomial over the codes of the mechanism's table, with probabilities that are known to the bit. The
-# distribution is the one of greatest likelihood among mixtures of quadratic splines, as many as the reports can tell.
-# The band holds everywhere at once, in 95 % of releases; it is of an estimate with more splines, whose bias is small
-# beside its noise.
+# estimate maximises the likelihood among mixtures of quadratic splines, whose number depends on the reports. The band
+# holds everywhere at once, in 95 % of releases. It belongs to an estimate with more splines, whose bias is small
+# compared with its noise.
 
 # %%
 grid = np.linspace(0, 100, 101)
@@ -76,8 +76,8 @@ axes[0].set_ylabel("share of people up to it")
 axes[0].legend(frameon=False)
 
 # %% [markdown]
-# Quantiles come with intervals too. Where the reports are too few to tell a quantile from an end of the interval there
-# is an error that says how many it would take, and no number.
+# Quantiles come with intervals too. If there are too few reports to distinguish a quantile from an end of the interval,
+# an error says how many reports are needed.
 
 
 # %%
@@ -123,8 +123,8 @@ pd.DataFrame(rows).T
 # %% [markdown]
 # ## Relations
 #
-# Noise in a column draws slopes and correlations towards 0. Its variance is known, so it is taken off where squares of
-# reports stand; products of two columns need nothing. Income is perturbed by itself, on an interval of its own.
+# Noise in a column moves slopes and correlations towards 0. Its variance is known, so it is subtracted from sums of
+# squares. Products of two columns need no correction. Income is perturbed separately, on its own interval.
 
 # %%
 income = dpk.piecewise(epsilon=4.0, lower=0.0, upper=30_000.0)
@@ -150,7 +150,7 @@ pd.DataFrame(
 #
 # Reports of n people with this table's ages, drawn from the mechanism's own table; half the width of 95 % intervals.
 # Errors of the mean fall with the root of n. Those of the cdf and of the median fall more slowly where more people also
-# let more be told, and more splines be used.
+# allow more splines.
 
 # %%
 counts = {epsilon: dpk.Counts(release(epsilon, ages[:1])[1]) for epsilon in budgets}

@@ -144,7 +144,7 @@ pd.DataFrame(
 )
 
 # %% [markdown]
-# ## Nobody may see a true age
+# ## If no one may see a true age
 #
 # The same budget buys one report of each person. All questions are answered from the same reports, which say little
 # about one person and much about many. Plans were not perturbed here: a report with its plan protects the age only.
@@ -175,7 +175,7 @@ print(f"50 or older: {local_older.value:.0f}, 95 % interval ({low_older:.0f}, {h
 
 
 def width(interval):
-    """How wide an interval is."""
+    """Return the width of an interval."""
     return float(np.ptp(interval))
 
 

@@ -1,14 +1,14 @@
 """Calibrate several releases together: the least noise, or the largest budget of each, for a target (epsilon, delta).
 
-Every equation here is solved for log mu, where mu is the ratio of sensitivity and sigma of Gaussian noise of about the
+Every equation here is solved for log mu, where mu is the ratio of sensitivity and sigma of the Gaussian noise with the
 same delta at eps,
 
     Phi(mu/2 - eps/mu) = delta:    mu = sqrt(z^2 + 2 eps) - z,    z = -Phi^-1(delta).
 
-As a function of t, where noise is proportional to e^t or budgets are to e^-t, log mu has a slope of about -1, so few
-steps are needed, from afar too.
+If noise is proportional to e^t, or budgets to e^-t, log mu has a slope of about -1 in t, so few steps are needed even
+from a poor initial guess.
 
-Plain numbers are rounded conservatively: the upper end of the rigorous bracket meets the target. Its grid costs about
+Plain numbers are rounded conservatively: the upper end of the rigorous bracket meets the target, at a cost of about
 2e-5 of the noise. JAX numbers give the root of the precise value, with implicit derivatives.
 """
 
@@ -38,11 +38,11 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace, ndtri, without_derivative
 from dpkernels.solve import NotPrivateError, conservative_root, newton, promote
 
-# How far the bracket's upper end may be from the precise eps, relatively; an eps of 0 counts as the least.
+# The allowed relative difference of the bracket's upper end from the precise eps, and the least eps that is used.
 _NEAR, _LEAST_EPSILON = 1e-3, 1e-300
 _FARTHEST = 40.0
 _ENDS = (-_FARTHEST, _FARTHEST)
-_TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # Of Newton's last step, of a budget's and of a scale's logarithm.
+_TOLERANCE, _SCALE_TOLERANCE = 1e-5, 1e-8  # For the last Newton step in the logarithm of a budget, or of a scale.
 
 
 # Scales
@@ -61,22 +61,22 @@ def composed_scale(
     """Return the least c such that ``count`` releases with noise c Z are (eps, delta)-DP together.
 
     Args:
-        noise: the distribution of Z: Gaussian, Laplace, merged Laplace, staircase, or one of them truncated or
+        noise: the distribution of Z: Gaussian, Laplace, merged Laplace, staircase, or one of these truncated or
             recycled.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
         sensitivity: D, in the unit of c Z.
         count: the number of releases.
-        rate: the rate of the Poisson sample that each release is on; neighbours are those of ``Guarantee.subsample``.
-        adjacency: neighbours of samples; see there.
+        rate: the rate of the Poisson sample of each release; neighbours are those of ``Guarantee.subsample``.
+        adjacency: the neighbours of samples; see ``Guarantee.subsample``.
 
     Returns:
         c, as ``noise_scale_factor`` returns it.
 
     Raises:
-        ValueError: epsilon not positive; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; count not in 1..2^40;
-            rate not in (0, 1]; see ``noise_scale_factor``.
-        TypeError: count is not a whole number, or a distribution of an unknown type.
+        ValueError: epsilon is not positive; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; count is not
+            in 1..2^40; rate is not in (0, 1]; or a case of ``noise_scale_factor``.
+        TypeError: count is not an integer, or the distribution is of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
     _check_releases(epsilon, count, rate)
@@ -96,16 +96,16 @@ def composed(
     rate: Any = None,
     adjacency: str = "add_remove",
 ) -> Additive:
-    """Return noise of this distribution's shape, as narrow as (eps, delta) of ``count`` releases together allows.
+    """Return noise of this shape with the smallest scale that (eps, delta) of ``count`` releases together allows.
 
     The arguments are those of ``composed_scale``; sensitivity is in data units.
 
     Returns:
-        The mechanism. Its claim, which a release verifies, is that of one release on all the data (or on the sample):
-        its own eps at delta / count, where that is up to 20. JAX numbers give no claim.
+        The mechanism. Its claim, which a release verifies, is for one release on all the data (or on the sample): its
+        own eps at delta / count, if that is at most 20. JAX numbers give no claim.
 
     Raises:
-        ValueError: as ``composed_scale``.
+        ValueError: see ``composed_scale``.
 
     Example:
         >>> from dpkernels.distributions.gaussian import Gaussian
@@ -121,7 +121,7 @@ def composed(
 
 
 def with_own_claim(made: Additive, delta: Real) -> Additive:
-    """Return the mechanism with the claim of one release, its own eps at delta; without one if that is above 20."""
+    """Return the mechanism with the claim of one release, its own eps at delta; without a claim if that exceeds 20."""
     least, most = checks.EPSILON_RANGE
     own = realised_epsilon(made, delta)
     if own > most:
@@ -142,8 +142,8 @@ def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
         delta: in (0, 1).
 
     Raises:
-        ValueError: epsilon not positive; delta not in (0, 1); a delta that releases on samples meet without noise.
-        TypeError: releases that are not additive noise.
+        ValueError: epsilon is not positive; delta is not in (0, 1); or releases on samples meet delta without noise.
+        TypeError: the releases are not additive noise.
         ConvergenceError: no factor was found.
     """
     check_target(epsilon, delta)
@@ -155,7 +155,7 @@ def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
 
 
 def precise_scale_factor(made: Guarantee, epsilon: Any, delta: Any) -> Real:
-    """Return the factor of ``noise_scale_factor`` by the precise composition, not rounded."""
+    """Return the factor of ``noise_scale_factor`` by the precise composition, without conservative rounding."""
     made, epsilon, delta = promote(made, epsilon, delta)
     xp = namespace(epsilon, delta)
     return xp.exp((_log_factor if xp is np else jax.jit(_log_factor))(made, epsilon, delta))
@@ -166,7 +166,7 @@ def _log_factor(made: Guarantee, epsilon: Any, delta: Any) -> Any:
 
 
 def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
-    """Refuse what needs no noise at all: the one record is in no sample with probability prod (1 - r)^n."""
+    """Check that noise is needed: with probability prod (1 - r)^n the record is in no sample."""
     parts = [(1.0 if term.sampling_rate is None else term.sampling_rate, term.count) for term in made.terms]
     if any(checks.concrete(part) is None for part in (*sum(parts, ()), delta)):
         return
@@ -178,10 +178,10 @@ def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
 
 @singledispatch
 def _rescale_pair(pair: Any, factor: Real) -> Any:
-    """Return the pair with its noise ``factor`` times as wide: noise c Z seen over D is Z seen over D/c.
+    """Return the pair with its noise scaled by ``factor``: c Z over a shift D is Z over D/c.
 
     Raises:
-        TypeError: a pair whose releases are not additive noise on the real line.
+        TypeError: the releases of the pair are not additive noise on the real line.
     """
     raise TypeError(f"made: reports of {type(pair).__name__} pairs are not additive noise, and have no width")
 
@@ -222,12 +222,12 @@ def composed_budget(
     """Return the mechanism of the largest eps0 such that ``count`` releases are (eps, delta)-DP together.
 
     Args:
-        constructor: such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with ``epsilon=eps0`` and the
-            arguments. The delta of its mechanism must fall with eps0.
+        constructor: makes the mechanism, such as ``dpkernels.piecewise`` or ``dpkernels.laplace``; called with
+            ``epsilon=eps0`` and the arguments. The delta of its mechanism must grow with eps0.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
         count: the number of releases.
-        rate: the rate of the Poisson sample that each release is on.
+        rate: the rate of the Poisson sample of each release.
         adjacency: neighbours of samples; see ``Guarantee.subsample``.
         initial_guess: eps0, if it is known already. If the bracket agrees, eps0 is lowered only as far as it requires.
         **arguments: the constructor's other arguments, such as lower and upper.
@@ -237,9 +237,9 @@ def composed_budget(
         JAX numbers are those of the precise value, NaN if eps0 = 0.01 is infeasible.
 
     Raises:
-        ValueError: epsilon or initial_guess not positive; delta not in (0, 1); count not in 1..2^40; rate not in
-            (0, 1]; a target that eps0 = 0.01 misses, with the delta that it has.
-        TypeError: count is not a whole number.
+        ValueError: epsilon or initial_guess is not positive; delta is not in (0, 1); count is not in 1..2^40; rate is
+            not in (0, 1]; or eps0 = 0.01 exceeds the target, with the delta that it has.
+        TypeError: count is not an integer.
     """
     check_target(epsilon, delta)
     _check_releases(epsilon, count, rate)
@@ -279,11 +279,12 @@ def largest_budget(
     """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
 
     Args:
-        releases: maps (eps0, parameters) to a guarantee whose delta grows with eps0; closes over no tracer.
+        releases: a function from (eps0, parameters) to a guarantee whose delta grows with eps0, without captured
+            tracers.
         parameters: a pytree of numbers.
         epsilon: eps of all releases.
         delta: delta of all releases.
-        guess: eps0, roughly.
+        guess: an initial guess of eps0.
 
     Returns:
         eps0: a float for plain numbers, else a JAX scalar, differentiable; NaN if 0.01 is infeasible.
@@ -312,9 +313,9 @@ def _at_log_budget(releases: Callable[[Any, Any], Guarantee], t: Any, parameters
 def split_arguments(
     constructor: Callable[..., Any], arguments: dict[str, Any]
 ) -> tuple[Callable[[Any, Any], Any], dict[str, Any]]:
-    """Return (a function from (eps0, numbers) to the mechanism, those arguments that hold JAX numbers).
+    """Return (a function from (eps0, numbers) to the mechanism, the arguments that contain JAX numbers).
 
-    The function closes over no tracer, as ``solve`` requires.
+    The function captures no tracer, as ``solve`` requires.
     """
 
     def is_traced(value: Any) -> bool:
@@ -342,7 +343,7 @@ def _releases(mechanism: Mechanism, count: Any, rate: Any, adjacency: str) -> Gu
 
 
 def log_mu(delta: Any, epsilon: Real) -> Real:
-    """Return log mu, which increases in delta; see the module."""
+    """Return log mu of the module docstring, which increases in delta."""
     xp = namespace(delta, epsilon)
     kind = xp.finfo(delta.dtype)
     z = -ndtri(xp.clip(delta, kind.tiny, 1 - kind.eps))
@@ -351,14 +352,14 @@ def log_mu(delta: Any, epsilon: Real) -> Real:
 
 
 def gaussian_ratio(epsilon: Real, delta: Real, count: Any, rate: Any) -> Any:
-    """Return mu/(rate sqrt(count)), about the ratio of D and sigma that each of so many Gaussian releases may have."""
+    """Return mu/(rate sqrt(count)), about the ratio D/sigma that each of ``count`` Gaussian releases may have."""
     xp = namespace(epsilon, delta, rate, count)
     mu = xp.exp(log_mu(xp.asarray(delta), epsilon))
     return mu / xp.sqrt(xp.asarray(count, mu.dtype)) / (1.0 if rate is None else rate)
 
 
 def gaussian_scale(noise: Distribution, sensitivity: Real, ratio: Real) -> Any:
-    """Return c at which c Z has the variance of Gaussian noise of this ratio D/sigma; without derivative."""
+    """Return c for which c Z has the variance of Gaussian noise of this ratio D/sigma; without derivative."""
     xp = namespace(sensitivity, ratio, *jax.tree.leaves(noise))
     scale = without_derivative(sensitivity / xp.sqrt(noise.variance) * xp.maximum(1 / ratio, 0.25))
     return float(scale) if xp is np else scale
@@ -378,11 +379,11 @@ def precise_parameter(
     """Return the t at which releases are (eps, delta)-DP by the precise composition, or NaN if there is none.
 
     Args:
-        releases: maps (t, parameters) to a guarantee whose delta falls with t; closes over no tracer.
+        releases: a function from (t, parameters) to a guarantee whose delta falls with t, without captured tracers.
         parameters: a pytree of numbers.
         epsilon: eps of all releases.
         delta: delta of all releases.
-        initial_guess: t.
+        initial_guess: the initial guess of t.
         ends: the least and the largest t.
         tolerance: see ``solve.newton``.
         clip: see ``solve.newton``.
@@ -408,10 +409,10 @@ def conservative_parameter(
     """Return the least t at which the upper end of the rigorous bracket of the releases meets (eps, delta).
 
     Args:
-        releases: maps t, a plain number, to a guarantee whose delta falls with t.
+        releases: a function from t, a plain number, to a guarantee whose delta falls with t.
         epsilon: eps of all releases.
         delta: delta of all releases.
-        is_known: whether the precise root is at t = 0. It is solved for only if the bracket disagrees.
+        is_known: whether the precise root is known to be t = 0. Then it is solved for only if the bracket disagrees.
 
     Raises:
         ConvergenceError: no t was found.
@@ -419,14 +420,14 @@ def conservative_parameter(
 
     @cache
     def missing(t: float) -> float:
-        """The logarithm of the bracket's eps over the one allowed: about how much larger t has to be."""
+        """Return the log of the bracket's eps over the target's, which is about the increase of t that is needed."""
         return math.log(max(Bracket(releases(t)).upper_epsilon(delta), _LEAST_EPSILON) / epsilon)
 
     start = 0.0
     if not is_known or abs(missing(0.0)) > _NEAR:
         start = precise_parameter(lambda t, _: releases(t), (), np.float64(epsilon), np.float64(delta), clip=True)
     try:
-        # Where the bracket's eps jumps, as it does from infinity, it does not say how far t is off.
+        # Steps are short, because a jump of the bracket's eps, as from infinity, is no measure of the error of t.
         return conservative_root(missing, start, longest=_NEAR)
     except NotPrivateError as error:
         raise ConvergenceError(

@@ -27,7 +27,7 @@ from dpkernels.solve import MARGINS, first_feasible, promote, root
 def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
     """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.
 
-    A mechanism that is eps0-DP, and no more, is (eps, delta)-DP for smaller eps: there is more to spend than eps.
+    A mechanism that is exactly eps0-DP is (eps, delta)-DP for smaller eps, so that eps0 may exceed eps.
 
     Args:
         constructor: such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the arguments.
@@ -39,7 +39,7 @@ def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **ar
         The mechanism; its ``epsilon`` is eps0.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1).
+        ValueError: epsilon is not in [0.01, 20], or delta is not in (0, 1).
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta)
@@ -60,9 +60,9 @@ def _excess(member: Callable[[Any, Any], Any], budget: Any, given: tuple[Any, Re
 
 
 def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
-    """Return Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020) of the least sigma.
+    """Return Gaussian noise on multiples of ``step`` (Canonne, Kamath & Steinke 2020) with the smallest sigma.
 
-    Arguments are plain numbers: the number of points of the noise, which has to be known under JAX, depends on them.
+    Arguments are plain numbers, because they decide the number of points of the noise, which JAX must know.
 
     Args:
         epsilon: eps, in [0.01, 20].
@@ -71,18 +71,18 @@ def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0,
         step: the distance of grid points, in data units.
 
     Returns:
-        The mechanism, with its claim. That delta falls with sigma is not proved, of n > 1 least of all: sigma meets
-        the target, and a little less does not.
+        The mechanism, with its claim. It is not proven that delta falls with sigma, in particular for n > 1: sigma
+        meets the target, and a slightly smaller one does not.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; step not
-            positive, or too fine for the noise.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or step
+            is not positive, or too small for the noise.
     """
     return _narrowest(lambda sigma: DiscreteGaussian(sigma, step), Gaussian(1.0), epsilon, delta, sensitivity, step)
 
 
 def discrete_laplace(*, epsilon: float, delta: float, sensitivity: float = 1.0, step: float = 1.0) -> Additive:
-    """Return Laplace noise on multiples of ``step`` of the least scale; see ``discrete_gaussian``."""
+    """Return Laplace noise on multiples of ``step`` with the smallest scale; see ``discrete_gaussian``."""
     return _narrowest(lambda scale: DiscreteLaplace(scale, step), Laplace(1.0), epsilon, delta, sensitivity, step)
 
 
@@ -109,6 +109,6 @@ def _narrowest(noise: Callable[[float], Lattice], unit: Any, *target: Any) -> Ad
     while excess(low, ()) <= 0:
         high, low = low, low / 2
     found = root(excess, (), high, low, rtol=1e-13)
-    # Another order of summation may move the last bits.
+    # Another order of summation may change the last bits.
     wider = (Additive(noise(found * (1 + margin)), sensitivity, epsilon, delta) for margin in MARGINS)
     return first_feasible(wider, lambda made: realised(made, epsilon) <= delta)

@@ -1,10 +1,11 @@
-"""Calibrate noise whose density is reweighted beyond theta: recycled noise has weight u = 1 - q there, truncated 0.
+"""Calibrate noise whose density is reweighted beyond theta.
 
-With Z(u) = p_in + u p_out, p_in the kernel's mass within theta,
+Recycled noise has weight u = 1 - q there, and truncated noise weight 0. With Z(u) = p_in + u p_out, where p_in is the
+kernel's mass within theta,
 
     h(u) = Z(u) (delta(eps) - delta) = integral max(0, w_u(x) K(x) - e^eps w_u(x - D) K(x - D)) dx - delta Z(u)
 
-is convex in u, and the noise meets its budget where h(u) <= 0. Of the feasible u the least has the largest acceptance.
+is convex in u. The noise meets its budget where h(u) <= 0, and the least feasible u has the largest acceptance.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from dpkernels.solve import (
     root,
 )
 
-# Two formulas of one delta differ by rounding, which next to a delta of 1e-12 is some percent of it.
+# Two formulas of one delta differ by rounding, which at a delta of 1e-12 is several percent of it.
 _RECYCLED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
-# Where delta is small the ends have to move by more than rounding errors of their own.
+# Where delta is small the ends must move by more than their own rounding errors.
 _TRUNCATED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-5, 11))
-LEAST_WEIGHT = 2.0**-53  # Of the outside: q is at most the float before 1.
+LEAST_WEIGHT = 2.0**-53  # The least weight of the outside: q is at most the float before 1.
 
 
 def convex_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real, delta: Any) -> Any:
@@ -61,7 +62,7 @@ def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon:
 
 @singledispatch
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
-    """Return (Z(u) delta(eps), Z(u)), of any even kernel by its exact profile."""
+    """Return (Z(u) delta(eps), Z(u)) of an even kernel, by its exact profile."""
     law, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
     pairs = (additive_pair(law, D),)
     return law.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), law.total
@@ -70,9 +71,10 @@ def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilo
 @weighted_profile.register(Gaussian)
 @weighted_profile.register(Laplace)
 def _(kernel: Symmetric, u: Real, theta: Real, D: RealArray, epsilon: Real) -> tuple[Any, Any]:
-    """By pieces between the steps of w(x) and w(x - D), in each of which the loss exceeds eps up to a cut.
+    """Sum pieces between the steps of w(x) and w(x - D); in each the loss exceeds eps up to a cut.
 
-    The integrand is 0 at a cut, so that its derivatives do not count; an eighth of the general profile to compile.
+    The integrand is 0 at a cut, so derivatives do not need the derivative of the cut. This compiles faster than the
+    general profile.
     """
     xp = namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
     near, far = xp.minimum(theta, D - theta), xp.maximum(theta, D - theta)
@@ -90,7 +92,7 @@ def _(kernel: Symmetric, u: Real, theta: Real, D: RealArray, epsilon: Real) -> t
 
 
 def _threshold(epsilon: Real, w_p: Any, w_q: Any) -> Real:
-    """Return the kernel's loss from which on w_p K(x) exceeds e^eps w_q K(x - D): infinite where a weight is 0."""
+    """Return the kernel's loss above which w_p K(x) exceeds e^eps w_q K(x - D): infinite where a weight is 0."""
     xp = namespace(epsilon, w_p, w_q)
     some_p, some_q = w_p > 0, w_q > 0
     both = epsilon - xp.log(xp.where(some_p, w_p, 1.0)) + xp.log(xp.where(some_q, w_q, 1.0))
@@ -110,7 +112,7 @@ def _(kernel: Gaussian, D: Real, loss: Real) -> Any:
 
 @_cut.register
 def _(kernel: Laplace, D: Real, loss: Real) -> Any:
-    """The loss falls from D/b to -D/b between 0 and D, and is flat outside."""
+    """Use that the loss falls from D/b to -D/b between 0 and D, and is constant outside."""
     xp = namespace(kernel.scale, D, loss)
     most = D / kernel.scale
     cut = (D - kernel.scale * loss) / 2
@@ -120,7 +122,7 @@ def _(kernel: Laplace, D: Real, loss: Real) -> Any:
 def least_weight(kernel: Distribution, theta: Any, D: Any, epsilon: Any, delta: Any, rtol: float = 0.0) -> Any:
     """Return the least u at which the noise is (eps, delta)-DP over shifts of D; NaN if there is none.
 
-    Plain numbers are searched to ``rtol``. Of JAX numbers derivatives are implicit.
+    Plain numbers are searched to ``rtol``. Derivatives of JAX numbers are implicit.
     """
     return convex_root(_weight_excess, (kernel, theta, D, epsilon, delta), LEAST_WEIGHT, 1.0, rtol=rtol)
 
@@ -132,7 +134,7 @@ def _weight_excess(u: Real, given: tuple[Distribution, Real, Real, Real, Real]) 
 def shape_shift(kernel: Distribution, theta: Any, u: Any, epsilon: Any, delta: Any, most: Any) -> Any:
     """Return the largest shift, up to ``most``, over which noise of this shape is (eps, delta)-DP.
 
-    Noise c times as wide is (eps, delta)-DP over a shift c times as large: one root gives the scale for any shift.
+    Noise scaled by c is (eps, delta)-DP over a shift scaled by c, so one root gives the scale for any shift.
     """
     return root(_shift_excess, (kernel, theta, u, epsilon, delta), 0.0, most)
 
@@ -149,17 +151,17 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
     """Return the largest q at which a kernel recycled beyond theta is (eps, delta)-DP over shifts of D.
 
     delta(eps) is not monotone in q: recycling thins the tails, where a kernel's own delta is, and raises the step at
-    theta. But the feasible q are one interval, whose upper end has the largest acceptance.
+    theta. The feasible q still form one interval, whose upper end has the largest acceptance.
 
     Args:
         kernel: the distribution of a draw.
-        theta: tolerated error, in the kernel's unit.
+        theta: the tolerated error, in the kernel's unit.
         epsilon: eps >= 0.
         delta: in (0, 1).
         sensitivity: D, in the kernel's unit.
 
     Returns:
-        q in [0, 1); as computed its delta(eps) is at most delta. NaN where no q is feasible.
+        q in [0, 1), whose computed delta(eps) is at most delta; NaN if no q is feasible.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
@@ -172,7 +174,7 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 
     rates = [] if math.isnan(u) else [1 - min(u * (1 + margin), 1.0) for margin in _RECYCLED_MARGINS]
     try:
-        # Where only the kernel alone is private, rounding may hide it.
+        # Where only the kernel alone is private, rounding may hide this.
         return first_feasible([*rates, 0.0], is_private)
     except NotPrivateError:
         return math.nan
@@ -181,24 +183,24 @@ def recycling_rate(kernel: Distribution, theta: Real, epsilon: Real, delta: Real
 def recycled_scale(kernel: Distribution, theta: Real, q: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the first c from below at which c times the kernel, recycled beyond theta with q, is (eps, delta)-DP.
 
-    For q < 1 there is one: the share within theta of a wide kernel is small, recycled or not.
+    For q < 1 there is one: the mass of a wide kernel within theta is small, recycled or not.
 
     Args:
-        kernel: the shape of a draw's distribution.
-        theta: tolerated error, in the unit of c times the kernel's.
+        kernel: the shape of the distribution of a draw.
+        theta: the tolerated error, in the unit of c times the kernel's.
         q: in [0, 1).
         epsilon: eps >= 0.
         delta: in (0, 1).
         sensitivity: D.
 
     Returns:
-        c; as computed its delta(eps) is at most delta.
+        c, whose computed delta(eps) is at most delta.
     """
     check_target(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
     checks.below_one("q", q)
     kernel, theta, q, epsilon, delta, sensitivity = promote(kernel, theta, q, epsilon, delta, sensitivity)
-    # Recycling only narrows the noise, so delta is above the target where it is for the kernel.
+    # Recycling only narrows the noise, so delta exceeds the target where the kernel's delta does.
     low = sensitivity / infeasible_shift(kernel, epsilon, delta)
     alone = smallest_scale(kernel, epsilon, delta / 2, sensitivity)
     inside = 4 * theta * kernel.prob(0.0) / (delta * (1 - q))
@@ -222,8 +224,8 @@ def _scale_excess(scale: Real, parameters: tuple[Distribution, Real, Real, Real,
 def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta: Real, sensitivity: Real) -> Real:
     """Return the c at which c times the kernel, with the largest q for it, has the largest P(|Z| <= theta).
 
-    It is searched between 0.3 and 30 times the width that the kernel alone needs, to 1e-4 relative. It counts as
-    constant where derivatives are taken: the acceptance at the best scale has the same derivatives either way.
+    The search covers 0.3 to 30 times the scale that the kernel alone needs, to 1e-4 relative. Derivatives treat c as
+    constant: the acceptance at the best scale has the same derivatives either way.
     """
     kernel, theta, epsilon, delta, sensitivity = promote(kernel, theta, epsilon, delta, sensitivity)
     given = kernel, theta / sensitivity, epsilon, delta
@@ -234,7 +236,7 @@ def best_recycled_scale(kernel: Distribution, theta: Real, epsilon: Real, delta:
 
 
 def _rejection(log_scale: Any, given: tuple[Distribution, Real, Real, Real]) -> Any:
-    """Return 1 - P(|Z| <= theta) with the largest q, and above 1 where none is feasible, the more the narrower."""
+    """Return 1 - P(|Z| <= theta) with the largest q; if no q is feasible, more than 1, and more for smaller scales."""
     kernel, theta, epsilon, delta = given
     xp = namespace(log_scale, theta, epsilon, delta)
     wider = rescaled(kernel, xp.exp(log_scale))
@@ -250,21 +252,21 @@ def budget_recycled(
     """Return budget-recycled noise (Jiang 2024), accounted exactly.
 
     Args:
-        kernel: a distribution: it is kept, and q is the largest for it. Or a type with one parameter, ``Gaussian`` or
-            ``Laplace``: the narrowest for q; without q, the one that makes P(|Z| <= theta) largest.
-        theta: tolerated error, in data units.
+        kernel: a distribution, which is kept and gets the largest q; or a type with one parameter, ``Gaussian`` or
+            ``Laplace``, which gets the smallest scale for q, or without q the scale with the largest P(|Z| <= theta).
+        theta: the tolerated error, in data units.
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
-        q: probability of a redraw, in [0, 1), for a type of kernel.
+        q: the probability of a redraw, in [0, 1), for a type of kernel.
 
     Returns:
         The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
-            positive; q not in [0, 1); a kernel that no q makes private enough, with the width it needs; a q for a
-            kernel that is given.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; theta
+            is not positive; q is not in [0, 1); no q makes the kernel private enough, with the scale that it needs; or
+            q is given together with a distribution.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
@@ -295,18 +297,18 @@ def budget_recycled(
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upper: Any = None) -> Additive:
     """Return Laplace noise of scale D/eps on the shortest interval [A, B] (Mugunthan 2020), in closed form.
 
-    The scale and the ends are widened by rounding errors until the profile, as computed, meets the claim: at D/eps most
-    of the mass has a loss of eps, and delta is rounded upwards next to it.
+    The scale and the ends are increased by rounding errors until the computed profile meets the claim: at D/eps most of
+    the mass has a loss of eps, and delta is rounded upwards next to it.
 
     Args:
         epsilon: eps, in [0.01, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
-        upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels``'s ``truncated_laplace``.
+        upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels.truncated_laplace``.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; B outside the
-            feasible interval, which the error gives.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or B is
+            outside the feasible interval, which the message gives.
     """
     mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
     noise: Any = mechanism.noise
@@ -319,7 +321,7 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
 
 
 def _first_private(noises: Iterator[Reweighted], sensitivity: Any, epsilon: Any, delta: Any) -> Additive:
-    """Return the first noise whose exact profile, as computed, meets the claim; traced noise is not checked."""
+    """Return the first noise whose computed exact profile meets the claim; traced noise is not checked."""
 
     def meets_claim(made: Additive) -> Any:
         noise: Any = made.noise
@@ -330,26 +332,26 @@ def _first_private(noises: Iterator[Reweighted], sensitivity: Any, epsilon: Any,
 
 
 def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, bound: Real | None = None) -> Additive:
-    """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) of the least sigma.
+    """Return Gaussian noise on [-T, T] (Cesar and Rogers 2021) with the smallest sigma.
 
-    As sigma grows delta(eps) falls, and rises again to the D/(2T) of uniform noise: a short interval has a least
-    delta, and a delta a least T.
+    As sigma grows delta(eps) falls, and then rises to the D/(2T) of uniform noise. So each T has a least delta, and
+    each delta a least T.
 
     Args:
         epsilon: eps, in [0.01, 20].
-        delta: in (0, 1), all of it: releases that reveal their input included.
+        delta: in (0, 1), in total: it includes the releases that reveal their input.
         sensitivity: D, in data units.
         bound: T; by default ``best_bound``, the one with the least variance.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; bound not
-            positive, or below the least feasible T, which the error gives.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+            bound is not positive, or below the least feasible T, which the message gives.
     """
     checks.epsilon(epsilon)
     check_target(epsilon, delta, sensitivity)
     T = best_bound(epsilon, delta, sensitivity) if bound is None else bound
     checks.positive("bound", T)
-    # sigma = 100 T is all but uniform.
+    # Noise with sigma = 100 T is almost uniform.
     low = sensitivity / infeasible_shift(Gaussian(1.0), epsilon, delta)
     sigma = first_root(_sigma_excess, (T, epsilon, delta, sensitivity), low, 100 * T + low)
     if checks.concrete(sigma) is not None and math.isnan(sigma):
@@ -365,27 +367,26 @@ def _sigma_excess(sigma: Real, parameters: tuple[Real, Real, Real, Real]) -> Rea
 
 
 def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
-    """Return the least T of a truncated Gaussian on [-T, T] that is (eps, delta)-DP; to 1e-7 relative, from above."""
-    # A little longer, so that a search for sigma at this T finds one.
+    """Return the least T for which Gaussian noise truncated to [-T, T] can be (eps, delta)-DP; from above, to 1e-7."""
+    # Add a little, so that a search for sigma at this T finds one.
     return _bound_of(_log_bound, epsilon, delta, sensitivity) * (1 + 5e-8)
 
 
 def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
-    """Return the T at which truncated Gaussian noise that meets (eps, delta) has the least variance; to 1e-5 relative.
+    """Return the T at which truncated Gaussian noise that meets (eps, delta) has the least variance, to 1e-5 relative.
 
-    Worth it where delta is large: at eps 0.1, delta 0.02 the variance is 9 % below the Gaussian's. Where delta is small
-    the variance hardly depends on T. Derivatives are taken at a fixed sigma/T: the variance at the best T has
-    the same derivatives either way.
+    It lowers the variance noticeably where delta is large. Where delta is small the variance hardly depends on T.
+    Derivatives are taken at a fixed sigma/T: the variance at the best T has the same derivatives either way.
     """
     return _bound_of(_log_variance, epsilon, delta, sensitivity)
 
 
 def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
-    """Return T of the shape sigma/T at which a function of it is least: for each shape one T meets the budget."""
+    """Return T of the shape sigma/T that minimises a function; for each shape one T meets the budget."""
     check_target(epsilon, delta, sensitivity)
     epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
     xp = namespace(epsilon, delta)
-    # From noise of which nothing is cut off to nearly uniform noise.
+    # Shapes range from noise of which nothing is cut off to almost uniform noise.
     narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
     shapes = xp.linspace(narrowest, math.log(100.0), 32)
     log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)

@@ -1,4 +1,4 @@
-"""Calibrate shuffled reports: the largest local budget of which n reports meet a central one."""
+"""Calibrate shuffled reports: find the largest local budget for which n reports meet a central one."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import first_feasible, promote, root
 
-# Of log eps0, to the safe side: the bracket is above the value by 1e-7 to 1e-2 of delta.
+# Conservative margins of log eps0: the bracket exceeds the value by 1e-7 to 1e-2 of delta.
 _MARGINS = (0.0, *(1e-8 * 4.0**k for k in range(13)))
-# The least step of log eps0 to where a constructor takes no more.
+# The least step of log eps0 towards a budget that a constructor rejects.
 _FEWEST = 1e-2
 _RTOL, _LEAST_LOG = 1e-12, 700.0
 
 
 def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: int, **arguments: Any) -> Any:
-    """Return the mechanism with the largest eps0 of which n shuffled reports are (eps, delta)-DP.
+    """Return the mechanism with the largest eps0 for which n shuffled reports are (eps, delta)-DP.
 
-    Neighbouring: one person's input replaced; a shuffler is trusted; n counts honest reports; see
-    ``accountants.shuffle``. Plain numbers: the upper end of the rigorous bracket of the integers that a release samples
-    meets the target. JAX numbers: the integral does, to its precision; NaN if eps0 = 0.01 is infeasible.
+    Neighbours differ in one person's input. The shuffler is trusted, and n counts honest reports; see
+    ``accountants.shuffle``. For plain numbers the upper end of the rigorous bracket, for the integers that a release
+    samples, meets the target. For JAX numbers the integral does, to its precision; NaN if eps0 = 0.01 is infeasible.
 
     Args:
-        constructor: of a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
+        constructor: makes a bounded mechanism, such as ``dpkernels.piecewise``; called with ``epsilon=eps0`` and the
             arguments.
-        epsilon: central eps, positive.
-        delta: central, in (0, 1).
+        epsilon: the central eps, positive.
+        delta: the central delta, in (0, 1).
         n: the number of honest reports.
         **arguments: the constructor's other arguments, such as lower and upper.
 
@@ -46,7 +46,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
 
     Raises:
         NotPrivateError: no mechanism was proven to meet the target.
-        ValueError: an argument out of range; a target that eps0 = 0.01 misses, with what it gives.
+        ValueError: an argument is out of range, or eps0 = 0.01 exceeds the target, with the epsilon that it has.
 
     Example:
         >>> from dpkernels import piecewise
@@ -71,7 +71,7 @@ def shuffled(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, n: 
 
 
 def upper_delta(mechanism: Any, n: int, epsilon: float) -> float:
-    """Return the upper end of the rigorous bracket of delta, of the integers that a release samples."""
+    """Return the upper end of the rigorous bracket of delta, for the integers that a release samples."""
     return account(exact_sampler(mechanism), n).upper_bound(epsilon)
 
 
@@ -79,14 +79,14 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
     """Return log eps0 of the largest budget whose n shuffled reports are (eps, delta)-DP; NaN if 0.01 is too large.
 
     Args:
-        member: maps (eps0, parameters) to the mechanism; closes over no tracer.
+        member: a function from (eps0, parameters) to the mechanism, without captured tracers.
         parameters: a pytree of numbers.
-        n: how many honest reports.
-        epsilon: central eps.
-        delta: central delta.
+        n: the number of honest reports.
+        epsilon: the central eps.
+        delta: the central delta.
 
     Returns:
-        log eps0: a float for plain numbers, by the precise value. For JAX ones a JAX scalar, differentiable, by the
+        log eps0: a float for plain numbers, by the precise value; a JAX scalar for JAX numbers, differentiable, by the
         integral over the first pair.
     """
     parameters, epsilon, delta = promote(parameters, epsilon, delta)
@@ -101,7 +101,7 @@ def log_budget(member: Callable[[Any, Any], Any], parameters: Any, *, n: int, ep
 
 
 def _excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any, Any, Any]) -> Any:
-    """Return log delta of the reports of budget e^t, less the logarithm of the one allowed."""
+    """Return log delta of reports of budget e^t, minus log of the target delta."""
     parameters, epsilon, delta = given
     xp = namespace(t, epsilon, delta)
     made = member(xp.exp(t), parameters)
@@ -113,7 +113,7 @@ def _excess(member: Callable[[Any, Any], Any], n: int, t: Any, given: tuple[Any,
 
 
 def _root_from_below(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Return the root, searched from below in growing steps: mechanisms of the largest budgets may not exist."""
+    """Return the root, searched from below in growing steps: constructors may reject the largest budgets."""
     feasible, step = low, 1.0
     while feasible < high:
         infeasible = min(feasible + step, high)

@@ -1,20 +1,20 @@
 """Bounded-range and pure-DP mechanisms in a given order, each chosen after the outcomes before it.
 
-Cesar & Rogers 2021, Lemma 5.1. Each is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP, for the
+Cesar & Rogers 2021, Lemma 5.1. Each mechanism is eps0-bounded-range (BR, see ``bounded_range``) or eps0-DP, for the
 neighbours for which that holds. With E = e^-eps0, q_t = (1 - e^(t - eps0))/(1 - E) and a = 1/(1 + E), the least delta
-at x that covers every adaptive choice:
+at x that covers every adaptive choice is
 
     delta(none; x) = [1 - e^x]_+
     delta(BR, rest; x) = sup over 0 <= t <= eps0 of  q_t delta(rest; x - t) + (1 - q_t) delta(rest; x - t + eps0)
     delta(DP, rest; x) = a delta(rest; x - eps0) + (1 - a) delta(rest; x + eps0)
 
-Every delta(rest; .) is convex in y = e^x. So chords in y between nodes of a grid stay above it; on chords the
-supremum over t is a closed form in every cell (at t it is c + c1 e^t + c2 e^-t with c1, c2 <= 0), and never at a kink,
-since the function is convex. Tables of chords are upper bounds; an adversary whose t must be on the grid gives lower
-bounds. For each BR mechanism the two move O(h^2) apart, h = eps0/cells.
+Every delta(rest; .) is convex in y = e^x, so chords in y between grid nodes stay above it. On chords the supremum over
+t has a closed form in every cell (at t it is c + c1 e^t + c2 e^-t with c1, c2 <= 0), and it is never at a kink, since
+the function is convex. Tables of chords are upper bounds. An adversary whose t must be on the grid gives lower bounds.
+For each BR mechanism the two differ by O(h^2) more, h = eps0/cells.
 
 The upper bound is differentiable in eps0, with which the grid moves, and in eps. By the envelope theorem the derivative
-of a supremum is that of what is below it at the best t held fixed: that t is searched without derivatives.
+of a supremum is that of its argument at the best t held fixed; that t is searched without derivatives.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from dpkernels import checks
 from dpkernels.numerics import RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
-# Of the grid, on eps0: twice as many give bounds four times as close in four times the time.
+# Cells of the grid on eps0: twice as many give bounds four times as close in four times the time.
 CELLS = 512
-ROUNDING = 4e-15  # A step of the recursion loses less than this over 1 - E in float64.
+ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of the recursion in float64.
 
 
 @dataclass(frozen=True)
 class Bracket:
-    """lower <= delta <= upper."""
+    """Bounds lower <= delta <= upper."""
 
     lower: Any
     upper: Any
 
 
 def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = CELLS) -> Any:
-    """delta at eps of mechanisms run in this order, from above; see ``adaptive_bracket``, whose upper end it is.
+    """Return an upper bound of delta at eps of mechanisms run in this order: the upper end of ``adaptive_bracket``.
 
-    JAX arguments give a JAX value, differentiable in epsilon0 and epsilon; rounding is then not accounted for.
+    JAX arguments give a JAX value, differentiable in epsilon0 and epsilon; it does not include rounding errors.
     """
     if namespace(epsilon0, epsilon) is jnp:
         checks.positive("epsilon0", epsilon0)
@@ -60,25 +60,25 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, c
 
 
 def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = CELLS) -> Bracket:
-    """Rigorous bounds on delta at eps of mechanisms run in this order, each chosen after the outcomes before it.
+    """Return rigorous bounds on delta at eps of mechanisms run in this order, each chosen after the earlier outcomes.
 
-    Cesar & Rogers 2021, Lemma 5.1. For eps0 = 1, up to ten BR mechanisms and 512 cells the bounds are within 3e-6;
-    four times closer for twice the cells, at four times the time. That is absolute: a tiny delta is only known to be
-    of that size.
+    Cesar & Rogers 2021, Lemma 5.1. For eps0 = 1, up to ten BR mechanisms and 512 cells the bounds are within 3e-6.
+    Twice the cells give bounds four times as close, in four times the time. This error is absolute: a tiny delta is
+    only known to be of that size.
 
     Args:
-        order: "DP" and "BR", first run first; "DP,BR,BR" or ["DP", "BR", "BR"]. BR last is worst.
+        order: "DP" and "BR", the first one run first; "DP,BR,BR" or ["DP", "BR", "BR"]. BR last is the worst order.
         epsilon0: a positive number.
-        epsilon: eps >= 0, any shape; values share one table.
-        cells: of the grid, on eps0.
+        epsilon: eps >= 0, any shape; all values share one table.
+        cells: the number of cells of the grid on eps0.
 
     Returns:
-        Bracket of NumPy arrays of epsilon's shape.
+        A Bracket of NumPy arrays in the shape of epsilon.
 
     Raises:
-        TypeError: a count is not whole.
-        ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 not positive; epsilon negative;
-            cells not in 2..10^5.
+        TypeError: a count is not an integer.
+        ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 is not positive; epsilon is
+            negative; or cells is not in 2..10^5.
     """
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
     return _bracket(grid, _kinds(order), _levels(epsilon), {})
@@ -87,21 +87,21 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
 def ordering_table(
     epsilon0: float, k: int, bounded_range: int, epsilon: float, *, cells: int = CELLS
 ) -> dict[str, Bracket]:
-    """``adaptive_bracket`` of every order of k mechanisms of which m are BR, the worst (largest delta) first.
+    """Return ``adaptive_bracket`` of every order of k mechanisms of which m are BR, the worst (largest delta) first.
 
-    Cesar & Rogers 2021, section 5.2. All C(k, m) orders; those with the same end share its table.
+    Cesar & Rogers 2021, section 5.2. All C(k, m) orders are computed; orders with the same end share its table.
 
     Args:
         epsilon0: a positive number.
-        k: to 20, all mechanisms.
+        k: the number of mechanisms, at most 20.
         bounded_range: m, at most k.
         epsilon: eps >= 0, a number.
         cells: see ``adaptive_bracket``.
 
     Raises:
-        TypeError: a count is not whole.
-        ValueError: k not in 1..20; bounded_range not in 0..k; epsilon0 not positive; epsilon negative; cells not in
-            2..10^5.
+        TypeError: a count is not an integer.
+        ValueError: k is not in 1..20; bounded_range is not in 0..k; epsilon0 is not positive; epsilon is negative; or
+            cells is not in 2..10^5.
 
     Example:
         >>> list(ordering_table(1.0, 3, 2, 0.25))[0]
@@ -119,7 +119,7 @@ def ordering_table(
 
 @dataclass(frozen=True)
 class _Grid:
-    """Nodes x = i h. The table of k mechanisms holds delta at i = -(k + 1) N .. (k + 1) N, where N h = eps0."""
+    """The nodes x = i h. The table of k mechanisms has delta at i = -(k + 1) N .. (k + 1) N, where N h = eps0."""
 
     epsilon0: Any
     cells: int
@@ -137,12 +137,12 @@ class _Grid:
         return self.xp.arange(-size, size + 1) * self.h
 
     def known(self, count: int) -> Any:
-        """[1 - e^x]_+ at the nodes: delta of no mechanism, and of any beyond all its losses."""
+        """Return [1 - e^x]_+ at the nodes: delta of no mechanism, and of any mechanism beyond all its losses."""
         x = self.nodes(count)
         return -self.xp.expm1(self.xp.where(x < 0, x, 0.0))
 
 
-# The supremum over the t of one BR mechanism: from a table to one at the nodes that are eps0 or more inside.
+# The supremum over the t of one BR mechanism: maps a table to its values at the nodes at least eps0 from its ends.
 _Supremum = Callable[[_Grid, Any], Any]
 _Tables = dict[tuple[_Supremum, tuple[str, ...]], Any]
 
@@ -159,7 +159,7 @@ def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: in
 
 
 def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
-    """delta(order; x) at the nodes, from below on the grid and from above on chords; ``tables`` keeps all of them."""
+    """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``."""
     if not order:
         return grid.known(0)
     if (supremum, order) not in tables:
@@ -168,7 +168,7 @@ def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Ta
 
 
 def _step(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
-    """One more mechanism, run before those of the table; beyond all losses delta is [1 - e^x]_+."""
+    """Add one mechanism, run before those of the table; beyond all losses delta is [1 - e^x]_+."""
     xp, known = grid.xp, grid.known(len(order))
 
     def extended(values: RealArray) -> RealArray:
@@ -186,7 +186,7 @@ def _response(grid: _Grid, values: RealArray) -> Any:
 
 
 def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
-    """The supremum over t = j h."""
+    """Return the supremum over t = j h."""
     N, inside = grid.cells, len(values) - 2 * grid.cells
     best = np.zeros(inside)
     for j in range(N + 1):
@@ -196,7 +196,7 @@ def _on_grid(grid: _Grid, values: np.ndarray) -> np.ndarray:
 
 
 def _on_chords(grid: _Grid, values: Any) -> Any:
-    """The supremum over all t, the table's chords taken for the function; in JAX the best cell is found first."""
+    """Return the supremum over all t, with chords in place of the function; JAX finds the best cell first."""
     xp, N, inside = grid.xp, grid.cells, len(values) - 2 * grid.cells
     S = xp.diff(values) / -xp.expm1(-grid.h)  # The chord's slope times y at its right end.
     A = values[1:] - S
@@ -216,7 +216,7 @@ def _on_chords(grid: _Grid, values: Any) -> Any:
 
 
 def _in_cell(grid: _Grid, A: Any, S: Any, j: Any) -> Any:
-    """The supremum over t in cell j, in closed form.
+    """Return the supremum over t in cell j, in closed form.
 
     At t = t_j + ln v, 1 <= v <= e^h, the chord at x - t is A + S/v, and A1 + S1/v the one at x - t + eps0:
 
@@ -239,15 +239,16 @@ def _in_cell(grid: _Grid, A: Any, S: Any, j: Any) -> Any:
 
 
 def _read(grid: _Grid, upper: Any, epsilon: Any) -> Any:
-    """The upper bound by the chord between two nodes; 0 beyond all losses."""
+    """Return the upper bound on the chord between two nodes; 0 beyond all losses."""
     i, y, beyond = _between(grid, upper, epsilon)
     return grid.xp.where(beyond, 0.0, upper[i] + y * (upper[i + 1] - upper[i]))
 
 
 def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.ndarray) -> np.ndarray:
-    """By continuing the chords of both sides, by convexity.
+    """Return a lower bound by extending chords of both sides, by convexity.
 
-    A chord of a lower bound at its near end and an upper one at its far end stays below the function beyond the near.
+    A chord from a lower bound at its near end to an upper bound at its far end stays below the function beyond the near
+    end.
     """
     i, y, beyond = _between(grid, lower, epsilon)
     left = lower[i] + y * np.exp(grid.h) * (lower[i] - upper[i - 1])
@@ -256,7 +257,7 @@ def _read_below(grid: _Grid, lower: np.ndarray, upper: np.ndarray, epsilon: np.n
 
 
 def _between(grid: _Grid, table: Any, epsilon: Any) -> tuple[Any, Any, Any]:
-    """Node i at or below eps; y, 0 there and 1 at the next, in e^x; whether eps is beyond all losses."""
+    """Return node i at or below eps; y in e^x, 0 there and 1 at the next node; and whether eps exceeds all losses."""
     count = (len(table) - 1) // (2 * grid.cells) - 1
     xp, x = grid.xp, grid.nodes(count)
     i = xp.clip(xp.searchsorted(x, epsilon, side="right") - 1, 1, len(x) - 3)

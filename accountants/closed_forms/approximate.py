@@ -1,7 +1,8 @@
 """Composition of mechanisms of which only (eps, delta) is known: on parts of the data, and on the same data.
 
-All functions are sound, and round the budgets that they return upwards. They take NumPy arrays or numbers. A mechanism
-of this package has a privacy profile, which says more than one (eps, delta): compose it with ``accountants.guarantee``.
+All functions are sound, and round the budgets that they return upwards. They take NumPy arrays or numbers. Mechanisms
+of this package have a privacy profile, which is tighter than one (eps, delta): compose it with
+``accountants.guarantee``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dpkernels import checks
 from dpkernels.numerics import Real
 
 _FINITE = np.finfo(float).max
-_UP = 1 + 2.0**-48  # More than a few roundings of a float take away.
+_UP = 1 + 2.0**-48  # More than a few float roundings.
 
 
 def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add_remove") -> tuple[float, float]:
@@ -116,9 +117,9 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
 
         delta = 1 - (1 - delta0)^k (1 - delta_k),   delta_k that of k eps0-DP mechanisms, ``pure.pure_delta``
 
-    (Kairouz, Oh & Viswanath 2015, Theorem 3.3.) The worst mechanism prints its input with probability delta0 and is
-    randomised response at eps0 else. With eps0 = 0 it prints its input or nothing: delta is 1 - (1 - delta0)^k at
-    every eps.
+    (Kairouz, Oh & Viswanath 2015, Theorem 3.3.) The worst mechanism outputs its input with probability delta0, and
+    otherwise randomised response at eps0. With eps0 = 0 it outputs its input or no information: delta is
+    1 - (1 - delta0)^k at every eps.
 
     Args:
         epsilon0: eps0 >= 0, any shape.
@@ -140,7 +141,7 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
 
 
 def _budgets(epsilons: Any, deltas: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The budgets as two vectors of one length."""
+    """Return the budgets as two vectors of one length."""
     checks.within("epsilons", epsilons, 0.0, _FINITE)
     checks.within("deltas", deltas, 0.0, 1.0)
     eps, delta = np.broadcast_arrays(np.asarray(epsilons, float), np.asarray(deltas, float))

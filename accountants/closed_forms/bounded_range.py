@@ -37,23 +37,23 @@ from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import while_loop
 
-# In the last place of 1, of each mechanism and of the logarithms, that a probability may be off by.
+# The error of a probability, in units in the last place of 1, of each mechanism and of the logarithms.
 _UNITS = 2
-# On [0, 1]: 16 nodes keep ``_mean_slope`` to 1e-15.
+# On [0, 1]; 16 nodes compute ``_mean_slope`` to 1e-15.
 NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2
 
 
 def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) -> Real:
-    """The optimal delta at eps of m eps0-BR and n eps0-DP mechanisms, non-adaptive.
+    """Return the optimal delta at eps of m eps0-BR and n eps0-DP mechanisms, non-adaptive.
 
-    Cesar & Rogers 2021, Theorem 3. With l >= 0 whole, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0),
+    Cesar & Rogers 2021, Theorem 3. With integers l >= 0, t_l = (eps + (l + 1 - n) eps0)/(m + 1) in (0, eps0),
     q_t = (1 - e^(t - eps0))/(1 - E), I ~ Bin(m, 1 - q_t), J ~ Bin(n, 1/(1 + e^eps0)), W = I + 2J:
 
         delta = max over l of  sum over w <= l of  P(W = w) (1 - e^(t_l - (l + 1 - w) eps0))
 
-    m = 0 is ``pure_delta`` (their Theorem 1), n = 0 Dong, Durfee & Rogers 2019 (their Theorem 2). m t + n eps0 - W eps0
-    is the loss of all, so that every t gives a delta that some mechanisms have; t_l is where it is stationary.
-    Derivatives are those at the best t held fixed (envelope rule). Adaptive choices can do worse:
+    m = 0 is ``pure_delta`` (their Theorem 1), and n = 0 is Dong, Durfee & Rogers 2019 (their Theorem 2). The total loss
+    is m t + n eps0 - W eps0, so that every t gives a delta that some mechanisms have; t_l is where it is stationary.
+    Derivatives are those at the best t held fixed (envelope theorem). Adaptive choices can be worse:
     ``adaptive.adaptive_delta``.
 
     Args:
@@ -72,10 +72,10 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
 
 
 def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) -> Real:
-    """The least eps >= 0 at delta of m eps0-BR and n eps0-DP mechanisms, non-adaptive: inverse of ``mixed_delta``.
+    """Return the least eps >= 0 at delta of m eps0-BR and n eps0-DP mechanisms: the inverse of ``mixed_delta``.
 
-    From the safe side, as ``pure_epsilon``. eps(delta) is the largest of eps_t(delta) over t; from a t below it,
-    the best t at eps_t leads further up, with the convergence of Newton's method; bisection backs it.
+    The result is rounded conservatively, as ``pure_epsilon``. eps(delta) is the largest of eps_t(delta) over t. From a
+    t below it, the best t at eps_t leads upwards with the convergence of Newton's method; bisection backs it.
 
     Args:
         epsilon0: positive, any shape.
@@ -92,7 +92,7 @@ def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) ->
 
 
 def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
-    """The largest Renyi divergence of order alpha of an eps0-BR mechanism; tight.
+    """Return the largest Renyi divergence of order alpha of an eps0-BR mechanism; tight.
 
     With t = eps0 + ln [(alpha - 1)(1 - E^alpha)/(alpha (1 - E^(alpha - 1)))] it is attained by the losses t, t - eps0:
 
@@ -120,7 +120,7 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
 
 
 def _mean_slope(z: Real, width: Real) -> Real:
-    """(g(z + width) - g(z))/width: over short widths by Gauss-Legendre, whose error at 6 is below 1e-15."""
+    """Return (g(z + width) - g(z))/width; by Gauss-Legendre for short widths, with an error below 1e-15 at 6."""
     xp = namespace(z, width)
     short = width < 6
     near = (_slope(xp.expand_dims(z, -1) + xp.expand_dims(xp.where(short, width, 1.0), -1) * NODES) * WEIGHTS).sum(-1)
@@ -130,7 +130,7 @@ def _mean_slope(z: Real, width: Real) -> Real:
 
 
 def _slope(z: Real) -> Real:
-    """g'(z) = coth(z/2)/2 - 1/z; where it would cancel by Lambert's continued fraction."""
+    """Return g'(z) = coth(z/2)/2 - 1/z; by Lambert's continued fraction where that would cancel."""
     xp = namespace(z)
     near = z < 2
     x = xp.where(near, z, 1.0) / 2
@@ -142,16 +142,16 @@ def _slope(z: Real) -> Real:
 
 
 def _mix_losses(m: int, n: int, eps0: Real, t: Real, gap: Real | None = None) -> tuple[Real, Real, Real]:
-    """top, step and mass of the loss of the mix, the BR mechanisms' at t, which is a gap below eps0."""
+    """Return top, step and mass of the loss of the mix, with the BR mechanisms at t, which is a gap below eps0."""
     xp = namespace(eps0, t)
     mass = xp.convolve(_binomial(m, eps0, t, eps0 - t if gap is None else gap), _doubled(pure_losses(eps0, n)[2]))
     return m * t + n * eps0, eps0, mass
 
 
 def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
-    """P(I = i), i = 0..m, on a last axis, rounded upwards: I of m BR losses are t - eps0.
+    """Return P(I = i), i = 0..m, on a last axis, rounded upwards, where I of m BR losses are t - eps0.
 
-    Each is, with probability 1 - q_t. The gap is eps0 - t, which t may have lost to rounding.
+    Each loss is t - eps0 with probability 1 - q_t. The gap is eps0 - t, which t may have lost to rounding.
     """
     xp = namespace(eps0, t)
     i = np.arange(m + 1)
@@ -164,16 +164,16 @@ def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
 
 
 def _doubled(mass: Real) -> Real:
-    """The law of 2 J from that of J."""
+    """Return the distribution of 2 J from that of J."""
     xp = namespace(mass)
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
 
 def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
-    """t_l of Theorem 3's best l, eps0 - t_l, and l; numbers in, numbers out, without derivative.
+    """Return t_l of Theorem 3's best l, eps0 - t_l, and l, for numbers, without derivative.
 
-    The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], the bracket of 2 J alone.
-    Products of l and eps0 are exact, so that next to the largest loss eps0 - t_l has its digits.
+    The sum over w is sum over i of P(I = i) [(1 - e^(t_l - eps0)) B(l - i) + C(l - i)], with the sums B and C of 2 J.
+    Products of l and eps0 are exact, so that eps0 - t_l is accurate next to the largest loss.
     """
     xp = namespace(eps0, eps)
     z = n - xp.minimum(eps / eps0, m + n)
@@ -198,7 +198,7 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     t, gap, l = _best_t(m, n, still, at)  # noqa: E741
 
     def excess(s: Any, eps: Any) -> Any:
-        """The loss less eps, whose derivative is that at t held fixed."""
+        """Return the loss minus eps, with the derivative at t held fixed."""
         moving = (n - s) * eps0 - eps
         return gap + (l - s) * still + (moving - _frozen(moving)[0])
 
@@ -217,7 +217,7 @@ def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
 
 
 def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
-    """The t of the largest eps_t(delta), without derivative."""
+    """Return the t of the largest eps_t(delta), without derivative."""
     xp = namespace(eps0, delta)
     tolerance = np.finfo(eps0.dtype).eps ** 0.7
 
@@ -247,7 +247,7 @@ def _frozen(*values: Any) -> Any:
 
 
 def _each(function: Callable[..., Any], m: int, n: int, first: Any, second: Any) -> Any:
-    """function(m, n, x, y) at every pair of entries."""
+    """Return function(m, n, x, y) at every pair of entries."""
     xp = namespace(first, second)
     first, second = xp.broadcast_arrays(first, second)
     if xp is jnp:

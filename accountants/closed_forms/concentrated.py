@@ -1,9 +1,9 @@
 """Concentrated differential privacy (zCDP), and the set-wise bound for mixed kinds of mechanisms.
 
-rho-zCDP (Bun & Steinke 2016): the Renyi divergence of every order alpha > 1 between neighbours is at most alpha rho.
-With ``leak`` = d it is d-approximate: that holds given events of probability at least 1 - d under both. Neighbours are
-those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions take NumPy arrays
-and broadcast; floating point moves the results by parts in 10^12, in either direction.
+rho-zCDP (Bun & Steinke 2016) bounds the Renyi divergence of every order alpha > 1 between neighbours by alpha rho.
+With ``leak`` = d it is d-approximate: the bound holds given events of probability at least 1 - d under both neighbours.
+Neighbours are those for which the mechanism's sensitivity holds. Under adaptive composition rho adds up. Functions take
+NumPy arrays and broadcast. Rounding changes the results by parts in 10^12, in either direction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dpkernels.solve import bisect
 
 
 def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
-    """rho = D^2 / (2 s^2) of Gaussian noise on values, or vectors, that neighbours move by at most D in l2.
+    """Return rho = D^2 / (2 s^2) of Gaussian noise on values or vectors with l2 sensitivity D.
 
     Discrete Gaussian noise on integers has the same (Canonne, Kamath & Steinke 2020).
 
@@ -34,7 +34,7 @@ def gaussian_rho(sigma: Real, sensitivity: Real = 1.0) -> Real:
 
 
 def bounded_range_rho(epsilon: Real) -> Real:
-    """rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential mechanism.
+    """Return rho = eps^2 / 8 of an eps-bounded-range mechanism (Cesar & Rogers 2021), such as the exponential one.
 
     Raises:
         ValueError: epsilon is negative or not finite.
@@ -43,7 +43,7 @@ def bounded_range_rho(epsilon: Real) -> Real:
 
 
 def pure_rho(epsilon: Real) -> Real:
-    """rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
+    """Return rho = eps tanh(eps/2) of an eps-DP mechanism, at most eps^2 / 2; attained by randomised response.
 
     The worst Renyi divergence is alpha(alpha - 1) times the slope of v -> log cosh(eps sqrt(v)) over
     1/4..(alpha - 1/2)^2, divided by alpha - 1; that function is concave, so the slope is largest as alpha -> 1.
@@ -56,11 +56,11 @@ def pure_rho(epsilon: Real) -> Real:
 
 
 def best_epsilon(rho: Real, delta: Real) -> Real:
-    """eps at delta of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Corollary 13).
+    """Return eps at delta of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Corollary 13).
 
         eps = min over alpha > 1 of  alpha rho + ln(1 - 1/alpha) - ln(alpha delta)/(alpha - 1)
 
-    Its derivative is rho + ln(alpha delta)/(alpha - 1)^2. Any alpha gives a valid eps, so nothing hangs on the search.
+    Its derivative is rho + ln(alpha delta)/(alpha - 1)^2. Any alpha gives a valid eps, so search errors are safe.
 
     Args:
         rho: any shape.
@@ -82,7 +82,7 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
 
 
 def best_delta(rho: Real, epsilon: Real) -> Real:
-    """delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
+    """Return delta at eps of rho-zCDP, by the best order (Canonne, Kamath & Steinke 2020, Proposition 12).
 
         ln delta = min over alpha > 1 of  (alpha - 1)(alpha rho - eps) - ln(alpha - 1) + alpha ln(1 - 1/alpha)
 
@@ -102,16 +102,16 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
         return (2 * x + 1) * some - eps - np.log1p(1 / x)
 
     x = _root(slope, 1e-30, np.maximum(1.0, (eps + 1) / (2 * some)))
-    # In terms that do not cancel where rho and eps are large; rounded upwards by what each may be off by.
+    # These terms do not cancel where rho and eps are large. The sum is rounded upwards by the error of each.
     terms = [x * (some - eps), x**2 * some, -np.log1p(x), -x * np.log1p(1 / x)]
     size = 1 + sum(np.abs(term) for term in terms)
     exponent = sum(terms[1:], terms[0]) + 1.5 * np.finfo(float).eps * size
-    # It is positive also where floats do not hold it.
+    # Delta is positive also where it underflows.
     return np.where(rho > 0, np.maximum(np.exp(np.minimum(exponent, 0.0)), np.finfo(float).tiny), 0.0)
 
 
 def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:
-    """Where a function turns positive between positive ends, by halving of the logarithm."""
+    """Return the point at which a function becomes positive between positive ends, by bisection of the logarithm."""
     low, high = np.broadcast_arrays(np.log(low), np.log(high))
     return np.exp(bisect(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
 
@@ -132,10 +132,10 @@ class Concentrated:
 
     Attributes:
         rho: at least 0.
-        leak: probability, in [0, 1), of what rho does not cover.
+        leak: the probability, in [0, 1), of events that rho does not cover.
 
     Raises:
-        ValueError: rho negative or not finite; leak not in [0, 1).
+        ValueError: rho is negative or not finite, or leak is not in [0, 1).
     """
 
     rho: Any
@@ -146,25 +146,25 @@ class Concentrated:
         checks.below_one("leak", self.leak)
 
     def compose(self, other: Concentrated) -> Concentrated:
-        """Both, the second perhaps chosen after the first: rho adds up, and so do leaks, less the chance of both."""
+        """Return the composition, adaptive or not: rho adds up, and so do leaks, minus the probability of both."""
         return Concentrated(self.rho + other.rho, self.leak + (1 - self.leak) * other.leak)
 
     def repeat(self, times: Real) -> Concentrated:
-        """Itself several times: (times rho, 1 - (1 - leak)^times)."""
+        """Return the composition of several copies: (times rho, 1 - (1 - leak)^times)."""
         return Concentrated(times * np.asarray(self.rho), -np.expm1(times * np.log1p(-np.asarray(self.leak))))
 
     def rest(self, delta: Real) -> Real:
-        """(delta - leak)/(1 - leak): what of a total delta the leak leaves, for events that rho covers."""
+        """Return (delta - leak)/(1 - leak), the part of a total delta that remains for events that rho covers."""
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return (np.asarray(delta, float) - self.leak) / (1 - np.asarray(self.leak))
 
     def epsilon(self, delta: Real) -> Real:
-        """eps at a total delta; infinite where the leak takes all of it."""
+        """Return eps at a total delta; infinite where delta is at most the leak."""
         rest = self.rest(delta)
         return np.where(rest > 0, best_epsilon(self.rho, np.where(rest > 0, rest, 0.5)), np.inf)
 
     def delta(self, epsilon: Real) -> Real:
-        """Total delta at eps: leak + (1 - leak) delta of rho."""
+        """Return the total delta at eps: leak + (1 - leak) delta of rho."""
         return self.leak + (1 - np.asarray(self.leak)) * best_delta(self.rho, epsilon)
 
 
@@ -175,7 +175,7 @@ def setwise_epsilon(
     bounded_range: Iterable[Any] = (),
     concentrated: Iterable[tuple[Any, Any]] = (),
 ) -> Real:
-    """eps at delta of mechanisms whose parameters are fixed beforehand, used adaptively in any order.
+    """Return eps at delta of mechanisms whose parameters are fixed beforehand, used adaptively in any order.
 
     Cesar & Rogers 2021, eq. 3, with E = e^-eps:
 
@@ -232,18 +232,18 @@ def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
 
 
 def gaussian_concentration(sigma: Real, sensitivity: Real = 1.0) -> tuple[Real, Real]:
-    """(mu, tau) = (rho, sqrt(2 rho)) of Gaussian noise: its loss is normal with these."""
+    """Return (mu, tau) = (rho, sqrt(2 rho)) of Gaussian noise, whose loss is normal with these parameters."""
     rho = gaussian_rho(sigma, sensitivity)
     return rho, np.sqrt(2 * rho)
 
 
 def pure_terms(epsilon: Real) -> tuple[Real, Real]:
-    """An eps-DP mechanism's terms in eq. 3: the mean eps (e^eps - 1)/(e^eps + 1) of its loss, and eps^2."""
+    """Return the terms of an eps-DP mechanism in eq. 3: the mean eps (e^eps - 1)/(e^eps + 1) of its loss, and eps^2."""
     return pure_rho(epsilon), _budget(epsilon) ** 2
 
 
 def bounded_range_terms(epsilon: Real) -> tuple[Real, Real]:
-    """An eps-bounded-range mechanism's terms in eq. 3: y - ln(1 + y) with y = eps/(1 - E) - 1, and eps^2/4."""
+    """Return the terms of an eps-BR mechanism in eq. 3: y - ln(1 + y) with y = eps/(1 - E) - 1, and eps^2/4."""
     eps = _budget(epsilon)
     some = np.where(eps > 0, eps, 1.0)
     y = np.where(eps > 0, some / -np.expm1(-some) - 1, 0.0)
@@ -251,7 +251,7 @@ def bounded_range_terms(epsilon: Real) -> tuple[Real, Real]:
 
 
 def tail_bound(mean: Real, square: Real, delta: Real) -> Real:
-    """mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta.
+    """Return mean + sqrt(2 square ln(1/delta)), which a martingale of losses exceeds with probability at most delta.
 
     Raises:
         ValueError: delta is not in (0, 1).

@@ -7,9 +7,9 @@ The worst loss of an eps0-DP mechanism is that of randomised response: +eps0 wit
 digits for k = 10^4), broadcast, and are differentiable in all but k. They are rounded upwards: a delta is at most a few
 parts in 10^15 times (k + k eps0) above the exact one, down to 1e-300.
 
-The sum of k such losses is on a grid: L = top - s step with probability mass[..., s], s = 0, 1, ...; what is not in
-``mass`` never exceeds eps. Distributions may be stacked on the leading axes. All sums have positive terms only, so that
-results keep their relative accuracy down to the smallest floats.
+The sum of k such losses is on a grid: L = top - s step with probability mass[..., s], s = 0, 1, ...; outcomes that are
+not in ``mass`` never exceed eps. Distributions may be stacked on the leading axes. All sums have positive terms only,
+so that results keep their relative accuracy down to the smallest floats.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dpkernels.solve import promote, while_loop
 # The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
 MOST = 10**6
 MOST_VALUES = 1 << 20
-# Units in the last place that a mass may be off by, relatively, for each mechanism and each unit of its logarithm.
+# A bound on the relative error of a mass, in units in the last place a mechanism and unit of its logarithm.
 _UNITS = 4
 
 
 def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
-    """The optimal delta at eps of k eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
+    """Return the optimal delta at eps of k eps0-DP mechanisms (Kairouz, Oh & Viswanath 2015), adaptive or not.
 
         delta = (1 + e^eps0)^-k sum_l C(k, l) [e^((k - l) eps0) - e^(eps + l eps0)]_+
               = E [1 - e^(eps - (k - 2 l) eps0)]_+,    l binomial of k and 1/(1 + e^eps0)
@@ -55,7 +55,7 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
 
 
 def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
-    """The profile at eps of (eps0, k, ``pure_losses``), an upper bound.
+    """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound.
 
     Masses are rounded upwards, and products (k - 2 s) eps0 are exact.
     """
@@ -72,9 +72,9 @@ def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> 
 
 
 def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
-    """The least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
+    """Return the least eps >= 0 at delta of k eps0-DP mechanisms: the inverse of ``pure_delta``, in closed form.
 
-    From the safe side: ``pure_delta`` at what is returned is at most delta. At delta = 0 it is k eps0.
+    The result is conservative: its ``pure_delta`` is at most delta. At delta = 0 it is k eps0.
 
     Args:
         epsilon0: positive, any shape.
@@ -93,7 +93,7 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
 
 
 def pure_level(eps0: Any, k: Any) -> Any:
-    """k eps0, the level of k mechanisms: the least float that is not below it."""
+    """Return k eps0, the level of k mechanisms, rounded up to a float."""
     xp = namespace(eps0)
     high, low = split(eps0)
     top = k * eps0
@@ -103,12 +103,12 @@ def pure_level(eps0: Any, k: Any) -> Any:
 
 
 def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Real:
-    """delta at eps of mechanisms that are eps_i-DP each, non-adaptive or adaptive, from above.
+    """Return an upper bound of delta at eps of mechanisms that are eps_i-DP each, non-adaptive or adaptive.
 
-    The worst losses are +-eps_i independently (Murtagh & Vadhan 2016). Exact where all eps_i are equal, and where
-    the sum takes at most 2^20 values. Else every mechanism's loss is moved to a grid of step h = 2 sum eps_i / points,
-    each atom split between its neighbours so that both laws of the pair keep their mass: by convexity this can
-    only raise delta (connect the dots, Doroshenko et al. 2022). With g different eps_i:
+    The worst losses are independently +-eps_i (Murtagh & Vadhan 2016). The result is exact where all eps_i are equal,
+    and where the sum takes at most 2^20 values. Otherwise every loss is moved to a grid of step h = 2 sum eps_i /
+    points. Each atom is split between its neighbours so that both distributions of the pair keep their mass; by
+    convexity this can only raise delta (connect the dots, Doroshenko et al. 2022). With g different eps_i:
 
         delta(eps) <= found <= delta(eps - g h)
 
@@ -131,7 +131,7 @@ def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Re
     eps = np.asarray(epsilon, float)
     if len(each) == 1:
         return pure_delta(each[0], int(times[0]), eps)
-    # Losses are rounded by units of the largest sum: next to it a lower budget covers that.
+    # Losses have rounding errors of units of the largest sum; lowering eps by these covers them.
     eps = eps - _UNITS * np.finfo(float).eps * float(each @ times)
     if math.prod((times + 1).tolist()) <= MOST_VALUES:
         return _by_enumeration(each, times, eps)
@@ -169,7 +169,7 @@ def _on_grid(each: np.ndarray, times: np.ndarray, h: float, eps: np.ndarray) -> 
 
 
 def _dotted(eps0: Real, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Of each loss x of k mechanisms: a = floor(x/h), and its masses at a h and (a + 1) h; sum mass e^-loss stays."""
+    """Return, for each loss x of k mechanisms, a = floor(x/h) and the masses at a h and (a + 1) h; q keeps its mass."""
     top, step, mass = pure_losses(np.asarray(eps0), k)
     x = top - step * np.arange(k + 1)
     at = np.floor(x / h).astype(int)
@@ -179,7 +179,7 @@ def _dotted(eps0: Real, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.nd
 
 
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
-    """top, step and mass (see ``lattice``) of the loss of k randomised responses; masses are rounded upwards."""
+    """Return top, step and mass of the loss of k randomised responses (see the module), masses rounded upwards."""
     checks.positive("epsilon0", eps0)
     k, ways = _counts(k)
     xp = namespace(eps0)
@@ -191,13 +191,13 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
 
 
 def checked_delta(delta: Real) -> Real:
-    """The delta, refused outside [0, 1)."""
+    """Return delta; raise ValueError outside [0, 1)."""
     checks.below_one("delta", delta)
     return delta
 
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
-    """k, and ln C(k, j) on a last axis, -inf from j = k + 1."""
+    """Return k, and ln C(k, j) on a last axis, -inf from j = k + 1."""
     k = np.asarray(k)
     each = [checks.whole("k", value, 0, MOST) for value in k.ravel().tolist()]
     ways = np.full((len(each), max(each, default=0) + 1), -np.inf)
@@ -210,7 +210,7 @@ Excess = Callable[[Any, Any], Any]
 
 
 def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | None = None) -> Any:
-    """delta(eps) = E [1 - e^(eps - L)]_+.
+    """Return delta(eps) = E [1 - e^(eps - L)]_+.
 
     With the last s such that r = top - s step - eps >= 0, and B, C of ``grid_sums``: (1 - e^-r) B(s) + C(s).
 
@@ -226,7 +226,7 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | No
     rest: Excess = excess or (lambda s, epsilon: top - s * step - epsilon)
     last = mass.shape[-1] - 1
     s = xp.floor(xp.clip((top - epsilon) / step, -1.0, last)).astype(int)
-    # Rounding may have taken it for its neighbour.
+    # Rounding may have led to a neighbour of s.
     s = s + ((s < last) & (rest(s + 1, epsilon) >= 0))
     s = s - ((s >= 0) & (rest(s, epsilon) < 0))
     some = s >= 0
@@ -235,7 +235,7 @@ def grid_delta(top: Any, step: Any, mass: Any, epsilon: Any, excess: Excess | No
 
 
 def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
-    """The least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding; shapes as there.
+    """Return the least eps >= 0 at which ``grid_delta`` is at most delta, up to rounding; shapes as there.
 
     With the last s such that C(s) <= delta:  eps = top - s step + ln(1 - (delta - C(s))/B(s)).
     """
@@ -249,9 +249,9 @@ def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
 
 
 def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
-    """B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
+    """Return B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
 
-    B by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
+    B is computed by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
     """
     xp = namespace(mass, step)
     B = decayed(mass, step)
@@ -259,7 +259,7 @@ def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
 
 
 def decayed(mass: Any, step: Any) -> RealArray:
-    """Sum over j <= s of mass(j) e^-((s - j) step), by doubling."""
+    """Return the sum over j <= s of mass(j) e^-((s - j) step), by doubling."""
     xp, size = namespace(mass, step), mass.shape[-1]
     step, place = xp.expand_dims(step, -1), np.arange(size)
 
@@ -281,7 +281,7 @@ def _delayed(values: RealArray, shift: int) -> RealArray:
 
 
 def _entry(values: Any, s: Any) -> Any:
-    """values[..., s] with s >= 0 (0 is read below), the stack broadcast with s."""
+    """Return values[..., s] with the stack broadcast with s; a negative s is replaced by 0."""
     xp = namespace(values, s)
     s = xp.maximum(s, 0)
     shape = np.broadcast_shapes(values.shape[:-1], s.shape)
@@ -290,9 +290,9 @@ def _entry(values: Any, s: Any) -> Any:
 
 
 def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: Any, scale: Any) -> Any:
-    """eps moved up until the profile at(eps, parameters) is at most delta; the move has no derivative.
+    """Return eps moved up until the profile at(eps, parameters) is at most delta; the move has no derivative.
 
-    Steps start at a few floats of eps and scale, and grow fourfold.
+    The first step is a few floats of eps and scale, and steps grow fourfold.
     """
     xp = namespace(epsilon)
     start = epsilon
@@ -314,7 +314,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
 
 @lru_cache(maxsize=64)
 def log_ways(k: int) -> np.ndarray:
-    """ln C(k, j) for j = 0..k, within 4e-16 (k + 4): by Stirling's formula and its error (Loader 2000)."""
+    """Return ln C(k, j) for j = 0..k, within 4e-16 (k + 4), by Stirling's formula and its error (Loader 2000)."""
     j = np.arange(k + 1.0)
     inner = j[1:-1]
     share = inner / k
@@ -331,7 +331,7 @@ def log_ways(k: int) -> np.ndarray:
     return ways
 
 
-# ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): its series in 1/n beyond this, and up to it by the factorial.
+# ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.
 _SERIES_FROM = 16
 _SMALL_ERRORS = np.array(
     [0.0]
@@ -343,16 +343,16 @@ _SMALL_ERRORS = np.array(
 
 
 def _stirling_error(n: np.ndarray) -> np.ndarray:
-    """How far Stirling's formula is from ln n!, for whole n."""
+    """Return the error of Stirling's formula for ln n!, for integers n."""
     m = np.maximum(n, _SERIES_FROM)
     series = (1 / 12 - (1 / 360 - (1 / 1260 - (1 / 1680 - 1 / 1188 / m**2) / m**2) / m**2) / m**2) / m
     return np.where(n < _SERIES_FROM, _SMALL_ERRORS[np.minimum(n, _SERIES_FROM - 1).astype(int)], series)
 
 
 def split(value: Any) -> tuple[Any, Any]:
-    """Two parts of a number, the first of half of its digits: multiples of it by integers up to 2^20 are exact.
+    """Return two parts of a number; integer multiples up to 2^20 of the first, which has half its digits, are exact.
 
-    The second has the derivative.
+    The second part has the derivative.
     """
     xp = namespace(value)
     fraction, exponent = xp.frexp(value if xp is np else jax.lax.stop_gradient(value))
@@ -362,5 +362,5 @@ def split(value: Any) -> tuple[Any, Any]:
 
 
 def numbers(*values: Any) -> Any:
-    """The values as arrays of one floating type: float64 of NumPy, or JAX's if any is JAX's."""
+    """Return the values as arrays of one floating type: NumPy float64, or JAX's if any value is JAX's."""
     return promote(*(value if isinstance(value, jax.Array) else np.asarray(value, float) for value in values))

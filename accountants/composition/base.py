@@ -11,7 +11,7 @@ from dpkernels.numerics import namespace
 from dpkernels.solve import while_loop
 
 _STEPS = 60
-# How near the target log delta is before the last of Newton's steps, as a power of a rounding: 1e-9, 1e-4 in 32 bits.
+# The error of log delta before the last Newton step, as a power of the rounding unit: 1e-9, or 1e-4 in 32 bits.
 _NEAR = 0.575
 
 
@@ -31,30 +31,31 @@ class ComposedProfile(abc.ABC):
         """Return an evaluation of zeros: the shape of what ``evaluate`` returns last."""
 
     def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
-        """Return whether floats resolve which eps has a value of log delta.
+        """Return whether floating point resolves the eps that has a value of log delta.
 
         Args:
             epsilon: eps.
-            value: log delta there.
-            slope: its derivative there.
+            value: log delta at eps.
+            slope: the derivative of log delta at eps.
             noise: the relative error of tilted masses.
         """
         return epsilon > -np.inf
 
     def solve(self, log_delta: Any, start: Any, floor: Any, noise: Any) -> tuple[Any, Any, Any, Any, Any]:
-        """Return where log delta(eps) has a value, or the floor if it is less there.
+        """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
-        Newton's steps; a step that leaves the known bracket of the root goes to its middle, or twice as far.
+        The iteration is Newton's. A step that leaves the known bracket of the root is replaced by one to the middle of
+        the bracket, or by one twice as far if there is no upper end yet.
 
         Args:
             log_delta: the value.
-            start: where the iteration starts.
+            start: the initial guess.
             floor: the least eps of interest.
             noise: the relative error of delta.
 
         Returns:
-            (eps, value and slope of log delta next to it, whether it was found to a rounding of eps or of the value,
-            the evaluation there).
+            (eps, value and slope of log delta next to it, whether eps or the value is accurate to rounding, the
+            evaluation there).
         """
         xp = namespace(log_delta, start)
         unit = xp.finfo(log_delta.dtype).eps
@@ -70,7 +71,7 @@ class ComposedProfile(abc.ABC):
             return (k < _STEPS) & ~done & ((high == np.inf) | (high - low > unit * high))
 
         def newton(state: Any) -> Any:
-            """Go to the next trial from what is known of this one; of the first one nothing is."""
+            """Move to the next trial, using the evaluation of this one; the first trial has none yet."""
             k, eps, value, slope, low, high, _ = state
             low, high = xp.where(value > log_delta, eps, low), xp.where(value > log_delta, high, eps)
             low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)
@@ -86,6 +87,6 @@ class ComposedProfile(abc.ABC):
         _, eps, value, slope, low, high, evaluation = while_loop(unfinished, newton, state)
         last = xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
         found = is_found(eps, value, slope)
-        # A bracket halved to its end is on the safe side.
+        # A bracket that was halved to its end is rounded conservatively.
         ended = xp.where(value <= log_delta, eps, high)
         return xp.where(found, last, ended), value, slope, found | (high - low <= 4 * unit * high), evaluation

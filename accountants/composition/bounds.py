@@ -1,14 +1,14 @@
 """Rigorous brackets of composed guarantees, by privacy loss distributions on a grid.
 
-Masses on the grid bound a pair's profile. Above: connect the dots (Doroshenko 2022): an outcome of loss in
-[k h, (k+1) h] is split between both ends so that its masses under p and under q are kept. Below: outcomes are gathered
-into groups, each of a loss of at least k h. Mass left out of a pair's cells counts as infinite loss in the upper bound,
-and not at all in the lower. Proofs: docs/proofs/brackets.md.
+Masses on the grid bound the profile of a pair. For an upper bound, connect the dots (Doroshenko 2022): split an outcome
+of loss in [k h, (k+1) h] between both ends so that its masses under p and under q are kept. For a lower bound, gather
+outcomes into groups, each of a loss of at least k h. Mass that is left out of a pair's cells counts as infinite loss in
+the upper bound, and as no mass in the lower bound. Proofs: docs/proofs/brackets.md.
 
-Sums are taken by FFT of the masses tilted by e^(c l), c the saddle point for the question asked, so that what is
-computed is of the order of the tail asked for, not of 1. The bracket contains bounds on what wraps around the grid
-(Chernoff), on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section 24.1), and on all
-other roundings. Proofs: docs/proofs/sums.md.
+Sums are computed by FFT of the masses tilted by e^(c l), where c is the saddle point for the eps or delta in question.
+Computed numbers are then of the order of the tail in question, not of 1. The bracket contains bounds on what wraps
+around the grid (Chernoff), on the floating-point error of the transforms (the norm-wise bound of Higham 2002, section
+24.1), and on all other roundings. Proofs: docs/proofs/sums.md.
 """
 
 from __future__ import annotations
@@ -38,33 +38,33 @@ from dpkernels.solve import first_feasible, root
 
 _UNIT = 2.0**-53  # The rounding of a float.
 
-# Of masses on the grid: the relative error allowed for a mass at least; the roundings of a loss and of the log of a
-# density that are allowed for, relative to 1 and the largest loss.
+# For masses on the grid: the least relative error assumed for a mass, and the rounding errors assumed for a loss and
+# for the log of a density, relative to 1 and the largest loss.
 _MASS, _ROUNDINGS = 1e-12, 64 * _UNIT
-# By how much of a step the grids of the two bounds are moved up, and down, beside: for atoms that were put on the grid.
+# How far the grids of the upper and the lower bound are also moved, in steps, for atoms that were put on the grid.
 _UP, _DOWN = 1.001e-9, 1e-6
-# Rounds in which the groups of the lower bound agree.
+# Rounds in which the groups of the lower bound are balanced.
 _ROUNDS = 20
-# Of sums: the tilted mass that may wrap around the grid, far below the transforms' own error; the most points of a
-# grid, 64 MiB an array; and an exponent next to float64's largest, 709.
+# For sums: the tilted mass that may wrap around the grid, far below the error of the transforms; the most points of a
+# grid, 64 MiB an array; and an exponent close to float64's largest, 709.
 _NEGLIGIBLE = 1e-22
 _LARGEST = 1 << 23
 _OVERFLOWS = 700.0
-# The relative width aimed at, how often the grid is refined for it, and how much in all.
+# The relative width aimed at, how often the grid is refined for it, and by how much in all.
 _WIDTH, _REFINEMENTS, _FINEST = 9e-5, 4, 1 / 32
-# n h^2 tilt / 12, relative to the size asked for, of the first grid: about the width of either side.
+# n h^2 tilt / 12 of the first grid, relative to the value in question: approximately the width of either side.
 _FIRST = 1.6e-5
-# Tilts beyond are not needed: losses are nearly bounded there.
+# Larger tilts are not needed, because losses are nearly bounded there.
 _STEEPEST = 300.0
-# Steps beyond are not taken; eps beyond is not looked for.
+# The largest step, and the largest eps that is looked for.
 _WIDEST, _FARTHEST = 1.0, 1e6
-# Beyond the root's own tolerance; a bound that is lost in rounding errors may need more.
+# Margins, beyond the root's own tolerance; a bound that is lost in rounding errors may need larger ones.
 _OUTWARD = tuple(2e-10 * 4.0**k for k in range(12))
 # The mass of outcomes that are left out, of all reports, relative to delta.
 _LEFT_OUT = 1e-7
 
-_BOTH = (-1, 1)  # Sides: below, above.
-# Ends of a bracket at a step, with a share of delta left out, of the sides asked for.
+_BOTH = (-1, 1)  # Sides: lower bound, upper bound.
+# A function from a step and the share of delta left out to the ends of a bracket, for the given sides.
 OnGrid = Callable[[float, float, tuple[int, ...]], tuple[float, ...]]
 
 
@@ -73,13 +73,13 @@ OnGrid = Callable[[float, float, tuple[int, ...]], tuple[float, ...]]
 
 @dataclass(frozen=True)
 class Masses:
-    """Masses of p at the losses offset + (first + j) h and at infinite loss: the bound of one pair, composed n times.
+    """A bound of one pair: masses of p at the losses offset + (first + j) h and at infinite loss, composed n times.
 
     Attributes:
-        mass: p, not negative; with ``infinite`` it need not sum to 1.
+        mass: the masses under p, not negative; with ``infinite`` they need not sum to 1.
         first: k of mass[0].
-        offset: moves the whole grid.
-        infinite: mass of infinite loss.
+        offset: a shift of the whole grid.
+        infinite: the mass of infinite loss.
         count: n.
     """
 
@@ -91,36 +91,36 @@ class Masses:
 
 
 def above(cells: Cells, step: float, count: int) -> Masses:
-    """A pair whose profile is at least that of the cells."""
+    """Return a pair whose profile is at least that of the cells."""
     p, error = cells.p.sum(1), _error(cells, step)
     up = np.minimum(cells.gain.sum(1) / -np.expm1(-step), p)
     mass = np.append(p - up, 0.0) + np.append(0.0, up)
     wider = 1 + max(_MASS, error)
-    # Rounding of a loss moves mass one way or the other: all losses are raised by as much.
+    # Rounding of a loss may move mass either way: all losses are raised by its bound.
     offset = cells.offset + _UP * step + error
     return Masses(mass * wider, cells.first, offset, cells.infinite * wider + cells.beyond, count)
 
 
 def _error(cells: Cells, step: float) -> float:
-    """By how much losses are wrong at most, and masses relatively."""
+    """Return a bound on the error of losses, which also bounds the relative error of masses."""
     ends = cells.first * step, (cells.first + len(cells.p)) * step
     return _ROUNDINGS * (1 + abs(cells.offset) + max(map(abs, ends)))
 
 
 def below(cells: Cells, step: float, count: int) -> Masses:
-    """A pair whose profile is at most that of the cells: groups around every grid point, of its loss at least.
+    """Return a pair whose profile is at most that of the cells: groups around grid points, with at least their loss.
 
-    Mass p of a half cell at k h that stays brings its gain p - e^(k h) q to the group at k; what joins the group at
-    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. Of every cell the upper half goes first.
-    A cell moves up what the levels of both of its groups allow. Groups are nearly in balance after a few rounds: the
-    mean of e^(-l), which is what a composition's lower tail depends on first, is then kept.
+    Mass p of a half cell at k h that stays adds its gain p - e^(k h) q to the group at k. Mass that joins the group at
+    k + 1 costs that group e^((k + 1) h) q - p = (e^h - 1) p - e^h gain. The upper half of each cell moves first. A cell
+    moves up what the levels of both of its groups allow. After a few rounds the groups are nearly in balance. The mean
+    of e^(-l), the first quantity on which a composition's lower tail depends, is then kept.
     """
     gain, cost = cells.gain, np.maximum(cells.p * np.expm1(step) - cells.gain * np.exp(step), 0.0)
     moved, most = np.zeros_like(cells.p), gain.sum(1)
     for _ in range(_ROUNDS):
         gains, costs = np.append(most - (moved * gain).sum(1), 0.0), np.append(0.0, (moved * cost).sum(1))
         level = (gains + costs) / 2
-        level[0] = 0.0  # Nothing moves up there.
+        level[0] = 0.0  # Nothing moves up to the first group.
         moved = np.minimum(_shares(gain, most - level[:-1]), _shares(cost, level[1:]))
     error = _error(cells, step)
     narrower = max(1 - max(_MASS, error), 0.0)
@@ -131,15 +131,16 @@ def below(cells: Cells, step: float, count: int) -> Masses:
 
 
 def _shares(price: np.ndarray, budget: np.ndarray) -> np.ndarray:
-    """Which shares of the upper and the lower half the budget pays for, the upper one first."""
+    """Return the shares of the upper and the lower half that the budget allows, the upper half first."""
     left = np.stack([budget - price[:, 1], budget], 1)
     return np.clip(left / np.maximum(price, 1e-300), 0.0, 1.0)
 
 
 def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
-    """A pair whose profile is at least that of every one: on the highest of their grids the maximum, and chords.
+    """Return a pair whose profile is at least that of each of several: the maximum on one grid, and chords between.
 
-    These are of x = e^eps. A profile's slope in x is minus Q(loss > eps), so masses under q are differences of slopes.
+    Chords are in x = e^eps. The slope of a profile in x is minus Q(loss > eps), so masses under q are differences of
+    slopes.
     """
     first = min(part.first for part in several)
     last = max(part.first + len(part.mass) for part in several)
@@ -152,13 +153,13 @@ def dominating_masses(several: Sequence[Masses], step: float) -> Masses:
     slopes = np.maximum(-np.diff(delta) / np.diff(x), 0.0)
     q = np.maximum(slopes[:-1] - slopes[1:], 0.0)
     mass = np.append(q * x[1:-1], slopes[-1] * x[-1])
-    # Every sum of so many positive terms is off by a unit a term.
+    # A sum of positive terms has an error of at most one unit a term.
     mass = mass * (1 + _MASS + 8 * _UNIT * len(loss)) + _UNIT * delta[0] * 8
     return Masses(mass, first, offset, infinite, several[0].count)
 
 
 def _profile(part: Masses, start: int, loss: np.ndarray) -> np.ndarray:
-    """delta at losses of the grid, of masses from number ``start`` on; of positive terms alone.
+    """Return delta at the losses of the grid, for masses from number ``start`` on, as sums of positive terms.
 
     delta_k = delta_(k+1) + (1 - e^-h) sum over j > k of p_j e^(l_(k+1) - l_j).
     """
@@ -177,13 +178,13 @@ class ComposedBounds:
 
     Attributes:
         loss: S, increasing.
-        g: tilted masses.
+        g: the tilted masses.
         tilt: c.
-        log_scale: log of the sum of e^(c S) p(S).
+        log_scale: the log of the sum of e^(c S) p(S).
         infinite: 1 - prod (1 - m)^n.
-        error: bound on the 2-norm of the error of g.
-        outside: bound on the tilted mass beyond the grid.
-        rounding: bound on the relative error of the other numbers: of the tilted masses, and of e^log_scale.
+        error: a bound on the 2-norm of the error of g.
+        outside: a bound on the tilted mass beyond the grid.
+        rounding: a bound on the relative error of the tilted masses and of e^log_scale.
     """
 
     loss: np.ndarray
@@ -196,11 +197,11 @@ class ComposedBounds:
     rounding: float = 1e-13
 
     def nudged(self, epsilon: float, side: int) -> float:
-        """eps moved to one side by more than losses on the grid are wrong: up (side -1) makes all gains smaller."""
+        """Return eps moved by more than the error of losses on the grid: up (side -1) makes all gains smaller."""
         return epsilon - side * 4 * _UNIT * (abs(epsilon) + float(np.abs(self.loss[[0, -1]]).max()))
 
     def delta(self, epsilon: float, side: int) -> float:
-        """The profile at eps with all errors to one side: 1 for an upper, -1 for a lower bound."""
+        """Return an upper (side 1) or lower (side -1) bound of the profile at eps, with all errors on that side."""
         c, epsilon = self.tilt, self.nudged(epsilon, side)
         start = int(np.searchsorted(self.loss, epsilon, side="right"))
         s = self.loss[start:] - epsilon
@@ -210,7 +211,7 @@ class ComposedBounds:
         rounding = self.rounding + 4 * _UNIT * c * abs(epsilon)
         value += side * (self.error * _norm(weight) + self.outside * peak + rounding * value)
         exponent = self.log_scale - c * epsilon
-        if exponent > _OVERFLOWS and side > 0:  # The tilt is for an eps far off, and weights may be 0 by underflow.
+        if exponent > _OVERFLOWS and side > 0:  # The tilt is for a distant eps, and weights may underflow to 0.
             return 1.0
         finite = np.exp(min(exponent, _OVERFLOWS)) * max(value, 0.0)
         if np.isnan(finite):
@@ -219,10 +220,10 @@ class ComposedBounds:
 
 
 def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds:
-    """The sum of independent losses.
+    """Return the distribution of the sum of independent losses.
 
     Raises:
-        ValueError: the grid would need more than 2^23 points; says so.
+        ValueError: the grid would need more than 2^23 points.
     """
     from scipy import fft  # Imported on use: it takes 0.1 s.
 
@@ -248,7 +249,7 @@ def compose(parts: Sequence[Masses], step: float, tilt: float) -> ComposedBounds
 
 
 def _any_infinite(parts: Sequence[Masses]) -> float:
-    """1 - prod (1 - m)^n."""
+    """Return 1 - prod (1 - m)^n, the probability that some loss is infinite."""
     if any(part.infinite >= 1 for part in parts):
         return 1.0
     return float(-np.expm1(sum(part.count * np.log1p(-part.infinite) for part in parts)))
@@ -256,9 +257,9 @@ def _any_infinite(parts: Sequence[Masses]) -> float:
 
 @dataclass(frozen=True)
 class _Tilted:
-    """Masses times e^(c l), made to sum to 1: g on the grid numbers k; ``log_scale`` is the log of their sum.
+    """Masses times e^(c l), scaled to sum to 1: g at the grid numbers k; ``log_scale`` is the log of their sum.
 
-    Their exponents are off by a few units of their largest terms, and so are g and e^log_scale, relatively.
+    Their exponents have errors of a few units of their largest terms, and so have g and e^log_scale, relatively.
     """
 
     g: np.ndarray
@@ -286,9 +287,9 @@ class _Tails:
     """Chernoff bounds of the tilted sum.
 
     Attributes:
-        mean: of the sum, in steps.
-        most: the sum is never further from its mean.
-        slopes: s > 0 tried.
+        mean: the mean of the sum, in steps.
+        most: a bound on the distance of the sum from its mean.
+        slopes: the s > 0 that are tried.
         upper: log E e^(s (S - mean)).
         lower: log E e^(-s (S - mean)).
     """
@@ -301,7 +302,7 @@ class _Tails:
 
     @classmethod
     def of(cls, parts: Sequence[_Tilted]) -> _Tails:
-        """All moments, computed once."""
+        """Compute all moments."""
         means = [(part.g * part.k).sum() for part in parts]
         mean = sum(part.count * each for part, each in zip(parts, means, strict=True))
         squares = [(part.g * (part.k - each) ** 2).sum() for part, each in zip(parts, means, strict=True)]
@@ -312,13 +313,13 @@ class _Tails:
         return cls(mean, most, slopes, sides[0] - slopes * mean, sides[1] + slopes * mean)
 
     def outside(self, half: int) -> float:
-        """Bound on the mass further than ``half`` steps from the mean."""
+        """Return a bound on the mass further than ``half`` steps from the mean."""
         if half >= self.most:
             return 0.0
         return float(sum(np.exp(min(0.0, (side - self.slopes * half).min())) for side in (self.upper, self.lower)))
 
     def half_width(self) -> int:
-        """How far out the mass is negligible."""
+        """Return a distance from the mean beyond which the mass is negligible."""
         half = 16
         while half < self.most and self.outside(half) > _NEGLIGIBLE:
             half = half + half // 8
@@ -335,9 +336,9 @@ def _log_moments(part: _Tilted, slopes: np.ndarray) -> np.ndarray:
 
 
 def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float]:
-    """The cyclic convolution powers, and a bound on the 2-norm of their error.
+    """Return the cyclic convolution powers, and a bound on the 2-norm of their error.
 
-    A transform of length N is off by at most eta = 8 u log2 N of its norm, and powers by 8 u of each factor.
+    A transform of length N has an error of at most eta = 8 u log2 N of its norm, and powers one of 8 u a factor.
     """
     from scipy import fft
 
@@ -352,12 +353,12 @@ def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float
 
 
 def _norm(values: np.ndarray) -> float:
-    """The 2-norm; not by BLAS, whose threads may wait for each other."""
+    """Return the 2-norm; not by BLAS, whose threads may wait for each other."""
     return float(np.sqrt((values * values).sum()))
 
 
 def _power(base: np.ndarray, count: int) -> np.ndarray:
-    """By squaring."""
+    """Return the power by repeated squaring."""
     result = np.ones_like(base)
     while count:
         if count & 1:
@@ -374,22 +375,22 @@ class Bracket:
     """Brackets of one guarantee.
 
     Attributes:
-        guarantee: what is composed; with concrete parameters.
+        guarantee: the guarantee, with concrete parameters.
     """
 
     guarantee: Any
 
     def delta(self, epsilon: float) -> tuple[float, float]:
-        """(lower, upper) of delta at eps."""
+        """Return (lower, upper) bounds of delta at eps."""
         return self._refined(*self._delta(epsilon))
 
     def upper_delta(self, epsilon: float) -> float:
-        """A bound of delta at eps from above, that of the first grid of ``delta``."""
+        """Return an upper bound of delta at eps, from the first grid of ``delta``."""
         at, step = self._delta(epsilon)
         return at(step, _LEFT_OUT, (1,))[0]
 
     def _delta(self, epsilon: float) -> tuple[OnGrid, float]:
-        """delta at eps on a grid, and the first step."""
+        """Return delta at eps as a function of the grid, and the first step."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
         tilts, logs = self._each_way(_saddle, epsilon)
         likely = float(np.exp(min(logs.max(), 0.0)))
@@ -401,16 +402,16 @@ class Bracket:
         return at, self._first_step(epsilon, tilts[logs.argmax()])
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """(lower, upper) of eps at delta."""
+        """Return (lower, upper) bounds of eps at delta."""
         return self._refined(*self._epsilon(delta))
 
     def upper_epsilon(self, delta: float) -> float:
-        """A bound of eps at delta from above, in less than half the time: that of the first grid of ``epsilon``."""
+        """Return an upper bound of eps at delta, from the first grid of ``epsilon``, which takes less time."""
         at, step = self._epsilon(delta)
         return at(step, _LEFT_OUT, (1,))[0]
 
     def _epsilon(self, delta: float) -> tuple[OnGrid, float]:
-        """eps at delta on a grid, and the first step."""
+        """Return eps at delta as a function of the grid, and the first step."""
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         tilts, guesses = self._each_way(_guess, delta)
 
@@ -425,12 +426,12 @@ class Bracket:
         return at, self._first_step(guesses[largest], tilts[largest])
 
     def _refined(self, at: OnGrid, step: float) -> tuple[float, float]:
-        """The bracket on finer and finer grids, with less and less left out, until it is narrow."""
+        """Return the bracket, refining the grid and leaving out less mass until the bracket is narrow."""
         share, last, finest = _LEFT_OUT, np.inf, _FINEST * step
         low, high = at(step, share, _BOTH)
         for _ in range(_REFINEMENTS):
             width = high - low
-            # Narrow (or both ends infinite), or what is left hardly depends on the grid.
+            # Stop if it is narrow, if both ends are infinite, or if the width hardly depends on the grid.
             if not width > _WIDTH * high or width > 0.9 * last or (low == 0.0 and last < np.inf):
                 break
             finer = float(np.clip(np.sqrt(0.5 * _WIDTH * high / width), 0.125, 0.5))
@@ -445,7 +446,7 @@ class Bracket:
 
     @cached_property
     def _directions(self) -> list[list[tuple[list[MonotoneLoss], int]]]:
-        """The spectra of every term, for either direction of a neighbour and either pair of asymmetric noise first."""
+        """Return the losses of every term, for each neighbour direction and each order of the pairs of a term."""
         terms = self.guarantee.terms
         orders = range(max(len(term.pairs) for term in terms))
         return [
@@ -455,7 +456,7 @@ class Bracket:
         ]
 
     def _cells(self, step: float, left_out: float) -> list[list[tuple[list[Cells], int]]]:
-        """The cells of all spectra."""
+        """Return the cells of all losses."""
         negligible = left_out / sum(term.count for term in self.guarantee.terms)
 
         def cut(parts: list[MonotoneLoss]) -> list[Cells]:
@@ -465,7 +466,7 @@ class Bracket:
         return [[(cut(parts), count) for parts, count in direction] for direction in self._directions]
 
     def _each_way(self, estimate: Any, at: float) -> tuple[np.ndarray, np.ndarray]:
-        """The tilt of every direction, and the estimate that comes with it."""
+        """Return the tilt of every direction, and the estimate that belongs to it."""
         with np.errstate(all="ignore"):
             c, values = (np.asarray(part) for part in estimate(self._first, np.float64(at)))
         if not (np.isfinite(c).all() and np.isfinite(values).all()):
@@ -475,7 +476,7 @@ class Bracket:
 
     @cached_property
     def _first(self) -> Any:
-        """The first pair of every term; for the tilt only, which changes the width and never the validity."""
+        """Return the first pair of every term, for the tilt only: it affects the width and never the validity."""
         terms = tuple(dataclasses.replace(term, pairs=term.pairs[:1]) for term in self.guarantee.terms)
         return as_float64(dataclasses.replace(self.guarantee, terms=terms))
 
@@ -484,12 +485,12 @@ class Bracket:
         return self._on_atoms(min(float(np.sqrt(12 * _FIRST * max(size, 1e-2) / (tilt * count))), _WIDEST))
 
     def _on_atoms(self, step: float) -> float:
-        """A step not above this one, such that the two heaviest atoms can be on the grid, and one half-way."""
+        """Return a step, at most this one, for which the two heaviest atoms and their midpoint can be on the grid."""
         return self._gap / (2 * float(np.ceil(self._gap / (2 * step)))) if self._gap else step
 
     @cached_property
     def _gap(self) -> float:
-        """The distance of the two heaviest atoms of a report, of that where the lighter has the most mass; else 0."""
+        """Return the distance of the two heaviest atoms, for the part whose second atom has the most mass; or 0."""
         most, gap = 0.0, 0.0
         for parts, n in self._directions[0]:
             for _, distance, second in map(heaviest_atoms, parts):
@@ -499,7 +500,7 @@ class Bracket:
 
 
 def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: float) -> ComposedBounds:
-    """The composed masses: below, by the first pair of every term; above, by one that dominates all of its pairs."""
+    """Return the composed masses: below, from the first pair of each term; above, from one that dominates all pairs."""
     if side < 0:
         return compose([below(some[0], step, count) for some, count in terms], step, tilt)
     bounds = [[above(one, step, count) for one in some] for some, count in terms]
@@ -507,7 +508,7 @@ def _sum(terms: list[tuple[list[Cells], int]], tilt: float, side: int, step: flo
 
 
 def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:
-    """Return (tilts, estimates of log delta) for one eps, of every direction of neighbours."""
+    """Return (tilts, estimates of log delta) for one eps, for every neighbour direction."""
     found = []
     for parts in made.repeated_losses():
         c = self_composed.saddle_point(parts, epsilon)
@@ -516,7 +517,7 @@ def _saddle(made: Any, epsilon: Real) -> tuple[Any, ...]:
 
 
 def _guess(made: Any, delta: Real) -> tuple[Any, ...]:
-    """Return (tilts, estimates of eps) for one delta, of every direction of neighbours."""
+    """Return (tilts, estimates of eps) for one delta, for every neighbour direction."""
     found = []
     for parts in made.repeated_losses():
         target = np.maximum(delta - self_composed.infinity_mass(parts), delta / 2)
@@ -537,9 +538,9 @@ def _losses(term: SelfComposed, pair: DominatingPair, mirror: bool) -> MonotoneL
 
 
 def _least(total: ComposedBounds, side: int, target: float, guess: float) -> float:
-    """The eps at which a bound of delta meets the target: from above for an upper bound, from below for a lower one.
+    """Return an eps at which a bound of delta meets the target: rounded up for an upper bound, down for a lower bound.
 
-    Far from the eps that the tilt is for, a lower bound is lost in rounding errors: it is followed from there.
+    Far from the eps that the tilt is for, a lower bound is lost in rounding errors, so the search starts there.
     """
     low, high = None, max(guess, 1e-3)
     while total.delta(high, side) > target:
@@ -557,6 +558,6 @@ def _least(total: ComposedBounds, side: int, target: float, guess: float) -> flo
 
 
 def _above(total: ComposedBounds, side: int, target: float, high: float) -> float | None:
-    """An eps below ``high`` at which the bound is above the target, the nearest of some; None if there is none."""
+    """Return the largest of some trials of eps below ``high`` at which the bound exceeds the target, or None."""
     tried = (high * (1 - 2.0**-k) for k in range(12, -1, -1))
     return next((eps for eps in tried if total.delta(eps, side) > target), None)

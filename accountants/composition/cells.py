@@ -1,8 +1,8 @@
-"""A privacy loss distribution gathered on a grid: masses of half cells, which are all that rigorous bounds need.
+"""A privacy loss distribution on a grid: masses of half cells, from which rigorous bounds are computed.
 
-NumPy in float64. The pieces are split where the loss is monotone, so that they can be cut where it is on the grid.
-Every outcome of a half cell counts as one. Masses under p and q are integrals of smooth functions between points where
-the loss is on the grid, exact to rounding (docs/proofs/brackets.md).
+All numbers are NumPy float64. Smooth pieces are split into parts with a monotone loss, which can be cut where the loss
+is on the grid. All outcomes of a half cell are treated as one. Masses under p and q are integrals of smooth functions
+between points at which the loss is on the grid, exact up to rounding (docs/proofs/brackets.md).
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from dpkernels.numerics import gauss_legendre
 from dpkernels.solve import bisect, shares_with_ends, turning_points
 
 _NODES, _WEIGHTS = gauss_legendre(4)
-# Points at which turns of the loss are searched for: of one piece, of all pieces together, and of one of very many.
+# Points at which turning points of the loss are looked for: of one piece, of all pieces together, of one of very many.
 _SAMPLES, _ALL_SAMPLES, _FEWEST_SAMPLES = 257, 1 << 16, 17
-# The same of panels, beside those that the grid makes.
+# The same three numbers for panels, in addition to those that the grid makes.
 _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
 _INVERSE_STEPS = 56  # Bisections for a point with a given loss.
-# At a knot itself a density may jump: how far from it, of a piece's length, it is looked at.
+# A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _INSET = 1e-12
-_CONSTANT = 4e-15  # Losses that differ less, relatively, are equal; the margins of the bounds are twice as much.
+_CONSTANT = 4e-15  # Relative difference up to which losses are equal; the margins of the bounds are twice as much.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
 _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
-# An atom this near to the grid, in steps, is on it.
+# The distance from the grid, in steps, up to which an atom is on it.
 _ON_GRID = 1e-9
-# What is left out is known to a thousandth; how far outside its cell a loss may be, for rounding.
+# The factor on mass that is left out, for its error, and how far outside its cell a loss may be due to rounding.
 _MARGIN, _OUTSIDE = 1.001, 1e-7
-_MOST = 1 << 25  # half cells of a piece
-_LEVELS = 128  # at which the lowest outcomes are looked at
+_MOST = 1 << 25  # The most half cells of a piece.
+_LEVELS = 128  # The levels at which the lowest outcomes are evaluated.
 
 
 @dataclass(frozen=True)
 class Panels:
-    """Intervals inside pieces; arrays of one length.
+    """Intervals inside pieces, as arrays of one length.
 
     Attributes:
-        start: lower ends.
-        end: upper ends.
-        piece: the number of the monotone piece that holds each.
+        start: the lower ends.
+        end: the upper ends.
+        piece: the number of the monotone piece that contains each panel.
     """
 
     start: np.ndarray
@@ -53,12 +53,12 @@ class Panels:
 
     @property
     def nodes(self) -> np.ndarray:
-        """Four nodes of each panel."""
+        """Return four nodes of each panel."""
         return self.start[:, None] + (self.end - self.start)[:, None] * _NODES
 
     @property
     def weights(self) -> np.ndarray:
-        """The nodes' weights."""
+        """Return the weights of the nodes."""
         return (self.end - self.start)[:, None] * _WEIGHTS
 
 
@@ -67,10 +67,10 @@ class MonotonePieces:
     """Pieces on which the loss is monotone and finite.
 
     Attributes:
-        source: the smooth pieces that they are parts of.
-        number: the number of the smooth piece that holds each.
-        left: lower ends.
-        right: upper ends.
+        source: the smooth pieces of which these are parts.
+        number: the number of the smooth piece that contains each.
+        left: the lower ends.
+        right: the upper ends.
     """
 
     source: SmoothPieces
@@ -82,30 +82,30 @@ class MonotonePieces:
         return len(self.left)
 
     def p(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Density of p at points of pieces."""
+        """Return the density of p at points of pieces."""
         return np.exp(self.source.log_p(x, self.number[piece]))
 
     def q(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Density of q at points of pieces."""
+        """Return the density of q at points of pieces."""
         return np.exp(self.source.log_q(x, self.number[piece]))
 
     def loss(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """The loss at points of pieces."""
+        """Return the loss at points of pieces."""
         return self.source.loss(x, self.number[piece])
 
     def inside(self, x: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Points moved off the ends of their pieces, where densities may jump."""
+        """Return the points moved off the ends of their pieces, where densities may jump."""
         inset = _INSET * (self.right - self.left)[piece]
         return np.clip(x, self.left[piece] + inset, self.right[piece] - inset)
 
     @property
     def end_losses(self) -> tuple[np.ndarray, np.ndarray]:
-        """The losses at the lower and at the upper ends."""
+        """Return the losses at the lower and at the upper ends."""
         every = np.arange(len(self))
         return self.loss(self.inside(self.left, every), every), self.loss(self.inside(self.right, every), every)
 
     def inverse(self, level: np.ndarray, piece: np.ndarray) -> np.ndarray:
-        """Points of pieces with given losses; the nearer end where a piece has no such loss."""
+        """Return the points of pieces with given losses; the nearer end where a piece has no such loss."""
         left, right = self.left[piece], self.right[piece]
         if self.source.inverse is not None:
             return np.clip(self.source.inverse(level, self.number[piece]), left, right)
@@ -117,7 +117,7 @@ class MonotonePieces:
         return np.where(beyond, right, np.where(np.where(rises, level <= low, level >= low), left, found))
 
     def panels(self) -> Panels:
-        """Cut every piece evenly."""
+        """Return panels that cut every piece evenly."""
         count = len(self)
         many = int(np.clip(_ALL_PANELS // max(count, 1), _FEWEST_PANELS, _PANELS))
         shares = np.linspace(0.0, 1.0, many + 1)
@@ -125,10 +125,10 @@ class MonotonePieces:
         return Panels(points[:, :-1].ravel(), points[:, 1:].ravel(), np.repeat(np.arange(count), many))
 
     def refined(self, panels: Panels, still: float) -> Panels:
-        """Cut panels evenly into ones whose width times steepness is at most ``still``.
+        """Return panels, cut evenly so that their width times steepness is at most ``still``.
 
         Raises:
-            ValueError: there would be more than 2^25 panels; or no bound on the steepness is known.
+            ValueError: there would be more than 2^25 panels, or no bound on the steepness is known.
         """
         if self.source.steepness is None:
             raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
@@ -145,27 +145,27 @@ class MonotonePieces:
         first = np.repeat(np.cumsum(many) - many, many)
         number = np.arange(many.sum()) - first
         start, width, parts = (np.repeat(each, many) for each in (panels.start, width, parts))
-        # The last one ends where the panel did, to the last digit.
+        # The last part ends exactly where the panel did.
         ends = np.repeat(panels.end, many)
         end = np.where(number + 1 == parts, ends, start + (number + 1) * (width / parts))
         return Panels(start + number * (width / parts), end, np.repeat(panels.piece, many))
 
     def masses(self, panels: Panels) -> tuple[np.ndarray, np.ndarray]:
-        """Masses of panels under p and under q."""
+        """Return the masses of panels under p and under q."""
         x, piece, weights = panels.nodes, panels.piece[:, None], panels.weights
         return (weights * self.p(x, piece)).sum(1), (weights * self.q(x, piece)).sum(1)
 
     def without_ends(self, negligible: float) -> tuple[MonotonePieces, float]:
-        """The pieces without the panels at either end that have less than this mass of p together, and what they have.
+        """Return the pieces without outer panels of little mass, and a bound on the mass under p that was left out.
 
         Args:
-            negligible: of one end of one piece.
+            negligible: the mass under p that may be left out at each end of each piece.
         """
         panels = self.refined(self.panels(), _ROUGH)
         mass = self.masses(panels)[0] * _MARGIN
         first = np.flatnonzero(np.diff(panels.piece, prepend=-1))
         kept = np.zeros(len(mass), bool)
-        # Sums of each piece by itself: next to the mass of others a small one would be lost to rounding.
+        # Each piece is summed by itself: a small mass would be lost to rounding next to the mass of others.
         for start, end in zip(first, np.append(first[1:], len(mass)), strict=True):
             low = int((np.cumsum(mass[start:end]) <= negligible).sum())
             high = end - start - int((np.cumsum(mass[start:end][::-1]) <= negligible).sum())
@@ -182,10 +182,10 @@ class MonotoneLoss:
     """A privacy loss distribution as atoms and monotone pieces.
 
     Attributes:
-        p: masses of the atoms under p.
-        q: under q.
-        loss: their losses, which may be infinite.
-        pieces: all else.
+        p: the masses of the atoms under p.
+        q: the masses of the atoms under q.
+        loss: the losses of the atoms, which may be infinite.
+        pieces: all other outcomes.
         unseen: see ``PrivacyLossDistribution``.
     """
 
@@ -197,7 +197,7 @@ class MonotoneLoss:
 
 
 def split_monotone(losses: PrivacyLossDistribution) -> MonotoneLoss:
-    """Split all smooth pieces where the loss turns; those of constant loss become atoms."""
+    """Split all smooth pieces at the turning points of the loss; pieces of constant loss become atoms."""
     atoms, pieces = [(losses.p, losses.q, losses.loss)], []
     with np.errstate(all="ignore"):
         for source in losses.pieces:
@@ -234,7 +234,7 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
     return atoms, MonotonePieces(source, number[rows], starts, ends)
 
 
-# Atoms of less mass do not decide where a grid is: far out every smooth loss is as good as constant.
+# Lighter atoms do not decide where the grid is: far out every smooth loss is almost constant.
 _HEAVY = 1e-14
 
 
@@ -245,10 +245,10 @@ class Cells:
     Attributes:
         first: k of the first cell.
         offset: o.
-        p: mass under p of every cell's lower and upper half, an array (cells, 2).
-        gain: p - e^(o + k h) q of the same, between 0 and (1 - e^-h) p.
-        infinite: mass of p where q is 0.
-        beyond: bound on the mass of p, far out, that is left out of all of these.
+        p: the mass under p of the lower and the upper half of every cell, an array (cells, 2).
+        gain: p - e^(o + k h) q of each half cell, between 0 and (1 - e^-h) p.
+        infinite: the mass of p where q is 0.
+        beyond: a bound on the mass of p, far out, that is in none of the other fields.
     """
 
     first: int
@@ -260,7 +260,7 @@ class Cells:
 
 
 def cells_on_grid(whole: MonotoneLoss, step: float, *, negligible: float = 0.0, offset: float = 0.0) -> Cells:
-    """Return the cells of a loss; ends of pieces of so little mass of p are left out."""
+    """Return the cells of a loss; ends of pieces with a negligible mass of p are left out."""
     finite = np.isfinite(whole.loss)
     count = sum(map(len, whole.pieces))
     kept = [pieces.without_ends(negligible / (2 * max(1, count))) for pieces in whole.pieces]
@@ -287,9 +287,9 @@ def heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
 
 
 def best_offset(whole: MonotoneLoss, step: float) -> float:
-    """Return an offset at which the heaviest atom is on the grid, or else the mean loss of a group of the lowest ones.
+    """Return an offset that puts the heaviest atom on the grid, or else the mean loss of a group of the lowest losses.
 
-    On samples most of the mass is near the lowest loss: were it off the grid it would count as if a step lower.
+    On samples most of the mass is near the lowest loss. If it were off the grid, it would count as one step lower.
     """
     if not whole.pieces or (np.isfinite(whole.loss) & (whole.p > 0)).any():
         return heaviest_atoms(whole)[0]
@@ -301,7 +301,7 @@ def best_offset(whole: MonotoneLoss, step: float) -> float:
 
 
 def _up_to(pieces: MonotonePieces, levels: np.ndarray) -> np.ndarray:
-    """Return masses of p and of q of losses up to every level but the first."""
+    """Return the masses of p and of q of losses up to every level but the first."""
     low = np.minimum(*pieces.end_losses)
     some = np.flatnonzero(low <= levels[-1])
     piece, level = np.repeat(some, len(levels)), np.tile(levels, len(some))
@@ -320,7 +320,7 @@ def _of_atoms(p: np.ndarray, loss: np.ndarray, step: float) -> tuple[np.ndarray,
 
 
 def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the same of panels of pieces: cut where the loss is on the grid or half-way, and evenly beside."""
+    """Return the same for pieces, on panels cut where the loss is on the grid or half-way, and evenly between."""
     ends = (np.stack(pieces.end_losses) - offset) / (step / 2)
     if not np.ptp(ends, axis=0).max() <= _MOST:
         width = np.ptp(ends, axis=0).max() * step / 2
@@ -348,7 +348,7 @@ def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.n
 
 
 def _within(over: np.ndarray, step: float) -> np.ndarray:
-    """Return by how much losses are above their cells' lower ends; what is outside but for rounding is refused.
+    """Return by how much losses exceed the lower ends of their cells, clipped to the cell for rounding.
 
     Raises:
         ValueError: a loss is in another cell than the middle of its panel.

@@ -1,15 +1,17 @@
-"""Composition by enumeration, exact but for rounding: of losses with three values, and of releases with few outcomes.
+"""Composition by enumeration: losses with three values, and releases with few outcomes.
 
-Neither has a grid, so that samples, whose losses fit none, are exact.
+Both are exact up to rounding, also for samples, whose losses fit no grid.
 
-Of n releases a have the lightest loss, b the larger and m - b the smaller of the two others, m = n - a. For every a all
-b from E on are above eps: with P(a, b) the probability of such counts, and t = p_b/(p_b + p_c),
+Of n releases, let a have the lightest loss, and let b have the larger and m - b the smaller of the other two losses,
+m = n - a. For every a, the sum of losses exceeds eps for all b from some E on. With P(a, b) the probability of these
+counts and t = p_b/(p_b + p_c),
 
     delta(eps) = sum over a of P_n(a) T_p - e^eps Q_n(a) T_q,    T = P(b >= E | a) = I_t(E, m - E + 1),
     P_n(a) T = P(a, E) E int_0^inf e^-phi(v) dv,    phi(v) = E v - (m - E) log((1 - t e^-v)/(1 - t)),
 
-where E >= m t, so that phi is convex and rises; where it is less, the same of b < E. Derivatives are sums of counts:
-that in the mass of an outcome is its count over that mass, in its loss e^eps times its count under q, where
+where E >= m t, so that phi is convex and rises. For a smaller E the same formulas are used for b < E. Derivatives are
+sums of counts. The derivative in the mass of an outcome is its count over that mass; in its loss it is e^eps times its
+count under q, where
 
     P_n(a) E[b; b >= E | a] = P_n(a) T m t + (1 - t) E P(a, E).
 """
@@ -45,14 +47,15 @@ from dpkernels.numerics import (
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, while_loop
 
-# Counts of the lightest loss that are kept, at most, how far they reach (e^-33 is beyond), and how many at once.
+# The most counts of the lightest loss that are kept, the block in which they are summed, and the range of counts in
+# deviations and in counts; e^-33 is beyond.
 ROWS, _BLOCK = 2048, 64
 _DEVIATIONS, _FURTHER = 8.2, 16.0
-# Pairs of more outcomes than this are not looked at for equal losses; losses that are equal.
+# Pairs with more outcomes are not searched for equal losses; relative difference up to which losses are equal.
 MOST_OUTCOMES, _SAME = 16, 1e-12
-# phi is followed up to here, and Newton's steps to where that is.
+# The value up to which phi is integrated, and the Newton steps to the point where it has that value.
 _DEEP, _STEPS = 35.0, 3
-_FAR = 0.85  # Of the exponents that do not overflow.
+_FAR = 0.85  # The share of the largest exponent without overflow that is used.
 _S, _WEIGHTS = gauss_legendre(30)
 _NODES, _WEIGHTS = _S**2, 2 * _S * _WEIGHTS
 # From here on log k! is Stirling's series: (k + 1/2) log k - k + log(2 pi)/2 + 1/(12 k) - 1/(360 k^3) ...
@@ -71,10 +74,10 @@ class ThreePointLoss(ComposedProfile):
     """The sum of n independent losses that have three values.
 
     Attributes:
-        mass: probabilities of the three, of shape (3,); of what is absent, too, at least 1e-154, or 1e-19 in 32 bits.
+        mass: the probabilities of the three, of shape (3,); at least 1e-154, or 1e-19 in 32 bits, also for absent ones.
         loss: the losses.
-        counts: n; where derivatives are needed n - 1, too.
-        tilt: c, which decides what counts are summed, and changes no value.
+        counts: n; where derivatives are needed, also n - 1.
+        tilt: c, which decides which counts are summed, and changes no value.
     """
 
     mass: Any
@@ -104,7 +107,7 @@ class ThreePointLoss(ComposedProfile):
         return xp.where(known, xp.log(value), -np.inf), xp.where(known, -further / value, 0.0), sums
 
     def gradient(self, evaluation: Any) -> tuple[ThreePointLoss, Any]:
-        """Return derivatives of delta in all of this, and in eps; in the count it is what the last release adds."""
+        """Return derivatives of delta in all fields and in eps; in the count, the difference to one release less."""
         stack = namespace(evaluation).stack
         (value, *by_mass), (further, *by_loss) = evaluation[0]
         by_count = stack([value - evaluation[1, 0, 0], 0.0 * value])
@@ -112,9 +115,9 @@ class ThreePointLoss(ComposedProfile):
 
 
 def three_point_loss(nodes: PrivacyLossDistribution, counts: Any, tilt: Any) -> tuple[ThreePointLoss, Any]:
-    """Return the sum of losses as if they had three values, and whether they have no others.
+    """Return the sum of losses reduced to three values, and whether there are no others.
 
-    The three are the largest finite loss, the least, and the heaviest other one.
+    The three values are the largest finite loss, the least one, and the heaviest other one.
     """
     log_p, loss = nodes.finite
     xp = namespace(log_p, tilt)
@@ -142,20 +145,20 @@ def _rows(releases: ThreePointLoss, count: Any) -> tuple[Any, Any]:
 
 
 def is_enumerable(releases: ThreePointLoss) -> Any:
-    """Return whether all the counts that matter are kept."""
+    """Return whether all relevant counts are kept."""
     first, last = _rows(releases, releases.counts[0])
     return last - first < ROWS
 
 
 def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
-    """Return the sums above eps of p - e^eps q and of e^eps q, and of these times each outcome's count: (2, 4)."""
+    """Return the sums above eps of p - e^eps q and of e^eps q, and these times each outcome's count: (2, 4)."""
     xp = namespace(releases.mass, epsilon)
     order = xp.argsort(releases.tilted())
-    # The larger of the two others first.
+    # Put the larger of the two other losses first.
     order = xp.where(releases.loss[order[2]] > releases.loss[order[1]], order[np.array([0, 2, 1])], order)
     loss, mass = releases.loss[order], releases.mass[order]
     first, last = _rows(releases, count)
-    # NumPy takes all rows at once: its time goes by the number of calls.
+    # NumPy takes all rows at once, because its time depends on the number of calls.
     size = _BLOCK if xp is not np else max(int(last - first) + 1, 1)
 
     def add_block(state: Any) -> Any:
@@ -168,22 +171,22 @@ def _sums(releases: ThreePointLoss, count: Any, epsilon: Any) -> Any:
 
 
 def _row_sums(n: Any, mass: Any, loss: Any, epsilon: Any, a: Any) -> Any:
-    """Return the terms of ``_sums`` of each a: of shape (2, 4, a)."""
+    """Return the terms of ``_sums`` for each a, of shape (2, 4, a)."""
     xp = namespace(mass, epsilon, a)
     m = xp.maximum(n - a, 0.0)
     gap = xp.maximum(loss[1] - loss[2], xp.finfo(loss.dtype).tiny)
     edge = xp.floor((epsilon - a * loss[0] - m * loss[2]) / gap) + 1
     some, all_of_it = (edge >= 1) & (edge <= m), edge < 1
     E = xp.clip(edge, 1.0, xp.maximum(m, 1.0))
-    # Under p and under q, of which the masses are those of p times e^-l.
+    # Compute both under p and under q, whose masses are those of p times e^-l.
     far = _FAR * xp.log(xp.finfo(loss.dtype).max)
     two = mass[1:] * xp.exp(np.array([[0], [1]]) * xp.minimum(loss[1] - loss[1:], far))
     t, rest = (two / two.sum(-1, keepdims=True)).T[..., None]
     turned = m * t >= E
-    # b >= E, or else the other one's count >= m - E + 1 and the first one's E - 1.
+    # Either b >= E, or the complement: the other count >= m - E + 1 and the first one at most E - 1.
     k, b = xp.where(turned, m - E + 1, E), xp.where(turned, E - 1, E)
     p_all, p_edge = xp.where(a <= n, _probabilities(n, mass, a, m, b), 0.0)
-    # Masses under q times e^eps: of all b, and the outcome's own, e^(eps - S).
+    # Masses under q times e^eps: of all b together, and of the outcome at the edge, e^(eps - S).
     shares = mass[1:] / mass[1:].sum()
     by_all = xp.exp(epsilon - a * loss[0] - m * loss[1] + m * xp.log((shares * xp.exp(loss[1] - loss[1:])).sum()))
     by_loss = xp.exp(epsilon - a * loss[0] - b[1] * loss[1] - (m - b[1]) * loss[2])
@@ -214,7 +217,7 @@ def _integrals(k: Any, m: Any, t: Any) -> Any:
 
 
 def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
-    """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, of b in two rows: (2, 2, a)."""
+    """Return P_n(a) and P(a, b) = n!/prod k_j! prod p_j^k_j, with b in two rows: (2, 2, a)."""
     xp = namespace(mass, a)
     counts = xp.stack(xp.broadcast_arrays(a, m, n, *b, *(m - b)))
     share = mass / mass.sum()
@@ -225,7 +228,7 @@ def _probabilities(n: Any, mass: Any, a: Any, m: Any, b: Any) -> Any:
 
 
 def _log_poisson(k: Any, mean: Any) -> Any:
-    """Return the log of Poisson's probability (Loader 2000): errors are roundings of the deviation, not of k log k."""
+    """Return the log of the Poisson probability (Loader 2000), with rounding errors of the deviation, not k log k."""
     xp, special = namespace(k, mean), special_functions(k)
     few = xp.minimum(k, _STIRLING_FROM)
     exact = special.xlogy(few, mean) - mean - special.gammaln(few + 1)
@@ -240,7 +243,7 @@ def _log_poisson(k: Any, mean: Any) -> Any:
 
 
 class JointOutcomes(NamedTuple):
-    """Probabilities of every joint outcome under p and under q, for one direction of neighbours."""
+    """Probabilities of every joint outcome under p and under q, for one neighbour direction."""
 
     p: Any
     q: Any
@@ -251,7 +254,7 @@ class JointOutcomes(NamedTuple):
         return xp.maximum(self.p - xp.exp(epsilon) * self.q, 0.0).sum()
 
     def epsilon(self, delta: Any) -> Any:
-        """Return the least eps >= 0 at one delta, by bisection; its derivative is that of a last Newton step."""
+        """Return the least eps >= 0 at one delta, by bisection; its derivative is that of a final Newton step."""
         xp = namespace(self.p, self.q, delta)
         p, q, goal = without_derivative((*self, delta))
         still = JointOutcomes(p, q)
@@ -261,17 +264,17 @@ class JointOutcomes(NamedTuple):
         slope = -xp.exp(high) * xp.where(p > xp.exp(high) * q, q, 0.0).sum()
         steep = slope < 0
         eps = high - xp.where(steep, (self.delta(high) - delta) / xp.where(steep, slope, -1.0), 0.0)
-        # At least low. The derivative is that of the step; a maximum of equal values would halve it.
+        # The result is at least low, with the derivative of the Newton step: a maximum would halve it at equal values.
         eps = eps + without_derivative(xp.maximum(low - eps, 0.0))
         eps = xp.where(still.delta(0.0 * top) <= goal, 0.0, eps)
         return xp.where(xp.where(q > 0, 0.0, p).sum() >= goal, np.inf, eps)
 
 
 def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, ...]) -> list[JointOutcomes] | None:
-    """Return the joint outcomes of several tables, for each direction of neighbours; None if they are too many.
+    """Return the joint outcomes of several tables for each neighbour direction, or None if there are too many.
 
     Args:
-        releases: what is composed; None is returned unless each is one table with a known whole count.
+        releases: the releases that are composed; None is returned unless each is one table with a known integer count.
         mirrors: whether p and q are exchanged, for each direction.
     """
     pairs = [_atoms(one) for one in releases]
@@ -296,7 +299,7 @@ def enumerate_outcomes(releases: tuple[SelfComposed, ...], mirrors: tuple[bool, 
 
 
 def _atoms(one: SelfComposed) -> Any:
-    """Return the pair of one release if it is one table, else None."""
+    """Return the pair of one release if it is a single table, else None."""
     (pair, *others), rate = one.pairs, one.sampling_rate
     if others or not isinstance(pair, Atoms):
         return None
@@ -313,7 +316,7 @@ def _count(one: SelfComposed) -> int | None:
 
 
 def _repeated(mass: Any, count: int) -> Any:
-    """Return the probabilities of the counts of every outcome in so many releases."""
+    """Return the probabilities of the counts of all outcomes in ``count`` releases."""
     if count == 1:
         return mass
     xp = namespace(mass)
@@ -335,7 +338,7 @@ def _counts(count: int, outcomes: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def evaluate_outcomes(what: str, some: list[JointOutcomes], at: Real) -> Any:
-    """Return the largest delta at eps, or eps at delta, over the directions; of any shape."""
+    """Return the maximum over the directions of delta at eps or of eps at delta, of any shape."""
     xp = namespace(at, *(leaf for one in some for leaf in one))
     values = xp.asarray(at) if xp is jnp else np.asarray(at, np.float64)
 

@@ -1,13 +1,13 @@
-"""Delta at eps and eps at delta of composed releases, by the method that is exact for them.
+"""Delta at eps and eps at delta of composed releases, by the most precise method that applies.
 
 - One release: its exact profile.
 - Few joint outcomes: enumeration (``enumeration``).
 - Gaussian noise alone: closed form (``gaussian``).
-- Losses of three values, where few enough counts matter: enumeration (``enumeration``).
+- Losses with three values and few relevant counts: enumeration (``enumeration``).
 - All others: the fast Fourier transform on a grid (``fft``).
 
-Plain numbers are evaluated by NumPy; JAX numbers by the same functions, compiled. Derivatives of JAX numbers are
-implicit, in one rule: those of delta at the root, in the direction of neighbours that has the largest value.
+Plain numbers are evaluated by NumPy, and JAX numbers by the same functions, compiled. Derivatives of JAX numbers are
+implicit: they are those of delta at the root, in the neighbour direction that has the largest value.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from dpkernels import checks
 from dpkernels.batching import vmap_in_batches
 from dpkernels.numerics import Real, RealArray, floating, like, namespace, plain, without_derivative
 
-# Panels of quadrature that the varying losses of one release are shared out from.
+# The panels of quadrature that the varying losses of one release share.
 PANELS = 256
-# So many values are evaluated together under vmap on a processor.
+# The most values that are evaluated together under vmap on a CPU.
 _TOGETHER = 8
-# c times the width of an outcome is at most so large on the grid.
+# The largest c times the width of an outcome on the grid.
 _STEEPEST = 0.25
 _BISECTIONS = 16  # For a tilt, which need not be precise.
-_FEW = 32  # Up to so many releases of plain numbers are composed from samples of their loss densities.
+_FEW = 32  # Up to this number, releases of plain numbers are composed from samples of their loss densities.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
-_STEEPEST_OF_FEW = 1e9  # Next to the largest losses, to which few releases come.
+_STEEPEST_OF_FEW = 1e9  # Next to the largest losses, which few releases may reach.
 
 
 class _Value(NamedTuple):
-    """Eps or delta of one direction of neighbours, and derivatives of delta in its parts and in eps, or None."""
+    """Eps or delta of one neighbour direction, and derivatives of delta in its parts and in eps, or None."""
 
     found: Any
     by_parts: Any
@@ -52,7 +52,7 @@ class _Value(NamedTuple):
 
 
 def evaluate(made: Any, what: str, at: Real) -> Any:
-    """Return the largest value over both directions of neighbours, point by point.
+    """Return the largest value over the neighbour directions, for each entry of ``at``.
 
     Args:
         made: a guarantee.
@@ -74,7 +74,7 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
     if namespace(at, *jax.tree.leaves(made)) is jnp:
         return _evaluate_traced(made, what, floating(jnp.asarray(at)))
-    at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Of an infinite eps, too.
+    at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
     found = np.empty(at.shape)
     with np.errstate(all="ignore"):
         directions = made.numeric_directions
@@ -91,12 +91,12 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
     return plain(found[()])
 
 
-# The functions of one release, exact.
+# The exact functions of one release.
 _EXACT: dict[str, Callable[..., Any]] = {"delta": profile, "epsilon": epsilon_of}
 
 
 def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
-    """Return (losses, the same by fewer nodes) of each direction of neighbours, for a guarantee of plain numbers."""
+    """Return (losses, the same losses with fewer nodes) of each neighbour direction, for plain numbers."""
     coarse = made.repeated_losses()
     fine = coarse if are_gaussian(coarse[0]) else made.repeated_losses(PANELS)
     pruned = (
@@ -118,14 +118,14 @@ def _evaluate_traced(made: Any, what: str, at: RealArray) -> Real:
     def one(value: Any) -> Any:
         if what == "renyi":
             return jax.lax.map(lambda parts: self_composed.renyi_divergence(parts, value), directions).max(0)
-        return _value(what, directions, jnp.minimum(value, jnp.finfo(at.dtype).max ** 0.5))  # Of an infinite eps, too.
+        return _value(what, directions, jnp.minimum(value, jnp.finfo(at.dtype).max ** 0.5))  # Also for infinite eps.
 
     return one(at) if jnp.ndim(at) == 0 else jax.lax.map(one, at.ravel()).reshape(at.shape)
 
 
 @partial(jax.jit, static_argnames=("what",))
 def _evaluate_one_or_more(made: Any, what: str, at: jax.Array) -> Real:
-    """Return the value where the count is traced, and may be 1: then that of the exact profile of one release."""
+    """Return the value for a traced count, which may be 1: then that of the exact profile of one release."""
     (term,) = made.terms
 
     def single(made: Any) -> Real:
@@ -135,16 +135,16 @@ def _evaluate_one_or_more(made: Any, what: str, at: jax.Array) -> Real:
 
 
 def _bounded_tilt(parts: RepeatedLosses, c: Real) -> RealArray:
-    """Return the tilt, made less steep where it is steep on the scale of single outcomes."""
+    """Return the tilt, reduced where it is steep on the scale of single outcomes."""
     xp = namespace(c, *jax.tree.leaves(parts))
     least = xp.stack([fft.least_step(part, c, part.moments(c)[0]) for part in parts]).max()
     return xp.where(least > 0, xp.minimum(c, _STEEPEST / xp.where(least > 0, least, 1.0)), c)
 
 
 def _cap(parts: RepeatedLosses, epsilon: Real) -> Any:
-    """Return the loss from which on losses count as infinite, in part, next to an eps; see ``capped``.
+    """Return the loss above which losses count as partly infinite, for an eps; see ``capped``.
 
-    All other losses together are the sum of the least ones at least. On samples no grid holds these and larger losses.
+    The sum of all other losses is at least the sum of the least ones. On samples no grid holds these and larger losses.
     """
     xp = namespace(epsilon, *jax.tree.leaves(parts))
     least = sum(part.count * xp.maximum(fft.largest_loss(part, -1), 0.0) for part in parts)
@@ -157,7 +157,7 @@ def _capped(parts: RepeatedLosses, epsilon: Real) -> RepeatedLosses:
 
 
 def _finite(parts: RepeatedLosses, bound: Any) -> tuple[RepeatedLosses, Any]:
-    """Return what is summed up to an eps of at most ``bound``, and the probability of what is left out."""
+    """Return the losses capped for an eps of at most ``bound``, and the probability of an infinite loss."""
     parts = _capped(parts, bound)
     return parts, infinity_mass(parts)
 
@@ -171,21 +171,21 @@ def _upper_bound(parts: RepeatedLosses, log_delta: Real, steepest: Real) -> Real
 
 
 def _log_finite(delta: Any, infinite: Any) -> Any:
-    """Return the log of what delta leaves for finite losses."""
+    """Return the log of the part of delta that remains for finite losses."""
     xp = namespace(delta, infinite)
     return xp.log(xp.maximum(delta - infinite, xp.finfo(delta.dtype).tiny))
 
 
 class _Question(NamedTuple):
-    """What is asked of one direction of neighbours.
+    """A question about one neighbour direction.
 
     Attributes:
-        at: eps; or delta, of which the least eps is asked.
-        best: a value; one that is not above it is not of interest.
-        infinite: the probability of an infinite loss, which is in delta and not in the profile.
-        log_delta: the log of what delta leaves for finite losses; None where eps is given.
+        at: eps, or a delta whose least eps is wanted.
+        best: the best value so far; values that do not exceed it are not of interest.
+        infinite: the probability of an infinite loss, which is part of delta and not of the profile.
+        log_delta: the log of the part of delta that remains for finite losses; None where eps is given.
         guess: an estimate of eps.
-        noise: about the relative error of delta.
+        noise: the approximate relative error of delta.
     """
 
     at: Any
@@ -199,15 +199,15 @@ class _Question(NamedTuple):
 def _evaluate_direction(
     what: str, sloped: bool, parts: RepeatedLosses, at: Any, best: Any, coarse: RepeatedLosses | None = None
 ) -> _Value:
-    """Return delta at one eps, or the least eps at one delta: inf if there is none, or floats do not resolve it.
+    """Return delta at one eps, or the least eps at one delta: inf if there is none, or if floats do not resolve it.
 
     Args:
         what: "delta" or "epsilon".
-        sloped: whether derivatives are returned; JAX arrays only.
-        parts: what is composed.
+        sloped: whether to return derivatives; JAX arrays only.
+        parts: the losses that are composed.
         at: eps or delta.
-        best: values that are not above it are not of interest.
-        coarse: the same losses by fewer nodes, from which the tilt is estimated; by default ``parts``.
+        best: values that do not exceed this are not of interest.
+        coarse: the same losses with fewer nodes, from which the tilt is estimated; by default ``parts``.
     """
     xp = namespace(at, *jax.tree.leaves(parts))
     if are_gaussian(parts):
@@ -270,8 +270,8 @@ def _value_of(
     Args:
         profile: the profile.
         asked: the question.
-        parts: what the profile is of, if derivatives are asked for; else None.
-        to_parts: the way from the profile's gradient to that in the parts.
+        parts: the losses of the profile if derivatives are wanted, else None.
+        to_parts: maps the profile's gradient to the gradient in the parts.
     """
     at = asked.at
     xp = namespace(at, *jax.tree.leaves(profile))
@@ -297,7 +297,7 @@ def _value_of(
 
 
 def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, greatest: float) -> tuple[Any, Any]:
-    """Return the tilt for an eps, or for a log delta if there is one, and the estimate of eps that comes with it."""
+    """Return the tilt for an eps, or for a log delta if it is given, and the estimate of eps that belongs to it."""
     if log_delta is None:
         return self_composed.saddle_point(parts, at, _BISECTIONS, greatest), at
     return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS, greatest)
@@ -321,7 +321,7 @@ def _few_releases(parts: RepeatedLosses, coarse: RepeatedLosses, bound: Any, c: 
 
 
 class _ThreePoint(NamedTuple):
-    """Losses as if they had three values, whether they have and can be enumerated, and the way back to the parts."""
+    """Losses reduced to three values, whether they have no others and can be enumerated, and the map to the parts."""
 
     losses: enumeration.ThreePointLoss
     possible: Any
@@ -329,7 +329,7 @@ class _ThreePoint(NamedTuple):
 
 
 def _three_point_losses(parts: RepeatedLosses, c: Any, sloped: bool) -> _ThreePoint | None:
-    """Return the losses of three values; None where it is known that there are others, or too many counts."""
+    """Return the losses reduced to three values; None if it is known that there are others, or too many counts."""
     if not _may_be_three(parts):
         return None
 
@@ -354,21 +354,21 @@ def _may_be_three(parts: RepeatedLosses) -> bool:
 
 
 def _compute_if(needed: Any, compute: Callable[[], Any], otherwise: Any) -> Any:
-    """Return what is computed where it is needed, else the other value; JAX arrays only.
+    """Return the computed value where it is needed, else the other value; JAX arrays only.
 
-    Under vmap lax.cond computes both sides for all values; a loop has no turn for those that need none.
+    Under vmap, lax.cond computes both sides for all values. A loop makes no iteration for those that need none.
     """
     state = needed, otherwise
     return jax.lax.while_loop(lambda state: state[0], lambda _: (jnp.zeros_like(needed), compute()), state)[1]
 
 
 def _largest(what: str, sloped: bool, directions: RepeatedLosses, at: Any) -> tuple[Any, _Value]:
-    """Return (which direction has the largest value, that value): eps is searched for above that of the one before."""
+    """Return (the direction with the largest value, that value); eps is searched above that of earlier directions."""
 
     def next_one(best: Any, way: Any) -> tuple[Any, None]:
         number, parts = way
         one = _evaluate_direction(what, sloped, parts, at, best[1].found)
-        larger = ~(one.found <= best[1].found) & ~jnp.isnan(best[1].found)  # NaN stays, in either.
+        larger = ~(one.found <= best[1].found) & ~jnp.isnan(best[1].found)  # A NaN in either stays.
         return jax.tree.map(partial(jnp.where, larger), (number, one), best), None
 
     numbers = jnp.arange(jax.tree.leaves(directions)[0].shape[0])
@@ -379,7 +379,7 @@ def _largest(what: str, sloped: bool, directions: RepeatedLosses, at: Any) -> tu
 
 @cache
 def _largest_in_batches(what: str, sloped: bool) -> Callable[[RepeatedLosses, Any], tuple[Any, _Value]]:
-    """Return ``_largest`` for vmap; of three-point losses some are enumerated and others not: one at a time."""
+    """Return ``_largest`` for vmap; three-point losses run one at a time, because only some can be enumerated."""
     return vmap_in_batches(
         partial(_largest, what, sloped), lambda directions, _: 1 if _may_be_three(directions) else _TOGETHER
     )
@@ -393,7 +393,7 @@ def _value(what: str, directions: RepeatedLosses, at: Any) -> Any:
 
 @_value.defjvp
 def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Move along delta(eps) of the direction that has the largest value."""
+    """Differentiate delta(eps) of the direction that has the largest value."""
     number, (found, by_parts, by_epsilon) = _largest_in_batches(what, True)(*primals)
     if what == "epsilon":
         possible = (found > 0) & (found < jnp.inf) & (by_epsilon < 0)
@@ -401,7 +401,7 @@ def _value_jvp(what: str, primals: Any, tangents: Any) -> tuple[Any, Any]:
     else:
         possible = ~((found <= 0) | (found >= 1))
         factor, by_at = jnp.ones_like(found), jnp.where(possible, by_epsilon, 0.0)
-    # A NaN among the parameters, which no comparison sees, stays.
+    # A NaN among the parameters, which comparisons do not detect, stays.
     unknown = sum(jnp.isnan(leaf.max()) for leaf in jax.tree.leaves(primals)) > 0
     factor = jnp.where(unknown, jnp.nan, jnp.where(possible, factor, 0.0))
     along = jax.tree.map(lambda by, moved: (jnp.where(possible, by, 0.0) * moved[number]).sum(), by_parts, tangents[0])

@@ -1,13 +1,13 @@
 """Composition by the fast Fourier transform (FFT) on a grid: a number and a gradient at every count.
 
-One release's tilted losses are shared out on a grid (see ``grid``) on which its heaviest atoms are; the transform's
-n-th power is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
+The tilted losses of one release are distributed on a grid (see ``grid``) that contains its heaviest atoms. The n-th
+power of their transform is that of n releases. With g their masses, tilted by e^(c S), at the grid points s_k,
 
-    delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps
+    delta(eps) = e^(K(c) - c eps) sum over s_k > eps of g_k e^(-c x) (1 - e^-x),    x = s_k - eps,
 
-exactly, where S has atoms on the grid only. Without these atoms, and without what crowds next to them, the masses are
-smooth on the scale of h: there the sum is a quadrature of a function with a kink at eps, which Euler and Maclaurin's
-formula corrects. The result then varies with eps, and with every parameter, as the true value does.
+which is exact where S has atoms on the grid only. Without these atoms, and without outcomes crowded next to them, the
+masses are smooth on the scale of h. For smooth masses the sum is a quadrature of a function with a kink at eps, which
+the Euler-Maclaurin formula corrects. The result then varies with eps, and with every parameter, as the true value does.
 """
 
 from __future__ import annotations
@@ -30,19 +30,24 @@ from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
 
 SIZE = 1 << 13
-# -log of the tilted mass beyond the window; the slopes of the Chernoff bounds tried, over the deviation and of c.
+# -log of the tilted mass beyond the window; the slopes that Chernoff bounds try, in deviations and as shares of c.
 _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0.9])
-_NOTHING = 1e-100  # A transform that has no logarithm.
-# The relative error of eps at which floats no longer resolve it.
+_NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
+# The relative error of eps from which on it is not resolved in floating point.
 _RESOLVED = 1e-5
-# The step is at least so many times as wide as the outcomes shared out.
+# The least step, in widths of the outcomes that are distributed on the grid.
 _OUTCOMES = 1.0
 
 
 class _OnGrid(NamedTuple):
-    """A repeated loss on the grid: what it is, its shares (Gaussian noise has none), K of one release, its grid point.
+    """A repeated loss on the grid.
 
-    Also its transform, a row of all masses and a row of lumped ones.
+    Attributes:
+        part: the repeated loss.
+        shares: its interpolation on the grid; None for Gaussian noise.
+        spectrum: its transform, a row of all masses and a row of lumped ones.
+        log_scale: K of one release.
+        offset: its grid point.
     """
 
     part: RepeatedLoss
@@ -57,7 +62,7 @@ class _OnGrid(NamedTuple):
         return xp.log(xp.where(xp.abs(self.spectrum) > _NOTHING, self.spectrum, 1.0))
 
     def power(self) -> Any:
-        """Return the transform of all releases."""
+        """Return the transform of all releases together."""
         if self.shares is None:
             xp, count = namespace(self.spectrum, self.part.count), self.part.count
             power = xp.exp(count * self.spectrum)
@@ -81,10 +86,10 @@ def _integer_power(base: np.ndarray, count: int) -> np.ndarray:
 
 
 class _Evaluation(NamedTuple):
-    """What the sums at one eps are made of.
+    """The sums at one eps.
 
-    These are the weights of all masses in delta and in minus its slope, those of the smooth masses around eps, where
-    these are, and the sums, tilted.
+    The fields are eps, the weights of all masses in delta and in minus its slope, the weights of the smooth masses
+    around eps, the number of the grid point below eps, and the tilted sums.
     """
 
     epsilon: Any
@@ -102,13 +107,13 @@ class ComposedPLD(ComposedProfile):
     Attributes:
         start: the first grid point.
         step: h.
-        g: tilted masses, of sum about 1.
-        smooth: those of them that are no sums of atoms on the grid, and of what crowds there.
+        g: the tilted masses, of sum about 1.
+        smooth: the part of g that is neither a sum of atoms on the grid nor crowded next to one.
         tilt: c.
         log_scale: K(c).
         first: the number of the first grid point.
         spectrum: the transform of all masses, and of the sums of lumped ones.
-        parts: what is composed.
+        parts: the losses that are composed.
     """
 
     start: Any
@@ -154,7 +159,7 @@ class ComposedPLD(ComposedProfile):
         return xp.stack([falling * -xp.expm1(-x), falling * xp.exp(-x)])
 
     def _place(self, epsilon: Any) -> tuple[Any, Any]:
-        """Return the grid point below eps, and by how many steps eps is above it."""
+        """Return the grid point below eps, and the distance from it to eps in steps."""
         xp = namespace(self.g, epsilon)
         place = (epsilon - self.start) / self.step
         below = xp.clip(xp.floor(place), 2, SIZE - 4)
@@ -163,8 +168,8 @@ class ComposedPLD(ComposedProfile):
     def _kinks(self, s: Any) -> tuple[Any, Any]:
         """Return the weights of the smooth masses around eps in the correction at the kink, and their derivative in s.
 
-        The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, F(y) = smooth(y) phi(h y) in steps y from eps,
-        phi the weight; t = 1 - s is how far the next grid point is above eps; the masses are interpolated.
+        The correction is the sum of B_j(t)/j! F^(j-1)(0) over j from 2, where F(y) = smooth(y) phi(h y) in steps y from
+        eps, and phi is the weight. t = 1 - s is the distance from eps to the next grid point. Masses are interpolated.
         """
         xp = namespace(self.g, s)
         decay = self.tilt * self.step
@@ -172,7 +177,7 @@ class ComposedPLD(ComposedProfile):
         bernoulli_rows = like(_BERNOULLI, self.g)[2:] / like(_POWERS, self.g)[2:, None]
         kink = (bernoulli_rows * xp.power(1 - s, _POWERS)).sum(-1)
         kink_slope = -(bernoulli_rows[:, 1:] * like(_POWERS, self.g)[1:] * xp.power(1 - s, _POWERS[:-1])).sum(-1)
-        # The derivatives of the product at eps over j!, from those of either.
+        # These are the derivatives of the product at eps over j!, from those of both factors.
         products = (fall[_ALONG] * _PRESENT)[1:]
         shift, shift_slope = grid.taylor_shift(s), grid.taylor_shift_slope(s)
 
@@ -183,23 +188,24 @@ class ComposedPLD(ComposedProfile):
         return around(by_taylor, shift), around(moved, shift) + around(by_taylor, shift_slope)
 
     def is_resolved(self, epsilon: Any, value: Any, slope: Any, noise: Any) -> Any:
-        """Errors of the tilted masses are the noise; delta and its slope are made of them."""
+        """Return whether the noise in the tilted masses, of which delta and its slope are sums, resolves eps."""
         xp = namespace(value)
         tilted_slope = -slope * xp.exp(value - self.log_scale + self.tilt * epsilon)
         return noise < _RESOLVED * tilted_slope * xp.maximum(xp.abs(epsilon), self.step)
 
     def gradient(self, evaluation: _Evaluation) -> tuple[RepeatedLosses, Any]:
-        """Delta is a homogeneous polynomial of the masses.
+        """Return the derivatives of delta, a homogeneous polynomial of the masses.
 
-        Its derivative in the mass of the loss l is n delta of one release less at eps - l; in l it is n p times minus
-        the slope of that. All of these are one correlation, by transform; between grid points they are interpolated.
+        The derivative in the mass of the loss l is n times delta of one release less at eps - l. The derivative in l is
+        n p times minus the slope of that. All of these are one correlation, computed by transform, and interpolated
+        between grid points.
         """
         jnp = jax.numpy
         value, slope = evaluation.sums
         scale = jnp.exp(self.log_scale - self.tilt * evaluation.epsilon)
         start = (0 * evaluation.below, evaluation.below - 2)
         spread = jax.lax.dynamic_update_slice(jnp.zeros_like(evaluation.weights), evaluation.near, start)
-        # Of all masses and, less what is of the smooth ones only, of lumped ones.
+        # Weights of all masses, and of lumped masses without the weights of the smooth masses.
         weights = jnp.stack([evaluation.weights + spread, -spread], 1)
         weights = jnp.fft.rfft(jnp.roll(weights, self.first.astype(int), -1))
         found = []
@@ -220,13 +226,13 @@ class ComposedPLD(ComposedProfile):
         return tuple(found), -scale * slope
 
     def _by_log(self, one: _OnGrid, weights: Any) -> Any:
-        """Return the derivative of the sum of masses times weights, given by their transform, in the count."""
+        """Return the derivative in the count of the sum of masses times weights, which are given by their transform."""
         jnp = jax.numpy
         terms = jnp.real(jnp.conj(weights) * self.spectrum * one.log()) * like(_FREQUENCIES, self.tilt)
         return terms[:, :-1].sum() + terms[:, -1].sum()
 
     def _by_losses(self, one: _OnGrid, by_mass: Any, scale: Any) -> PrivacyLossDistribution:
-        """Return derivatives in masses and losses; of an atom on the grid that in its loss is a sum, not a slope."""
+        """Return derivatives in masses and losses; for an atom on the grid, that in its loss is a sum, not a slope."""
         jnp = jax.numpy
         nodes: Any = one.part.losses
         inner, by_step = one.shares.interpolate(*by_mass[:2])
@@ -239,14 +245,14 @@ class ComposedPLD(ComposedProfile):
         )
 
 
-# How often a frequency of the half transform is in the whole one, over its length.
+# How often a frequency of the half transform occurs in the whole one, over its length.
 _FREQUENCIES = np.concatenate([[1.0], np.full(SIZE // 2 - 1, 2.0), [1.0]]) / SIZE
-# Terms of the correction: each is about (c + 1) h / (2 pi) of the one before.
+# Terms of the correction: each is about (c + 1) h / (2 pi) times the previous one.
 _TERMS = 18
-# Whole, as in ``taylor_shift``: s is 0 where eps is on the grid.
+# Integers, as in ``taylor_shift``: s is 0 where eps is on the grid.
 _ORDERS, _POWERS = np.arange(_TERMS), np.arange(_TERMS + 1)
 _SIGNS = (-1.0) ** _ORDERS / np.cumprod([1.0, *range(1, _TERMS)])
-# Entry (m, j) of a product's coefficients: which of the one factor's goes with the other's number j.
+# Entry (m, j) of a product's coefficients: the coefficient of one factor that belongs to coefficient j of the other.
 _ALONG = np.maximum(np.arange(_TERMS)[:, None] - np.arange(len(POINTS)), 0).astype(np.int32)
 _PRESENT = np.arange(_TERMS)[:, None] >= np.arange(len(POINTS))
 
@@ -264,7 +270,7 @@ _BERNOULLI = _bernoulli_polynomials()
 
 
 def grid_step(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Any:
-    """Return the step that ``compose`` takes where it samples smooth pieces."""
+    """Return the step that ``compose`` uses where it samples smooth pieces."""
     return _grid(parts, c, [part.moments(c) for part in parts], coarse, True).step
 
 
@@ -272,10 +278,10 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None,
     """Return the distribution of the sum of all losses.
 
     Args:
-        parts: what is composed.
-        c: the tilt, which changes the precision only.
-        coarse: the same losses by fewer nodes, for the width of the grid; by default ``parts``.
-        cap: the largest loss, to sample the smooth pieces of few releases on the grid; None to leave that.
+        parts: the losses that are composed.
+        c: the tilt, which affects the precision only.
+        coarse: the same losses with fewer nodes, for the width of the grid; by default ``parts``.
+        cap: the largest loss, if the smooth pieces of few releases are sampled on the grid; None otherwise.
     """
     moments = [part.moments(c) for part in parts]
     xp = namespace(c, *jax.tree.leaves(parts))
@@ -303,7 +309,7 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None,
 
 
 class _Grid(NamedTuple):
-    """The step, a grid point next to every part's mean (a Gaussian's is its mean), and the window's lower end."""
+    """The step, a grid point next to each part's mean (for a Gaussian its mean), and the lower end of the window."""
 
     step: Any
     offsets: list[Any]
@@ -311,7 +317,7 @@ class _Grid(NamedTuple):
 
 
 def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses, sampled: bool) -> _Grid:
-    """Return a grid whose window holds the sum; the distance of the two heaviest atoms is a whole number of steps."""
+    """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart."""
     xp = namespace(c, *jax.tree.leaves(parts))
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = without_derivative(_reach(parts, c, moments, coarse))
@@ -327,7 +333,7 @@ def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLos
     ).max()
     light = xp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
     gap = xp.stack([gap for _, gap, _ in atoms])[light.argmax()]
-    # Of one loss alone the window has no width.
+    # If there is only one loss, the window has no width.
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     step = grid.step_on_atoms(xp.maximum((down + up) / (SIZE - 16), least), xp.where(light.max() > 0, gap, 0.0))
     offsets = [
@@ -338,7 +344,7 @@ def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLos
 
 
 def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
-    """Return how far below and above its mean the tilted sum is, but for a negligible probability (Chernoff)."""
+    """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
     xp = namespace(c, *jax.tree.leaves(parts))
     variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
@@ -359,7 +365,7 @@ def largest_loss(part: RepeatedLoss, sign: int) -> Any:
 
 
 def least_step(part: RepeatedLoss, c: Real, log_scale: Real) -> Real:
-    """Return a step so wide that no comb of single outcomes is seen through it."""
+    """Return a step that is wide enough to smooth out single outcomes."""
     if part.losses is None:
         return 0 * c
     xp = namespace(c, part.losses.p)

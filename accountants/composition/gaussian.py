@@ -1,12 +1,13 @@
-"""Composition of Gaussian mechanisms in closed form: n of them are one, with mu^2 = sum of n_i mu_i^2, mu = D/sigma.
+"""Composition of Gaussian mechanisms in closed form.
 
-With x = eps/mu - mu/2 and y = eps/mu + mu/2,
+n of them compose to one with mu^2 = sum of n_i mu_i^2, where mu = D/sigma. With x = eps/mu - mu/2 and
+y = eps/mu + mu/2,
 
     delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    M(z) = int_0^inf e^(-z t - t^2/2) dt,
     d delta/d eps = -phi(x) M(y),    d delta/d mu = phi(x).
 
-M is Mills' ratio. Its difference is taken under the integral where the two are close, so that nothing cancels, and
-phi(x) enters by its logarithm, so that neither a large eps nor a small delta leaves the floats.
+M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that nothing cancels. phi(x)
+enters by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
 from dpkernels.numerics import gauss_legendre, like, namespace, ndtri, special_functions
 from dpkernels.pytrees import pytree
 
-# Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are followed.
+# Gauss-Legendre nodes on [0, 1], in 8 panels, and the exponent up to which integrands are integrated.
 _PANELS, _DEEPEST = 8, 45.0
 _ONE_NODES, _ONE_WEIGHTS = gauss_legendre(16)
 _NODES = ((np.arange(_PANELS)[:, None] + _ONE_NODES) / _PANELS).ravel()
@@ -36,8 +37,8 @@ class GaussianProfile(ComposedProfile):
     """The privacy profile of composed Gaussian mechanisms.
 
     Attributes:
-        parts: what is composed; all of it Gaussian.
-        mu: sensitivity over standard deviation of the one Gaussian mechanism that is as private.
+        parts: the repeated losses that are composed, all Gaussian.
+        mu: sensitivity over standard deviation of the single Gaussian mechanism with the same profile.
     """
 
     parts: RepeatedLosses
@@ -53,7 +54,7 @@ class GaussianProfile(ComposedProfile):
         return 0.0 * self.mu
 
     def guess(self, log_delta: Any) -> Any:
-        """Return an eps near which log delta has a value: that of the loss's own quantile."""
+        """Return an initial guess of the eps at which log delta has a value, from the quantile of the loss."""
         xp = namespace(self.mu, log_delta)
         quantile = xp.maximum(-ndtri(xp.maximum(xp.exp(log_delta), xp.finfo(log_delta.dtype).tiny)), 0.0)
         deep = xp.sqrt(xp.maximum(-2 * log_delta, 0.0))
@@ -85,7 +86,7 @@ class GaussianProfile(ComposedProfile):
 
 
 def are_gaussian(parts: RepeatedLosses) -> bool:
-    """Return whether all that is composed is Gaussian noise on all the data."""
+    """Return whether all releases are Gaussian noise on all the data."""
     return all(part.losses is None for part in parts)
 
 
@@ -96,13 +97,13 @@ def _mills(z: Any) -> Any:
 
 
 def _mills_difference(z: Any, mu: Any) -> Any:
-    """Return M(z) - M(z + mu) for z >= -1 and a mu that is small next to 1 or z."""
+    """Return M(z) - M(z + mu) for z >= -1 and a mu that is small compared with 1 or z."""
     xp = namespace(z, mu)
     t, weights = _quadrature(z)
     return (weights * xp.exp(-t * (z[..., None] + t / 2)) * -xp.expm1(-mu[..., None] * t)).sum(-1)
 
 
 def _quadrature(z: Any) -> tuple[Any, Any]:
-    """Return nodes and weights between 0 and where z t + t^2/2 is 45."""
+    """Return nodes and weights between 0 and the point at which z t + t^2/2 is 45."""
     end = (2 * _DEEPEST / (z + namespace(z).sqrt(z**2 + 2 * _DEEPEST)))[..., None]
     return end * like(_NODES, z), end * like(_WEIGHTS, z)

@@ -1,8 +1,8 @@
-"""Privacy losses on a grid: masses at grid points that sum smooth functions of the loss as the losses themselves do.
+"""Privacy losses on a grid: masses at grid points that integrate smooth functions of the loss as the losses do.
 
-An outcome of loss l is shared between the six grid points around it with the weights of Lagrange's interpolation there:
-for a smooth f the sum over the grid is that of f interpolated, off by h^6 f^(6). Connecting the dots (Doroshenko 2022)
-are the weights of linear interpolation, off by h^2 f''. Atoms that are on the grid stay exact.
+An outcome of loss l is distributed over the six grid points around it with the weights of Lagrange interpolation. The
+sum over the grid of a smooth f is then that of the interpolated f, with an error of h^6 f^(6). The weights of linear
+interpolation connect the dots (Doroshenko 2022), with an error of h^2 f''. Atoms on the grid stay exact.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from accountants.privacy_loss import PrivacyLossDistribution, join, panel_rule
 from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
-# Grid points of an outcome, relative to the one below it, and the coefficients of their weights by powers of how far
-# the outcome is above that.
+# Grid points of an outcome, relative to the one below it, and the coefficients of their weights in powers of the
+# distance of the outcome from that point.
 POINTS = np.arange(-2, 4)
 COEFFICIENTS = np.array(
     [np.poly(np.delete(POINTS, j))[::-1] / np.prod(POINTS[j] - np.delete(POINTS, j)) for j in range(len(POINTS))]
 ).T
-# Row n has the coefficients of the derivative, by powers of the place, from those of the polynomial.
+# Row n has the coefficients of the derivative, in powers of the position, from those of the polynomial.
 _DERIVATIVE = COEFFICIENTS[1:] * np.arange(1, len(POINTS))[:, None]
 _CHOICES = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in range(len(POINTS))], float)
 _EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
-# Outcomes are crowded if a step of as many would have a larger share of all mass.
+# Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
 _CROWDED = 0.003
-# Of several pairs: the grid, the relative difference of profiles that is none, and what stands out as an atom.
+# For several pairs: the size of the grid, the relative difference up to which profiles are equal, and the ratio to its
+# neighbours from which on a mass is an atom.
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
 
 
@@ -44,14 +45,15 @@ def tilted(nodes: PrivacyLossDistribution, c: Real, log_scale: Real) -> tuple[An
 @pytree
 @dataclass(frozen=True)
 class GridInterpolation:
-    """Outcomes and the grid points that share them.
+    """Outcomes, distributed over the grid points around them.
 
     Attributes:
-        mass: tilted masses of the outcomes.
+        mass: the tilted masses of the outcomes.
         on_grid: whether an outcome is an atom on the grid.
-        lumped: whether it is one, or crowds next to one, as samples' losses do on a scale that no grid shows.
-        index: entries of the grid, of shape (6, n).
-        above: how far above the third of these, in steps.
+        lumped: whether an outcome is such an atom or crowded next to one, as the losses of samples may be on a scale
+            that no grid resolves.
+        index: the entries of the grid, of shape (6, n).
+        above: the distance from the third of these, in steps.
     """
 
     mass: Any
@@ -67,9 +69,9 @@ class GridInterpolation:
         return add_at(size, self.index, both * interpolation(self.above)[..., None]).T
 
     def interpolate(self, grid: Any, at_atoms: Any) -> tuple[Any, Any]:
-        """Return a function on the grid at all outcomes, and its derivative by the step.
+        """Return the values of a function on the grid at all outcomes, and its derivative in the step.
 
-        At lumped outcomes the function is the sum of both arguments.
+        For lumped outcomes the function is the sum of both arguments.
         """
         xp = namespace(grid)
         around = xp.stack([grid, grid + at_atoms])[self.lumped.astype(int), self.index]
@@ -77,7 +79,7 @@ class GridInterpolation:
 
 
 def interpolation(above: Any) -> Any:
-    """Return Lagrange's weights, of shape (6, n)."""
+    """Return the weights of Lagrange interpolation, of shape (6, n)."""
     return _horner(COEFFICIENTS, above)
 
 
@@ -94,7 +96,7 @@ def _horner(rows: np.ndarray, above: Any) -> Any:
 
 def taylor_shift(s: Any) -> Any:
     """Return the matrix that turns a polynomial's coefficients at 0 into those at s; of the degree of ``POINTS``."""
-    # Exponents are whole: of 0 to the float 0 JAX's derivative is NaN.
+    # Exponents are integers: the JAX derivative of a power of 0 with the float exponent 0 is NaN.
     return namespace(s).power(s, np.maximum(_EXPONENTS, 0)) * like(np.where(_EXPONENTS >= 0, _CHOICES, 0.0), s)
 
 
@@ -107,7 +109,7 @@ def taylor_shift_slope(s: Any) -> Any:
 def share_on_grid(
     nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int
 ) -> GridInterpolation:
-    """Return tilted masses shared between the grid points offset + k step, entry k modulo ``size``."""
+    """Return tilted masses distributed over the grid points offset + k step, entry k modulo ``size``."""
     xp = namespace(nodes.loss, step)
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
@@ -133,15 +135,16 @@ def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any) -> tuple
     return heaviest, apart[second], mass[second]
 
 
-# Smooth pieces on the grid, all in steps: how far from its ends a piece is sampled, the width of the transition, which
-# is complete 8 of these widths away, and where the atom of large losses is below the largest one sampled.
+# Smooth pieces on the grid, all in steps: the distance from the ends at which sampling starts; the width of the
+# transition; the distance at which it is complete, 8 of these widths; and the distance of the atom of large losses
+# below the largest sampled loss.
 _FROM_END, _TRANSITION, _COMPLETE, _ATOM_BELOW = 30.0, 2.0, 16.0, 40.0
 CAP_MARGIN = _ATOM_BELOW + 20.0
-# Panels of quadrature next to either end, in the transition, and of a piece too short to be sampled.
+# Panels of quadrature at either end, in the transition, and of a piece that is too short to be sampled.
 _END_PANELS, _TRANSITION_PANELS, _SHORT_PANELS = 48, 16, 256
 # Coefficients of the central difference of order 8.
 _DIFFERENCE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840
-# Outcomes below which there is so little tilted mass are not sampled.
+# The tilted mass below which the lowest outcomes are not sampled.
 _NEGLIGIBLE = 1e-19
 _MOST_SAMPLES = 1 << 17
 
@@ -151,14 +154,14 @@ def sample_on_grid(
 ) -> Any:
     """Return outcomes whose loss density is smooth on the grid; plain numbers only.
 
-    A comb of quadrature nodes with a spacing above the step is seen at the kink of the hockey stick when there are few
-    releases. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
-    integrate smooth functions to rounding. Smooth transitions lead to quadrature nodes at the ends of the piece, where
-    losses on samples crowd. Losses above the cap are gathered into an atom, as by ``capped``, part by part.
+    With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
+    divergence. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
+    integrate smooth functions up to rounding. Smooth transitions lead to quadrature nodes at the ends of the piece,
+    where losses on samples are crowded. Losses above the cap are gathered into an atom, as by ``capped``, part by part.
 
     Args:
         smooth: atoms and invertible pieces.
-        nodes: the same as outcomes.
+        nodes: the same distribution as outcomes.
         c: the tilt.
         grid: a grid point, the step, and the cap.
     """
@@ -229,10 +232,10 @@ def _sample_piece(piece: _Piece, offset: Any, step: Any, cap: Any, lowest: Any) 
 
 
 def step_on_atoms(least: Real, gap: Real) -> Any:
-    """Return a step from ``least`` up of which the gap of two atoms is a whole multiple, an even one if it can be.
+    """Return a step of at least ``least`` that divides the gap of two atoms, by an even number if possible.
 
-    A third atom half-way, of no loss between two opposite ones, is on the grid then. If the gap is below ``least``, the
-    step is ``least``.
+    A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. If the gap is
+    smaller than ``least``, the step is ``least``.
     """
     xp = namespace(least, gap)
     least = without_derivative(least)
@@ -242,9 +245,9 @@ def step_on_atoms(least: Real, gap: Real) -> Any:
 
 
 def profile_on_grid(masses: Real, c: Any, step: Any) -> tuple[Any, Any]:
-    """Return (T, B) of masses w tilted by e^(c l), from the largest loss down: sums of positive terms.
+    """Return (T, B) of masses w tilted by e^(c l), from the largest loss down, as sums of positive terms.
 
-    T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the profile at grid point k, as tilted, and
+    T_k = e^(-c h) (T_(k-1) + (1 - e^-h) B_(k-1)) is the tilted profile at grid point k, and
     B_k = w_k + e^(-(c+1) h) B_(k-1).
     """
     xp = namespace(masses, step)
@@ -258,9 +261,9 @@ def _next(values: Any) -> Real:
 
 
 def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDistribution:
-    """Return the outcomes whose profile is the largest of several's, by connecting their dots on a grid.
+    """Return outcomes whose profile is the maximum of several profiles, by connecting their dots on a grid.
 
-    It is nowhere below that maximum, and above it by about a step's square. One profile is returned as it is.
+    It is never below that maximum, and exceeds it by about the square of a step. A single profile is returned as it is.
     """
     if len(several) == 1:
         return several[0]
@@ -268,7 +271,7 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     xp = namespace(whole.loss)
     loss = whole.finite[1]
     lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
-    # Of one loss alone the grid has no width.
+    # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
     step = step_on_atoms(least, atoms[1])
     offset = atoms[0] - step * without_derivative(xp.floor((atoms[0] - lowest) / step) + 1)
@@ -286,7 +289,7 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
 
 
 def _connect_dots(nodes: PrivacyLossDistribution, offset: Real, step: Any) -> Any:
-    """Return masses on a grid, every outcome's on the two points around it; masses under p and q are kept."""
+    """Return masses on a grid: every outcome is split between two points, keeping its masses under p and q."""
     mass, loss = tilted(nodes, 0.0, 0.0)
     xp = namespace(loss, step)
     place = (loss - offset) / step

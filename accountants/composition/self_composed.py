@@ -1,12 +1,12 @@
-"""What is composed: releases of one mechanism, repeated, and the cumulants of their privacy losses.
+"""Repeated releases of one mechanism, and the cumulants of their privacy losses.
 
 With l the privacy loss under p, the cumulant generating function of n independent releases is
 
     K(c) = n log E_p exp(c l).
 
-Tilting by c means weighting losses by e^(c l). The saddle point, where K'(c) = eps + 1/c + 1/(1 + c), puts the mean of
-the tilted sum next to eps: sums computed there keep their relative accuracy far out in the tail. Any other tilt gives
-the same values with fewer digits.
+Tilting by c means weighting losses by e^(c l). At the saddle point, K'(c) = eps + 1/c + 1/(1 + c), the mean of the
+tilted sum is next to eps, so that sums computed there keep their relative accuracy far out in the tail. Any other tilt
+gives the same values with fewer digits.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
-# Which datasets are neighbours, of releases on samples.
+# The neighbouring datasets of releases on samples.
 NEIGHBOURS = {
     "add_remove": "datasets of which one has one record more",
     "replace": "datasets of as many records that differ in one",
 }
 _ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
-_SYMMETRIC = 1e-9  # Profiles of a pair and its mirror that differ less are one.
+_SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 _BISECTIONS = 60  # For a tilt, on log c.
-# A tilt is searched for between these, by default.
+# The default range of tilts.
 _LEAST, GREATEST_TILT = 1e-4, 1e5
 
 
@@ -57,8 +57,8 @@ class SelfComposed:
     Attributes:
         pairs: the mechanism's dominating pairs; its profile is the maximum over them.
         count: n, the number of releases.
-        sampling_rate: the probability r that a sample holds a record, or None for all the data.
-        neighbours: which datasets are neighbours, of releases on samples: a key of ``NEIGHBOURS``.
+        sampling_rate: the probability r that a sample contains a record, or None for all the data.
+        neighbours: the neighbouring datasets of releases on samples, a key of ``NEIGHBOURS``.
     """
 
     pairs: tuple[Any, ...]
@@ -68,25 +68,25 @@ class SelfComposed:
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether the pairs (p, q) and (q, p) have one profile, so that one direction of neighbours is enough.
+        """Return whether (p, q) and (q, p) have one profile, so that one neighbour direction is enough.
 
         Noise and windows on all the data are symmetric, and so are replaced records.
         """
         if self.sampling_rate is not None:
             return self.neighbours != "add_remove"
-        return not any(pair.has_two_ways for pair in self.pairs)
+        return not any(pair.may_be_asymmetric for pair in self.pairs)
 
     @property
     def is_gaussian(self) -> bool:
-        """Whether it is Gaussian noise on all the data, of which any number of releases is one."""
+        """Return whether this is Gaussian noise on all the data: any number of releases is again Gaussian."""
         (pair, *others) = self.pairs
         gaussian = isinstance(pair, AdditivePair) and isinstance(pair.noise, Gaussian)
         return gaussian and not others and self.sampling_rate is None
 
     def one_release(self) -> tuple[DominatingPair, ...]:
-        """Return the pairs of one release: its profile is their maximum, exactly."""
+        """Return the pairs of one release; its exact profile is their maximum."""
         if self.sampling_rate is None:
-            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.has_two_ways))
+            return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.may_be_asymmetric))
         if self.neighbours == "replace":
             return tuple(Replaced(pair, self.sampling_rate) for pair in self.pairs)
         return tuple(Sampled(pair, self.sampling_rate, removed) for pair in self.pairs for removed in (False, True))
@@ -100,10 +100,10 @@ class SelfComposed:
         return pair.privacy_loss().subsampled(self.sampling_rate)
 
     def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:
-        """Return the losses of all releases, one entry for each direction of neighbours.
+        """Return the losses of all releases, one entry for each neighbour direction.
 
-        Of two pairs (asymmetric noise) the worse one may differ from release to release: then these are the losses of
-        a pair whose profile is the maximum of both.
+        For two pairs (noise that is not even) the worse pair may change from release to release. The result is then the
+        loss of a pair whose profile is the maximum of both.
 
         Args:
             mirrors: whether the pairs are mirrored, for each direction.
@@ -113,13 +113,13 @@ class SelfComposed:
             (pair,) = self.pairs
             mu = pair.shift / pair.noise.sigma
             return [RepeatedLoss(None, namespace(mu).asarray(mu), self.count) for _ in mirrors]
-        # Comparisons do not see a NaN, and what is then left out would count as no loss.
+        # Comparisons do not detect a NaN, and the masses that they drop would count as no loss.
         leaves = jax.tree.leaves(self)
         xp = namespace(*leaves)
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
         several = [one.scaled(known) for one in self._nodes(panels)]
         directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
-        # On all the data the loss density may jump; next to a jump samples of it are no better than nodes.
+        # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
         sampled = xp is np and len(self.pairs) == 1 and self.sampling_rate is not None
         smooth = self._privacy_losses[0] if sampled else None
         if smooth is None or not smooth.is_invertible:
@@ -130,7 +130,7 @@ class SelfComposed:
         ]
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
-        """Return the nodes of every pair; of smooth noise that is not even, of the maximum of both pairs."""
+        """Return the nodes of every pair; for smooth noise that is not even, those of the maximum of both pairs."""
         first, rate = self.pairs[0], self.sampling_rate
         if (
             len(self.pairs) > 1
@@ -144,7 +144,7 @@ class SelfComposed:
 
     @property
     def _privacy_losses(self) -> list[PrivacyLossDistribution]:
-        """The distributions of the loss of every pair; those of plain numbers are kept."""
+        """Return the distributions of the loss of every pair, cached for plain numbers."""
         kept = self.__dict__.get("_kept")
         if kept is None:
             kept = [self.privacy_loss(pair) for pair in self.pairs]
@@ -158,7 +158,7 @@ class SelfComposed:
 
 
 def neighbouring(releases: tuple[SelfComposed, ...]) -> str:
-    """Return in words which inputs are neighbours."""
+    """Describe which inputs are neighbours."""
     sampled = {one.neighbours for one in releases if one.sampling_rate is not None}
     return NEIGHBOURS[sampled.pop()] if sampled else _ON_ALL_DATA
 
@@ -167,7 +167,7 @@ def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfCompo
     """Return the releases, if all samples have the same neighbours.
 
     Raises:
-        ValueError: they do not.
+        ValueError: samples have different neighbours.
     """
     if len({one.neighbours for one in releases if one.sampling_rate is not None}) > 1:
         raise ValueError("adjacency: some samples have records added or removed, and others have them replaced")
@@ -175,11 +175,11 @@ def with_one_neighbouring(releases: tuple[SelfComposed, ...]) -> tuple[SelfCompo
 
 
 def check_releases(releases: Any) -> None:
-    """Refuse what was read from a file if ``guarantee`` could not have made it.
+    """Check that ``guarantee`` could have made the releases, which were read from a file.
 
     Raises:
-        ValueError: names what is wrong.
-        TypeError: the same, of a type.
+        ValueError: a value is invalid.
+        TypeError: a value is of the wrong type.
     """
     if not (isinstance(releases, tuple) and releases and all(isinstance(one, SelfComposed) for one in releases)):
         raise ValueError("form: the terms of a guarantee are one or more")
@@ -203,10 +203,10 @@ def check_releases(releases: Any) -> None:
 
 
 def with_mirror(pair: Any) -> tuple[Any, ...]:
-    """Return a pair of the user's own, and its mirror where that has another profile and is not added later."""
-    odd = checks.concrete(pair.asymmetry())
+    """Return a user-defined pair, with its mirror if that has another profile and is not added later."""
+    odd = checks.concrete(pair.symmetry_gap())
     symmetric = odd is not None and odd <= _SYMMETRIC
-    return (pair,) if symmetric or pair.has_two_ways else (pair, pair.mirror())
+    return (pair,) if symmetric or pair.may_be_asymmetric else (pair, pair.mirror())
 
 
 # Cumulants
@@ -215,13 +215,13 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
 @partial(pytree, static=("smooth",))
 @dataclass(frozen=True, eq=False)
 class RepeatedLoss:
-    """The privacy loss of n releases of one mechanism, for one direction of neighbours.
+    """The privacy loss of n releases of one mechanism, for one neighbour direction.
 
     Attributes:
         losses: the outcomes of one release, or None for Gaussian noise on all the data.
-        mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; else 0.
+        mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; 0 otherwise.
         count: n.
-        smooth: of plain numbers the same loss as atoms and invertible smooth pieces, if it is that; else None.
+        smooth: for plain numbers, the same loss as atoms and invertible smooth pieces if that is possible; else None.
     """
 
     losses: PrivacyLossDistribution | None
@@ -231,7 +231,7 @@ class RepeatedLoss:
 
     @property
     def infinity_mass(self) -> Real:
-        """The probability of an infinite loss of one release, at most the largest float below 1."""
+        """Return the probability of an infinite loss of one release, at most the largest float below 1."""
         if self.losses is None:
             return 0.0 * self.mu
         xp = namespace(self.losses.p)
@@ -239,11 +239,11 @@ class RepeatedLoss:
         return xp.minimum(mass, 1 - xp.finfo(mass.dtype).epsneg)
 
     def map_losses(self, change: Callable[[PrivacyLossDistribution], PrivacyLossDistribution]) -> RepeatedLoss:
-        """Return the same with changed losses; Gaussian noise is returned as it is."""
+        """Return the same releases with changed losses; Gaussian noise is returned as it is."""
         return self if self.losses is None else replace(self, losses=change(self.losses))
 
     def moments(self, c: Any) -> tuple[Real, Real, Real]:
-        """Return K(c), and the mean and the variance of the tilted loss, all of one release; c is a number."""
+        """Return K(c), and the mean and the variance of the tilted loss, all for one release; c is a number."""
         if self.losses is None:
             return c * (c + 1) * self.mu**2 / 2, (2 * c + 1) * self.mu**2 / 2, self.mu**2 + 0 * c
         log_p, loss = self.losses.finite

@@ -37,19 +37,19 @@ from dpkernels.numerics import (
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
-# How far out a Gaussian is followed, in sigma beyond both of its middles, and the panels it is cut into in all.
+# The distance, in sigma beyond both means, up to which a Gaussian is integrated, and its total number of panels.
 REACH, PANELS = 18.0, 30
-# Mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
+# The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
-# Other noise is followed out to this probability on either side; its panels between two of its quantiles.
+# Other noise is integrated up to this tail probability on either side, with so many panels between two quantiles.
 _TAIL, _FEW_GENERAL = 1e-40, 2
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
-# Steps of bisection for where the loss is eps.
+# Steps of bisection for the point at which the loss is eps.
 _BISECTIONS = 60
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
 _TRACED_PERIODS, _MOST_PERIODS = 256, 1 << 16
-# Units in the last place: of numbers that a budget is made of, and of the normalisation of reweighted noise.
+# Errors in units in the last place: of the numbers that eps is computed from, and of the norm of reweighted noise.
 _UNITS, _UNITS_REWEIGHTED = 4, 256
 
 
@@ -70,12 +70,12 @@ class AdditivePair(DominatingPair):
 
     @property
     def formulas(self) -> NoiseFormulas:
-        """The formulas of this kind of noise."""
+        """Return the formulas for this kind of noise."""
         return formulas_of(self.noise.unweighted, self)
 
     @property
     def rounds_up(self) -> bool:
-        """Whether it is Gaussian noise, truncated or recycled or not."""
+        """Return whether the noise is Gaussian, possibly truncated or recycled."""
         return self.formulas.rounds_up
 
     def hockey_stick(self) -> Curve:
@@ -90,7 +90,7 @@ class AdditivePair(DominatingPair):
     def mirror(self) -> AdditivePair:
         return AdditivePair(self.noise, -self.shift, self.periods)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return 0.0 if self.noise.is_even else np.inf
 
     def check(self) -> None:
@@ -99,12 +99,12 @@ class AdditivePair(DominatingPair):
 
 
 def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
-    """Return the pair of additive noise and its shift, with as many periods of a staircase as it needs.
+    """Return the pair of additive noise and its shift, with the number of staircase periods that it needs.
 
-    Noise and shift are in any unit, and only their ratio counts. The shift is the unit of the pair.
+    Noise and shift may be in any unit, since only their ratio matters. The shift is the unit of the pair.
 
     Raises:
-        ValueError: a staircase with too many steps within the shift.
+        ValueError: a staircase has too many steps within the shift.
     """
     xp = namespace(shift)
     noise, shift = noise.rescale(1.0, xp.abs(shift)), xp.where(shift < 0, -1.0, 1.0)[()]
@@ -112,7 +112,7 @@ def additive_pair(noise: Distribution, shift: Real) -> AdditivePair:
 
 
 def _periods(noise: Distribution) -> int:
-    """Return how many periods of a staircase matter: those within the shift, within all edges, and not negligible."""
+    """Return how many periods of a staircase matter: those within the shift or an edge that are not negligible."""
     steps = noise.unweighted
     if not isinstance(steps, Staircase):
         return _TRACED_PERIODS
@@ -135,11 +135,11 @@ def _periods(noise: Distribution) -> int:
 class NoiseFormulas:
     """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
 
-    The general case.
+    This is the general case.
 
     Attributes:
         pair: the pair.
-        rounds_up: whether the hockey-stick divergence is an upper bound as computed.
+        rounds_up: whether the computed hockey-stick divergence is an upper bound.
         is_smooth: whether the profiles of the pair and its mirror cross in few places, see ``larger_profile``.
     """
 
@@ -149,14 +149,14 @@ class NoiseFormulas:
 
     @property
     def knots(self) -> Any:
-        """Knots of f."""
+        """Return the knots of f."""
         noise = self.pair.noise
         xp = namespace(*jax.tree.leaves(self.pair))
         points = [floating(xp.asarray(k)) for k in (self._own_knots(), *noise.edges)]
         return xp.concatenate([xp.atleast_1d(k) for k in points])
 
     def _own_knots(self) -> Any:
-        """Knots of the distribution without weights."""
+        """Return the knots of the distribution without weights."""
         return self.pair.noise.unweighted.knots
 
     def _cuts(self) -> tuple[Any, Any, Any, Any]:
@@ -175,7 +175,7 @@ class NoiseFormulas:
     def hockey_stick(self) -> Curve:
         """Return eps -> sum over pieces of P[l > eps] - e^eps Q[l > eps], each between the roots of l = eps.
 
-        The integrand is 0 at a root, so that derivatives need none of it.
+        The integrand is 0 at a root, so derivatives do not need the root's own derivative.
         """
         source, D = self.pair.noise.unweighted, self.pair.shift
         left, right, weight_p, weight_q = self._cuts()
@@ -219,14 +219,14 @@ class NoiseFormulas:
         return short, -(width * like(_WEIGHTS, start) * source.prob(x) * xp.expm1(-over)).sum(-1)
 
     def _finite(self, left: Any, right: Any, weight_p: Any, weight_q: Any) -> tuple[Any, Any, Any, Any]:
-        """Return finite ends, whether both weights are positive, and what they add to the loss."""
+        """Return finite ends, whether both weights are positive, and the log ratio of the weights."""
         xp = namespace(left, weight_p)
         low, high = xp.where(xp.isinf(left), right, left), xp.where(xp.isinf(right), left, right)
         known = (weight_p > 0) & (weight_q > 0)
         return low, high, known, xp.where(known, _log(weight_p) - _log(weight_q), 0.0)
 
     def largest_loss(self) -> Real:
-        """Return the supremum of the loss; by the limits that the distribution states where it has no end."""
+        """Return the supremum of the loss; at infinite ends it is the limit that the distribution states."""
         source, D = self.pair.noise.unweighted, self.pair.shift
         left, right, weight_p, weight_q = self._cuts()
         low, high, known, change = self._finite(left, right, weight_p, weight_q)
@@ -264,7 +264,7 @@ class NoiseFormulas:
 
     @property
     def unseen(self) -> float:
-        """Bound on the mass beyond the reach on both sides, of noise reweighted at most as it is at 0."""
+        """Return a bound on the mass beyond the reach on both sides; noise is reweighted at most as it is at 0."""
         return 2 * _TAIL * float(self.pair.noise.weight(np.zeros(())))
 
     def within_reach(self, distances: tuple[float, ...]) -> Any:
@@ -313,7 +313,7 @@ def total(term: Any, items: Any, epsilon: RealArray) -> Any:
 
     def add(total: RealArray, item: Any) -> tuple[Any, None]:
         value = term(item)(epsilon)
-        # Not their maximum, which halves the derivative of what is 0 only while nothing is there. NaN stays NaN.
+        # A maximum with 0 would halve the derivative of a value of 0. NaN stays NaN.
         return total + xp.where(value < 0, 0.0, value), None
 
     start = xp.zeros(epsilon.shape, xp.result_type(epsilon, *leaves))
@@ -330,17 +330,17 @@ def total(term: Any, items: Any, epsilon: RealArray) -> Any:
 @pytree
 @dataclass(frozen=True)
 class Pieces:
-    """One entry a piece, left to right; arrays of one length.
+    """The pieces of a pair from left to right, as arrays of one length.
 
     Attributes:
-        left: lower end; -inf for the first, but for staircases.
-        right: upper end; inf for the last, but for staircases.
-        width: right - left, and 0 where the ends are equal but for rounding.
+        left: the lower end; -inf for the first piece, except for staircases.
+        right: the upper end; inf for the last piece, except for staircases.
+        width: right - left, and 0 where the ends differ only by rounding.
         at: the point at which log_p and loss are given; outside the piece, by the piece's formulas.
-        log_p: log density of p there; -inf for a piece without mass.
-        rise: derivative of log p there.
+        log_p: the log density of p there; -inf for a piece without mass.
+        rise: the derivative of log p there.
         loss: l there; inf where only q is 0, -inf where only p is.
-        slope: of l.
+        slope: the slope of l.
         weight_p: p relative to ``noise.unweighted``.
         weight_q: q relative to the shift of ``noise.unweighted``.
     """
@@ -358,9 +358,9 @@ class Pieces:
 
     @property
     def top(self) -> tuple[Real, Real, Real]:
-        """The end with the larger loss (the finite one if it is flat), -1 if it is the left one, its offset.
+        """Return the end with the larger loss (the finite one if it is flat), -1 if it is the left end, and the offset.
 
-        The offset is |top - at|, and the loss at the top loss + |slope| offset.
+        The offset is |top - at|, and the loss at the top is loss + |slope| offset.
         """
         xp = namespace(self.at)
         rightwards = xp.where(self.slope == 0, ~xp.isfinite(self.left), self.slope > 0)
@@ -374,9 +374,9 @@ class PolynomialFormulas(NoiseFormulas):
     curvature: ClassVar[Any] = 0.0
 
     def _ends(self) -> tuple[Any, Any, Any]:
-        """Neighbouring knots of f and of its shift, and how far they are apart.
+        """Return neighbouring knots of f and of its shift, and their distances.
 
-        A knot and its own shift are D apart, which the difference of the two may have lost to rounding.
+        A knot and its own shift have the distance D, which their difference may have lost to rounding.
         """
         knots, D = self.knots, self.pair.shift
         xp = namespace(knots, D)
@@ -395,7 +395,7 @@ class PolynomialFormulas(NoiseFormulas):
         return inner, rise, rise - source.score(inner - D)
 
     def pieces(self) -> Pieces:
-        """The pieces of the whole line; of a staircase those between the outermost knots kept."""
+        """Return the pieces of the whole line; for a staircase those between the outermost knots that are kept."""
         noise, D, source = self.pair.noise, self.pair.shift, self.pair.noise.unweighted
         xp = namespace(*jax.tree.leaves(self.pair))
         left, right, width = self._ends()
@@ -404,7 +404,7 @@ class PolynomialFormulas(NoiseFormulas):
         at, rise, slope = self._at(inner)
         log_p = source.log_prob(at)
         loss = log_p - source.log_prob(at - D) + _log(weight_p) - _log(weight_q)
-        # Where neither is possible the loss is that of as little of both: derivatives in the weight are taken there.
+        # Where both weights are 0 the loss is that of equal small weights: derivatives in the weight are taken there.
         both = (weight_p > 0) == (weight_q > 0)
         loss = xp.where(both, loss, xp.where(weight_p > 0, np.inf, -np.inf))
         log_p = xp.where(weight_p > 0, log_p + _log(weight_p), -np.inf)
@@ -428,7 +428,7 @@ class PolynomialFormulas(NoiseFormulas):
         return join([PrivacyLossDistribution(p, q, pieces.loss, 0 * p), self._varying(pieces)])
 
     def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
-        """Return the ends within which pieces are followed, and their panels."""
+        """Return the ends within which pieces are integrated, and their number of panels."""
         return pieces.left, pieces.right, FEW
 
     @property
@@ -442,7 +442,7 @@ class PolynomialFormulas(NoiseFormulas):
         xp = namespace(pieces.at)
         curvature = self.curvature
         present = (pieces.slope != 0) & (pieces.width > 0) & (right > left)
-        # An absent piece has no length, and numbers that no formula stumbles over.
+        # An absent piece has no length, and values for which all formulas are finite.
         left, right, at, log_p, rise, loss, slope = (
             xp.where(present, each, filler)
             for each, filler in (
@@ -479,9 +479,9 @@ def _with_infinity(ends: Any) -> tuple[Any, Any]:
 
 
 def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray:
-    """How far neighbouring knots are apart, by default right - left; 0 where they meet but for rounding.
+    """Return the distance of neighbouring knots, by default right - left; 0 where they differ only by rounding.
 
-    No piece lies between those, and its loss would be wrong.
+    There is no piece between such knots, and its loss would be wrong.
     """
     xp = namespace(left, right, D)
     rounding = 4 * xp.finfo(left.dtype).eps * (xp.abs(left) + xp.abs(right) + xp.abs(D))
@@ -490,7 +490,7 @@ def width_between(left: Any, right: Any, D: Any, apart: Any = None) -> RealArray
 
 
 def inside(left: Real, right: Real, D: Real) -> RealArray:
-    """A point inside each piece."""
+    """Return a point inside each piece."""
     xp = namespace(left, right, D)
     near = xp.where(xp.isfinite(left), left, xp.where(xp.isfinite(right), right - 2 * xp.abs(D), 0.0))
     far = xp.where(xp.isfinite(right), right, xp.where(xp.isfinite(left), left + 2 * xp.abs(D), 0.0))
@@ -498,18 +498,20 @@ def inside(left: Real, right: Real, D: Real) -> RealArray:
 
 
 def _log(weight: Real) -> Real:
-    """log, and 0 where the weight is 0."""
+    """Return the logarithm, and 0 where the weight is 0."""
     xp = namespace(weight)
     return xp.log(xp.where(weight > 0, weight, 1.0))
 
 
 class ExponentialFormulas(PolynomialFormulas):
-    """Exponentials between knots."""
+    """Closed forms for noise that is exponential between knots."""
 
     def hockey_stick(self) -> Curve:
-        """Sum over pieces; t is the distance from the top, r the derivative of log p in t, s = |slope|.
+        """Return eps -> delta(eps), the sum over pieces of a closed integral.
 
-        integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s.
+        integral over 0 < t < T of p_top e^(r t) - e^eps q_top e^((r + s) t),    T = (l_top - eps)/s,
+
+        where t is the distance from the top, r the derivative of log p in t, and s = |slope|.
         """
         pieces, source = self.pieces(), self.pair.noise.unweighted
         top, side, offset = pieces.top
@@ -519,7 +521,7 @@ class ExponentialFormulas(PolynomialFormulas):
         log_p = source.log_prob(pieces.at) + pieces.rise * (top - pieces.at)
         log_q = source.log_prob(moved) + further * (top - pieces.at)
         loss = pieces.loss + fall * offset
-        # Of logarithms far from 0 the difference is off by units of theirs: eps is lowered by as much, as in ``curve``.
+        # The difference of large logarithms has an error of units of theirs: eps is lowered by that, as in ``curve``.
         rounding = xp.finfo(loss.dtype).eps * without_derivative(xp.where(xp.isfinite(log_p), xp.abs(log_p), 0.0))
         p, q = (pieces.weight_p, log_p, -side * pieces.rise), (pieces.weight_q, log_q, -side * further)
 
@@ -539,28 +541,28 @@ class ExponentialFormulas(PolynomialFormulas):
 
 
 def exponential_growth(log_start: Real, r: Real, T: Real) -> Real:
-    """Integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0.
+    """Return the integral of exp(log_start + r t) over 0 < t < T; T may be infinite where r < 0.
 
-    Nothing at T = 0, where e^eps q may be beyond the floats.
+    The result is 0 at T = 0, where e^eps q may overflow.
     """
     xp = namespace(log_start, r, T)
     highest = log_start + xp.maximum(r * xp.where(xp.isinf(T), 0.0, T), 0.0)
-    size = xp.where(r == 0, 0.0, xp.abs(r))  # Without a derivative at 0, where half of the maximum's is the whole.
+    size = xp.where(r == 0, 0.0, xp.abs(r))  # Not a maximum with -r, whose derivative at 0 is halved.
     return xp.exp(xp.where(T > 0, highest, -np.inf)) * exponential_moment(0, 0.0, size, T)
 
 
 class GaussianFormulas(PolynomialFormulas):
-    """One Gaussian, with steps of weight if it is truncated or recycled."""
+    """Closed forms for a Gaussian, with steps of weight if it is truncated or recycled."""
 
     rounds_up: ClassVar[bool] = True
 
     @property
     def curvature(self) -> Any:  # type: ignore[override]
-        """Minus the second derivative of the log density."""
+        """Return minus the second derivative of the log density."""
         return 1 / self.pair.noise.unweighted.sigma**2
 
     def _at(self, inner: Any) -> tuple[Any, Any, Any]:
-        """The loss is that of the noise, D (D/2 - x)/s^2, plus a step: no cancellation if taken at D/2."""
+        """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2: nothing cancels there."""
         source, D = self.pair.noise.unweighted, self.pair.shift
         at = D / 2 + 0 * inner
         return at, source.score(at), source.score(D + 0 * at)
@@ -570,7 +572,7 @@ class GaussianFormulas(PolynomialFormulas):
 
     @property
     def unseen(self) -> float:
-        """Bound on the mass beyond the reach on both sides, of noise reweighted at most as it is at 0."""
+        """Return a bound on the mass beyond the reach on both sides; noise is reweighted at most as it is at 0."""
         return _UNSEEN * float(self.pair.noise.weight(np.zeros(())))
 
     def _extent(self, pieces: Pieces) -> tuple[Any, Any, int]:
@@ -580,10 +582,10 @@ class GaussianFormulas(PolynomialFormulas):
         return xp.clip(pieces.left, low, high), xp.clip(pieces.right, low, high), max(6, PANELS // len(pieces.left))
 
     def hockey_stick(self) -> Curve:
-        """Sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where the loss is above eps.
+        """Return eps -> the sum over pieces of w_P times the integral of phi(x) (1 - e^(eps - loss)) where loss > eps.
 
-        x is in units of sigma, rising with the loss: there the loss is log(w_P/w_Q) + a (x + a/2), a = |D|/sigma.
-        Rounded upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see
+        x is in units of sigma and rises with the loss: there the loss is log(w_P/w_Q) + a (x + a/2), a = |D|/sigma.
+        The value is rounded upwards: eps is lowered by units of itself and of the losses at the piece's ends, and see
         ``gaussian_integrals``.
         """
         pair, sigma = self.pair, self.pair.noise.unweighted.sigma
@@ -611,9 +613,9 @@ class GaussianFormulas(PolynomialFormulas):
                 start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, top - start), 1.0)
                 lead = a * xp.where(whole & sloped & there, far - cut, 0.0)
                 gain, p, q = gaussian_integrals.gain(start, rest, a, lead)
-                # Where q is 0 the loss is infinite, and q counts for the derivative in its weight.
-                certain = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
-                return xp.where(there, xp.where(sloped, piece.weight_p * gain, certain), 0.0)
+                # Where q is 0 the loss is infinite; q enters for the derivative in its weight.
+                unbounded = xp.where(piece.loss > 0, piece.weight_p * p - xp.exp(eps) * piece.weight_q * q, 0.0)
+                return xp.where(there, xp.where(sloped, piece.weight_p * gain, unbounded), 0.0)
 
             return at
 
@@ -621,30 +623,30 @@ class GaussianFormulas(PolynomialFormulas):
 
 
 def _of_one_gaussian(a: Any, eps: RealArray) -> Any:
-    """One piece without ends. It has a delta at every eps, also where floats do not hold it."""
+    """Return delta for one piece without ends; it is positive at every eps, also where it underflows."""
     kind = np.finfo(eps.dtype)
     eps = eps - _UNITS * kind.eps * abs(without_derivative(eps))
     return gaussian_integrals.endless_gain(eps / a - a / 2, a) * (1 + _UNITS * kind.eps) + kind.tiny
 
 
 def in_units(end: Real, sigma: Real) -> RealArray:
-    """end/sigma, of an infinite end the end itself, with finite derivatives."""
+    """Return end/sigma with finite derivatives; an infinite end is returned as it is."""
     xp = namespace(end, sigma)
     finite = xp.isfinite(end)
     return xp.where(finite, xp.where(finite, end, 0.0) / sigma, end)
 
 
 class StepFormulas(PolynomialFormulas):
-    """A staircase: outcomes of constant loss."""
+    """Closed forms for a staircase, whose loss takes finitely many values on the periods kept."""
 
     is_smooth: ClassVar[bool] = False
 
     def _own_knots(self) -> Any:
-        """As many periods of steps as the pair keeps."""
+        """Return the steps of the periods that the pair keeps."""
         return self.pair.noise.unweighted.steps(self.pair.periods)
 
     def _ends(self) -> tuple[Any, Any, Any]:
-        """Those of pieces between the outermost knots."""
+        """Return the ends of the pieces between the outermost knots."""
         left, right, width = super()._ends()
         return left[1:-1], right[1:-1], width[1:-1]
 
@@ -661,7 +663,7 @@ class StepFormulas(PolynomialFormulas):
         return PrivacyLossDistribution(p, q, pieces.loss, 0 * p)
 
     def hockey_stick(self) -> Curve:
-        """The loss takes the values l_1 < l_2 < ...: delta is linear in e^eps between them, and summed from the top.
+        """Return delta(eps), which is linear in e^eps between the values l_1 < l_2 < ... of the loss.
 
         delta(eps) = delta(l_i) + (1 - e^(eps - l_i)) e^(l_i) Q(loss >= l_i),  l_i the least level above eps.
         """
@@ -670,14 +672,14 @@ class StepFormulas(PolynomialFormulas):
         largest = cap(pieces.loss.dtype)
         log_prob, size = self.pair.noise.unweighted.log_prob, pieces.width * self.copies(pieces.at)
         mass = pieces.weight_p * xp.exp(log_prob(pieces.at)) * size
-        certain = pieces.loss >= largest
-        sure, as_sure = (
-            xp.where(certain, each, 0.0).sum()
+        infinite = pieces.loss >= largest
+        infinity_mass, infinity_mass_q = (
+            xp.where(infinite, each, 0.0).sum()
             for each in (mass, pieces.weight_q * xp.exp(log_prob(pieces.at - self.pair.shift)) * size)
         )
         level = xp.clip(pieces.loss, -largest, largest)
         order = xp.argsort(-level)
-        level, other = level[order], xp.where(certain, 0.0, mass * xp.exp(-level))[order]
+        level, other = level[order], xp.where(infinite, 0.0, mass * xp.exp(-level))[order]
         above = xp.cumsum(other)
         steps = above[:-1] * xp.exp(level[:-1]) * -xp.expm1(level[1:] - level[:-1])
         delta = xp.concatenate([xp.zeros_like(level[:1]), xp.cumsum(steps)])
@@ -688,14 +690,14 @@ class StepFormulas(PolynomialFormulas):
             count = len(level) - xp.searchsorted(level[::-1], eps, side="right")
             i = xp.maximum(count - 1, 0)
             some = delta[i] - xp.where(count > 0, slope[i] * xp.expm1(eps - level[i]), 0.0)
-            return some + sure - xp.exp(eps) * as_sure
+            return some + infinity_mass - xp.exp(eps) * infinity_mass_q
 
         return at
 
     def copies(self, at: Real) -> Real:
-        """How often a piece counts: beyond all edges a staircase repeats, e^-eps as high each period.
+        """Return how often a piece counts: beyond all edges a staircase repeats, e^-eps times as high each period.
 
-        The last whole period before the reach R stands for all that follow; NaN where R is not beyond the edges.
+        The last whole period before the reach R represents all that follow. NaN where R is not beyond the edges.
         """
         pair, source = self.pair, self.pair.noise.unweighted
         xp = namespace(at, *jax.tree.leaves(pair))
@@ -711,17 +713,19 @@ class StepFormulas(PolynomialFormulas):
 
 # Noise that is not even
 
-# Of a pair and its mirror: how many places their profiles are compared at, how many crossings are kept (four, of merged
-# Laplace, were the most in 8,000 random laws), the halvings that find one, and a relative difference that is none.
+# For a pair and its mirror: the number of points at which their profiles are compared, the number of crossings that are
+# kept (random merged Laplace noise had at most four), the halvings that find a crossing, and the relative difference up
+# to which profiles are equal.
 _PLACES, _CROSSINGS, _HALVINGS, _SAME = 512, 8, 40, 1e-10
 
 
 def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistribution:
-    """Nodes of the pair whose profile is the larger of this pair's and its mirror's: of noise for shifts of any sign.
+    """Return nodes of a pair whose profile is the maximum of this pair's and its mirror's, for shifts of any sign.
 
-    Its positive losses are those of the pair where the pair's profile is the larger one, else the mirror's. Where the
-    profiles cross it has an atom: what the one that is larger below has above, less what the other one has. Not for
-    staircases, which may cross at every step; NaN where there are more crossings than are kept.
+    Its positive losses are those of the pair where the pair's profile is larger, and those of the mirror elsewhere.
+    Where the profiles cross it has an atom: the mass above the crossing of the pair that is larger below, minus that of
+    the pair that is larger above. Staircases may cross at every step and are not supported. The result is NaN if there
+    are more crossings than are kept.
     """
     y, own = _crossings(without_derivative(pair))
     xp = namespace(y)
@@ -737,7 +741,7 @@ def larger_profile(pair: AdditivePair, panels: int = 0) -> PrivacyLossDistributi
 
 
 def _atoms_at(loss: Any, p: Any, q: Any) -> PrivacyLossDistribution:
-    """Atoms at these losses, which are log p/q but for rounding, and whose derivatives are that one's."""
+    """Return atoms at these losses, which equal log p/q up to rounding and have its derivatives."""
     xp = namespace(p, q)
     some = (p > 0) & (q > 0)
     ratio = xp.log(xp.where(some, p, 1.0)) - xp.log(xp.where(some, q, 1.0))
@@ -746,18 +750,19 @@ def _atoms_at(loss: Any, p: Any, q: Any) -> PrivacyLossDistribution:
 
 
 def _crossings(pair: AdditivePair) -> tuple[Any, Any]:
-    """(positive losses at which the profiles of a pair and its mirror cross, whether the pair's own is larger).
+    """Return (positive losses at which the profiles of a pair and its mirror cross, whether the pair's own is larger).
 
-    The losses rise, and are inf where there are fewer; of the second one entry more: below the first, and above each.
+    The losses increase, and are inf where there are fewer. The second array has one more entry: it says which profile
+    is larger below the first crossing and above each of them.
     """
     sticks = pair.hockey_stick(), pair.mirror().hockey_stick()
     xp = namespace(*jax.tree.leaves(pair))
     top = xp.abs(pair.privacy_loss().nodes().finite[1]).max()
-    # Next to the top, where both may be 0, too.
+    # Points are added next to the top, where both profiles may be 0.
     y = top * like(np.append(np.linspace(0.0, 1.0, _PLACES)[1:-1] ** 2, [1 - 1e-6, 1.0]), top)
     one, other = (stick(y) for stick in sticks)
     sign = xp.where(xp.abs(one - other) > _SAME * xp.maximum(one, other), xp.sign(one - other), 0.0)
-    # Where they are the same it is as below, next to 0 as above; the pair's own where they are all the same.
+    # Equal profiles count as below, next to 0 as above; where all are equal, the pair's own counts as larger.
     sign = xp.concatenate([sign[xp.argmax(sign != 0)][None], sign])
     changes: Any = xp.where(sign != 0, np.arange(len(sign)), 0)
     latest: Any = np.maximum.accumulate(changes) if xp is np else jax.lax.cummax(changes)

@@ -24,58 +24,61 @@ Curve = Callable[[Any], Any]
 
 
 class DominatingPair(abc.ABC):
-    """Two laws of a report; a frozen dataclass and a pytree of its parameters.
+    """Two distributions of a report; a frozen dataclass and a pytree of its parameters.
 
     Attributes:
-        joint: whether its arrays belong together, as probabilities of atoms do, and do not broadcast with eps.
-        has_two_ways: whether (q, p) may have another hockey stick than (p, q), so that both are composed.
-        rounds_up: whether its hockey stick is an upper bound as computed; others are read at a lower budget.
+        joint: whether its arrays belong together, as probabilities of atoms do, instead of broadcasting with eps.
+        may_be_asymmetric: whether (q, p) may have another profile than (p, q), so that both are composed.
+        rounds_up: whether its computed hockey-stick divergence is an upper bound; others are evaluated at a lower eps.
     """
 
     joint: ClassVar[bool] = False
-    has_two_ways: ClassVar[bool] = False
+    may_be_asymmetric: ClassVar[bool] = False
 
     @property
     def rounds_up(self) -> bool:
-        """Whether the hockey stick is an upper bound as computed."""
+        """Return whether the computed hockey-stick divergence is an upper bound."""
         return False
 
     @abc.abstractmethod
     def hockey_stick(self) -> Curve:
-        """eps -> integral max(0, p - e^eps q), with all that does not depend on eps computed; arrays of any shape.
+        """Return the function eps -> integral max(0, p - e^eps q), for arrays of any shape.
 
-        Differentiable in every parameter; in an ``outside`` weight of 0, where that ends, from the right.
+        Everything that does not depend on eps is computed once. The function is differentiable in every parameter; in
+        an ``outside`` weight of 0, the end of its range, from the right.
         """
 
     @abc.abstractmethod
     def largest_loss(self) -> Real:
-        """The supremum of log p/q: the pair's pure level; inf where the loss is unbounded."""
+        """Return the supremum of log p/q, the pure level of the pair; inf where the loss is unbounded."""
 
     @abc.abstractmethod
     def privacy_loss(self) -> PrivacyLossDistribution:
-        """The distribution of the privacy loss, from plain numbers or JAX's."""
+        """Return the distribution of the privacy loss, for NumPy or JAX parameters."""
 
     @abc.abstractmethod
     def mirror(self) -> DominatingPair:
-        """The pair (q, p)."""
+        """Return the pair (q, p)."""
 
     @abc.abstractmethod
-    def asymmetry(self) -> Any:
-        """How far it is from a pair that a reflection turns into its mirror: 0 if it is one, inf where unknown."""
+    def symmetry_gap(self) -> Any:
+        """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""
 
     @abc.abstractmethod
     def check(self) -> None:
-        """Refuse a pair, from a file or a user, whose p or q is not a probability law.
+        """Check that p and q of a pair from a file or a user are probability distributions.
 
         Raises:
-            ValueError: names what is wrong.
+            ValueError: they are not.
         """
 
 
 @pytree
 @dataclass(frozen=True)
 class Mixed(DominatingPair):
-    """The pair ``first`` with probability w, else ``second``; a report tells which: delta = w delta_1 + (1-w) delta_2.
+    """The pair ``first`` with probability w, else ``second``, where a report shows which of them was used.
+
+    Its profile is delta = w delta_1 + (1 - w) delta_2.
 
     Attributes:
         weight: w.
@@ -102,8 +105,8 @@ class Mixed(DominatingPair):
     def mirror(self) -> Mixed:
         return Mixed(self.weight, self.first.mirror(), self.second.mirror())
 
-    def asymmetry(self) -> Any:
-        first, second = self.first.asymmetry(), self.second.asymmetry()
+    def symmetry_gap(self) -> Any:
+        first, second = self.first.symmetry_gap(), self.second.symmetry_gap()
         return namespace(first, second).maximum(first, second)
 
     def check(self) -> None:
@@ -114,34 +117,35 @@ class Mixed(DominatingPair):
             part.check()
 
 
-# Of the last place of 1 + eps: three times the most that a sweep of random laws finds (tests/dpkernels/test_sweeps.py).
+# Units in the last place of 1 + eps: three times the largest error in a sweep of random distributions
+# (tests/dpkernels/test_sweeps.py).
 _UNITS = 8
 
 
 def cap(dtype: Any) -> float:
-    """The largest budget told apart from larger ones: e^eps must stay finite."""
+    """Return the largest eps that is distinguished from larger ones, for which e^eps is finite."""
     return 0.97 * float(np.log(float(np.finfo(dtype).max)))
 
 
 def lowered(epsilon: Any) -> Any:
-    """A budget below eps by what rounding may be worth: delta falls with eps, so that its delta is an upper bound.
+    """Return eps lowered by more than the rounding errors: since delta falls with eps, its delta is an upper bound.
 
-    p - e^eps q cancels next to the largest loss, where its error is of a few units of p and of eps p, and its slope is
-    -p: a budget lower by as many covers it.
+    p - e^eps q cancels next to the largest loss. Its error there is a few units of p and of eps p, and its slope is -p,
+    so lowering eps by a few units of 1 + eps covers the error.
     """
     xp = namespace(epsilon)
     return epsilon - _UNITS * xp.finfo(xp.result_type(epsilon)).eps * (1 + abs(epsilon))
 
 
 def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
-    """Pointwise maximum of the pairs' hockey sticks.
+    """Return the pointwise maximum of the hockey-stick divergences of several pairs.
 
     Args:
         pairs: pairs of any types; array parameters broadcast with epsilon.
         epsilon: any shape.
 
     Returns:
-        delta, of epsilon's shape; NumPy (float64) for NumPy arguments, JAX for JAX ones.
+        delta, in the shape of epsilon; NumPy float64 for NumPy arguments, JAX for JAX arguments.
     """
     if namespace(epsilon, *jax.tree.leaves(pairs)) is jnp:
         return _profile(pairs, floating(jnp.asarray(epsilon)))
@@ -166,7 +170,7 @@ def _profile_of_numbers(pairs: tuple[Any, ...], epsilon: np.ndarray) -> np.ndarr
 
 
 def as_float64(tree: Any) -> Any:
-    """Every number of a pytree as NumPy float64, so that what is compiled does not depend on how it was given."""
+    """Convert every number of a pytree to NumPy float64, so that its type does not decide what is compiled."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
 
 
@@ -185,14 +189,14 @@ def _profile(pairs: tuple[Any, ...], epsilon: RealArray) -> Real:
 
 
 def is_whole(item: Any) -> bool:
-    """Whether the arrays of an item belong together, and do not broadcast with eps."""
+    """Return whether the arrays of an item belong together, instead of broadcasting with eps."""
     return isinstance(item, DominatingPair) and item.joint
 
 
 def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
-    """The pointwise maximum of the pairs' hockey sticks, as a function of eps; rounded upwards, see ``lowered``.
+    """Return the pointwise maximum of the pairs' hockey-stick divergences, as a function of eps, rounded upwards.
 
-    A budget beyond the cap is read as the cap.
+    See ``lowered`` for the rounding. An eps beyond the cap is evaluated at the cap.
     """
     sticks = [pair.hockey_stick() for pair in pairs]
 
@@ -205,12 +209,12 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
     return at
 
 
-# By how much of itself eps is lowered: more than rounding of what follows from it is worth.
+# The units in the last place by which eps is lowered: more than the rounding errors of what is computed from it.
 _UNITS = 8
 
 
 def with_added_record(profile: Curve, rate: Any) -> Curve:
-    """Return eps -> r H_s(P, Q), from eps -> H_t(P, Q): an upper bound where that is one."""
+    """Return eps -> r H_s(P, Q) for the profile t -> H_t(P, Q); it is an upper bound if the profile is one."""
 
     def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, rate)
@@ -223,7 +227,7 @@ def with_added_record(profile: Curve, rate: Any) -> Curve:
 
 
 def with_removed_record(mirror_profile: Curve, rate: Any) -> Curve:
-    """Return eps -> r (1 - y) H_s(Q, P), from eps -> H_t(Q, P): an upper bound where that is one."""
+    """Return eps -> r (1 - y) H_s(Q, P) for the profile t -> H_t(Q, P); it is an upper bound if the profile is one."""
 
     def at(epsilon: Any) -> Any:
         xp = namespace(epsilon, rate)
@@ -241,7 +245,7 @@ def with_removed_record(mirror_profile: Curve, rate: Any) -> Curve:
 
 
 def upper(pair: DominatingPair) -> Curve:
-    """The pair's hockey stick, read at a lower budget unless it is an upper bound by itself."""
+    """Return an upper bound of the pair's hockey-stick divergence, as a function of eps."""
     stick = pair.hockey_stick()
     return stick if pair.rounds_up else lambda epsilon: stick(lowered(epsilon))
 
@@ -249,23 +253,23 @@ def upper(pair: DominatingPair) -> Curve:
 @partial(pytree, static=("removed",))
 @dataclass(frozen=True)
 class Sampled(DominatingPair):
-    """The laws of one release on a Poisson sample: (r P + (1 - r) Q, Q), or its mirror.
+    """The dominating pair of one release on a Poisson sample: (r P + (1 - r) Q, Q), or its mirror.
 
     Attributes:
-        pair: (P, Q) without samples, P with the record.
-        rate: r, in (0, 1].
-        removed: whether it is the mirror, (Q, r P + (1 - r) Q).
+        pair: (P, Q) without sampling, where P is the distribution with the record.
+        rate: the sampling rate r, in (0, 1].
+        removed: whether this is the mirror, (Q, r P + (1 - r) Q).
     """
 
     pair: DominatingPair
     rate: Any
     removed: bool = False
 
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     @property
     def joint(self) -> bool:  # type: ignore[override]
-        """That of the pair without samples."""
+        """Return that of the pair without sampling."""
         return self.pair.joint
 
     @property
@@ -289,7 +293,7 @@ class Sampled(DominatingPair):
     def mirror(self) -> Sampled:
         return Sampled(self.pair, self.rate, not self.removed)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return np.inf
 
     def check(self) -> None:

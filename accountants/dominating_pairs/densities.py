@@ -1,4 +1,4 @@
-"""Pairs of the user's own by two densities: quadrature between knots, with its error estimated."""
+"""User-defined pairs of two densities: quadrature between knots, with an estimate of its error."""
 
 from __future__ import annotations
 
@@ -19,28 +19,31 @@ from dpkernels.solve import bisect, turning_points
 
 LogDensity = Callable[[np.ndarray], Any]
 
-# Nodes of a panel: with more, panels are fewer and each smooth piece costs more.
+# Nodes of a panel: with more nodes there are fewer panels, and each smooth piece costs more.
 SIZE = 16
 NODES, _WEIGHTS = gauss_legendre(SIZE)
-# Panels of a piece at first, how often one is halved, the error of one allowed, and what needs no digits.
+# The initial panels of a piece, how often one is halved, the relative error allowed, and the mass that is negligible.
 _FIRST, _HALVINGS, _PRECISE, _TINY = 8, 40, 1e-12, 1e-40
-# By how much a log density may change on a panel, that its digits be good all over it, down to what mass.
+# The change of a log density on a panel up to which it is accurate on the whole panel, and the mass above which that
+# is required.
 _RANGE, _LITTLE = 4.0, 1e-20
-# Where more panels than this are still unresolved, the density is not smooth: an error, not a longer wait.
+# With more unresolved panels than this the density is taken as not smooth, which is an error.
 _MOST = 1 << 12
-# Points of a panel at which turns of the loss are looked for; two turns between neighbouring points go unseen.
+# Points of a panel at which turning points of the loss are looked for; two between neighbouring points are missed.
 _SAMPLES = 65
-# Relative changes of the loss that are taken for none, since rounding turns them.
+# Relative changes of the loss up to this may be rounding errors.
 _FLAT = 1e-9
 
 
 @dataclass(frozen=True)
 class Piece:
-    """An interval as the image of 0 < t < 1: affine, and of a half line  y = end -/+ scale s/(1 - s), s = 1 - t or t.
+    """An interval as the image of 0 < t < 1.
+
+    A finite interval is affine in t. A half line is  y = end -/+ scale s/(1 - s)  with s = 1 - t or t.
 
     Attributes:
-        left: its lower end; may be -inf.
-        right: its upper end; may be inf if left is finite.
+        left: the lower end; may be -inf.
+        right: the upper end; may be inf if left is finite.
         scale: a length. Arrays make many intervals, one for each entry of t.
     """
 
@@ -49,13 +52,13 @@ class Piece:
     scale: Any
 
     def at(self, t: np.ndarray) -> np.ndarray:
-        """y."""
+        """Return y at t."""
         with np.errstate(all="ignore"):
             rising, falling = self.left + self.scale * t / (1 - t), self.right - self.scale * (1 - t) / t
             return self._choose(rising, falling, self.left + (self.right - self.left) * t)
 
     def log_rate(self, t: np.ndarray) -> np.ndarray:
-        """log dy/dt."""
+        """Return log dy/dt."""
         with np.errstate(all="ignore"):
             rising, falling = np.log(self.scale) - 2 * np.log1p(-t), np.log(self.scale) - 2 * np.log(t)
             return self._choose(rising, falling, np.log(self.right - self.left) + 0 * t)
@@ -65,10 +68,10 @@ class Piece:
 
 
 def pieces_of(knots: Sequence[float]) -> list[Piece]:
-    """The intervals between knots.
+    """Return the intervals between knots.
 
     Raises:
-        ValueError: fewer than two knots, or knots that do not increase.
+        ValueError: there are fewer than two knots, or they do not increase.
     """
     ends = np.asarray(knots, np.float64)
     if ends.ndim != 1 or len(ends) < 2 or not np.all(np.diff(ends) > 0):
@@ -81,7 +84,7 @@ def pieces_of(knots: Sequence[float]) -> list[Piece]:
 
 
 def log_densities(piece: Piece, logs: dict[str, LogDensity], t: np.ndarray) -> list[np.ndarray]:
-    """Both log densities, in t."""
+    """Return both log densities, as densities in t."""
     y = piece.at(t)
     return [_checked(name, log_density, y) + piece.log_rate(t) for name, log_density in logs.items()]
 
@@ -98,7 +101,7 @@ def _checked(name: str, log_density: LogDensity, y: np.ndarray) -> np.ndarray:
 
 
 def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
-    """Ends of panels in t; those of no mass that counts at either end of the piece are left out."""
+    """Return the ends of panels in t, without panels of negligible mass at either end of the piece."""
     ends = np.linspace(0, 1, _FIRST + 1)
     todo, done = np.stack([ends[:-1], ends[1:]], 1), []
     for _ in range(_HALVINGS):
@@ -120,14 +123,14 @@ def panel_ends(piece: Piece, logs: dict[str, LogDensity]) -> tuple[float, ...]:
 
 
 def _integrals(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Of p, q and sqrt(p q) over panels."""
+    """Return the integrals of p, q and sqrt(p q) over panels."""
     width = np.diff(panels, axis=1)
     p, q = log_densities(piece, logs, panels[:, :1] + width * NODES)
     return np.stack([(width * np.exp(values)) @ _WEIGHTS for values in (p, q, (p + q) / 2)])
 
 
 def _is_steep(piece: Piece, logs: dict[str, LogDensity], panels: np.ndarray) -> np.ndarray:
-    """Whether p and q change much on panels."""
+    """Return whether p and q vary by large factors on panels."""
     values = np.stack(log_densities(piece, logs, panels[:, :1] + np.diff(panels, axis=1) * NODES))
     finite = np.isfinite(values)
     top = np.where(finite, values, -np.inf).max(-1)
@@ -142,7 +145,7 @@ def _without_ends(panels: np.ndarray) -> tuple[float, ...]:
 
 
 def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -> tuple[float, ...]:
-    """The panels cut where the loss turns."""
+    """Return the ends of the panels, cut at the turning points of the loss."""
 
     def loss(t: np.ndarray) -> np.ndarray:
         return log_ratio(*log_densities(piece, logs, t))
@@ -160,30 +163,30 @@ def turned(piece: Piece, logs: dict[str, LogDensity], ends: tuple[float, ...]) -
 def nodes_on(
     piece: Piece, logs: dict[str, LogDensity], start: float, end: float
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return (mass of p, mass of q, loss) at a panel's nodes."""
+    """Return (mass of p, mass of q, loss) at the nodes of a panel."""
     p, q = log_densities(piece, logs, start + (end - start) * NODES)
     weight = (end - start) * _WEIGHTS
     return weight * np.exp(p), weight * np.exp(q), log_ratio(p, q)
 
 
-_NORMALISED = 1e-9  # How far the mass of a density may be from 1.
-_BISECTIONS = 50  # For where p - e^eps q changes its sign: 2^-50 of a panel.
-# How far the loss goes beyond the outermost nodes, which are 1/190 of a panel from its ends, at most: of its range.
+_NORMALISED = 1e-9  # The largest deviation from 1 of the mass of a density.
+_BISECTIONS = 50  # For the point where p - e^eps q changes its sign: 2^-50 of a panel.
+# The outermost nodes are 1/190 of a panel from its ends. Beyond them the loss changes by at most this share.
 _MARGIN = 0.05
-# From masses at the nodes to coefficients of Legendre polynomials, whose integral over a panel is the first one.
+# From masses at the nodes to coefficients of Legendre polynomials, of which the first is the integral over a panel.
 _COEFFICIENTS = (2 * np.arange(SIZE)[:, None] + 1) * np.polynomial.legendre.legvander(2 * NODES - 1, SIZE - 1).T
 
 
 @partial(pytree, static=("log_p", "log_q", "pieces"))
 @dataclass(frozen=True, eq=False)
 class Densities(DominatingPair):
-    """Two laws by their log densities, which are smooth between knots; made by ``densities``.
+    """Two distributions by their log densities, which are smooth between knots; made by ``densities``.
 
     Attributes:
-        log_p: log density under one input.
-        log_q: under the other.
+        log_p: the log density under one input.
+        log_q: the log density under the other input.
         pieces: the pieces between knots, with the panels that quadrature cuts them into.
-        nodes: the panels' nodes.
+        nodes: the nodes of the panels.
     """
 
     log_p: LogDensity
@@ -192,7 +195,7 @@ class Densities(DominatingPair):
     nodes: PrivacyLossDistribution
 
     joint: ClassVar[bool] = True
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
         return _hockey_stick(self)
@@ -201,7 +204,7 @@ class Densities(DominatingPair):
         raise TypeError("pair: Densities has no known largest loss")
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        """Panels are the pieces; those on which one density is 0 are atoms of infinite loss."""
+        """Return the panels as pieces; panels on which one density is 0 become atoms of infinite loss."""
         ends = [(piece, *panel) for piece, ends in self.pieces for panel in pairwise(ends)]
         columns = np.array([(piece.left, piece.right, piece.scale, *panel) for piece, *panel in ends])
         p, q, loss = (np.asarray(leaf).reshape(len(ends), -1) for leaf in (self.nodes.p, self.nodes.q, self.nodes.loss))
@@ -229,33 +232,36 @@ class Densities(DominatingPair):
     def mirror(self) -> Densities:
         return Densities(self.log_q, self.log_p, self.pieces, self.nodes.mirrored())
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return np.inf
 
     def check(self) -> None:
-        """Nothing: ``densities`` has checked it."""
+        """Return: ``densities`` has already checked the pair."""
 
 
 def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> Densities:
-    """The pair of two laws with densities; a report may tell either way, and delta is the larger.
+    """Return the pair of two distributions with densities.
 
-    By 16-point Gauss-Legendre on panels between the knots, which are halved until both halves give the masses of p and
-    q and the integral of sqrt(p q) of the whole to 1e-12 of each. That is an estimate: ``bracket`` of such a pair holds
-    as far as these masses are right, and is not proved. The functions' own parameters are constants: derivatives are
-    in eps, delta and the sampling rate. With ``subsample``, q is the law without the record; replaced records are not
-    accounted for, nor is, of a pair that is not its own mirror, a neighbour with p in one report and q in the next.
-    There is no JSON form.
+    A neighbour may have either distribution, and delta is the larger one of both directions.
+
+    Quadrature is 16-point Gauss-Legendre on panels between the knots. Panels are halved until both halves give the
+    masses of p and q and the integral of sqrt(p q) over the whole to 1e-12 of each. This is an estimate of the error:
+    ``bracket`` of such a pair is valid as far as these masses are right, and is not proven. Parameters of the functions
+    are constants: derivatives are in eps, delta and the sampling rate. There is no JSON form.
+
+    With ``subsample``, q is the distribution without the record. Replaced records are not covered. For a pair that is
+    not symmetric, neither is a neighbour with p in one report and q in the next.
 
     Args:
-        log_p: from NumPy float64 arrays of any shape to the log density there, -inf where it is 0.
-        log_q: the same of the other law.
-        knots: increasing, the first and the last being the ends of the support of both, possibly infinite; every
-            point where one of the two is not smooth, or becomes 0.
+        log_p: a function from NumPy float64 arrays of any shape to the log density there, -inf where it is 0.
+        log_q: the same function for the other distribution.
+        knots: increasing numbers. The first and the last are the ends of the support of both, possibly infinite. Every
+            point at which one density is not smooth, or becomes 0, must be a knot.
 
     Raises:
-        ValueError: knots that do not increase, NaN or +inf as a log density, a density that does not integrate to 1
-            within 1e-9, or one that panels do not resolve, as where it has a jump that is no knot.
-        TypeError: a function that is none or does not keep the shape.
+        ValueError: the knots do not increase; a log density is NaN or +inf; a density does not integrate to 1 within
+            1e-9; or panels do not resolve a density, as where it has a jump that is no knot.
+        TypeError: log_p or log_q is not a function, or does not keep the shape.
 
     Example:
         >>> from accountants import guarantee
@@ -279,14 +285,14 @@ def densities(log_p: LogDensity, log_q: LogDensity, knots: Sequence[float]) -> D
 
 
 def _no_steepness(left: np.ndarray, right: np.ndarray, piece: np.ndarray) -> np.ndarray:
-    """Say that quadrature is exact: panels were halved until it was, as an estimate."""
+    """Return 0, the steepness of exact quadrature: panels were halved until it was exact, as an estimate."""
     return 0 * left
 
 
 def _hockey_stick(pair: Densities) -> Curve:
-    """On a panel p - e^eps q changes its sign once at most; its positive part is an integral of Legendre polynomials.
+    """Integrate the positive part of p - e^eps q on panels by Legendre polynomials; it changes its sign once at most.
 
-    The derivative needs none of where it changes: the integrand is 0 there.
+    The integrand is 0 at the sign change, so the derivative does not need the derivative of that point.
     """
     xp = namespace(pair.nodes.p)
     masses = [floating(xp.asarray(mass)).reshape(-1, SIZE) for mass in (pair.nodes.p, pair.nodes.q)]
@@ -306,7 +312,7 @@ def _hockey_stick(pair: Densities) -> Curve:
 
 
 def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
-    """The least and the largest loss of panels, which at their ends go beyond those of the nodes."""
+    """Return bounds on the least and the largest loss of panels, with a margin for the ends beyond the nodes."""
     xp = namespace(loss)
     least, most = loss.min(-1), loss.max(-1)
     finite = xp.isfinite(least) & xp.isfinite(most)
@@ -315,7 +321,7 @@ def _losses_of_panels(loss: Any) -> tuple[Any, Any]:
 
 
 def _legendre(x: Any, count: int) -> Any:
-    """P_0..P_(count - 1) at x, along a last axis."""
+    """Return P_0..P_(count - 1) at x, along a last axis."""
     xp = namespace(x)
     values = [xp.ones_like(x), x]
     for n in range(1, count - 1):
@@ -328,14 +334,14 @@ def _value(coefficients: Any, x: Any) -> Any:
 
 
 def _integral(coefficients: Any, x: Any) -> Any:
-    """From -1 to x, the whole being the first coefficient: (P_(n+1) - P_(n-1))/(2 (2 n + 1)), of P_0 (x + 1)/2."""
+    """Return the integral from -1 to x, using the antiderivatives (P_(n+1) - P_(n-1))/(2 (2 n + 1)) and (x + 1)/2."""
     values = _legendre(x, SIZE + 1)
     steps = (values[:, 2:] - values[:, :-2]) / like(4.0 * np.arange(1, SIZE) + 2, x)
     return coefficients[:, 0] * (x + 1) / 2 + (coefficients[:, 1:] * steps).sum(-1)
 
 
 def _sign_change(gap: Any) -> Any:
-    """Where the gap of every panel changes its sign; an end, where it does not."""
+    """Return the point at which the gap of each panel changes its sign; an end of the panel if it does not."""
     xp = namespace(gap)
     ones = xp.ones_like(gap[:, 0])
     rises = _value(gap, ones) > _value(gap, -ones)

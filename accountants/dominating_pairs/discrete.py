@@ -30,14 +30,14 @@ _NORMALISED = 1e-9  # How far a sum of probabilities may be from 1.
 @partial(pytree, static=("moved", "near"))
 @dataclass(frozen=True)
 class Atoms(DominatingPair):
-    """Two laws on the same finitely many reports.
+    """Two distributions on the same finite set of reports.
 
     Attributes:
         p: probabilities under one input, a 1-D array.
-        q: under the other.
-        moved: for even noise on a lattice, by how many points q is shifted from p; None for other laws.
-        near: for other laws, whether the two inputs are only within a sensitivity: inputs twice as far apart, as where
-            a record is replaced, may then have other laws.
+        q: probabilities under the other input.
+        moved: for even noise on a lattice, the number of points by which q is shifted from p; None otherwise.
+        near: for other distributions, whether the two inputs are only within a sensitivity. Inputs twice as far apart,
+            as where a record is replaced, may then have other distributions.
     """
 
     p: Any
@@ -46,7 +46,7 @@ class Atoms(DominatingPair):
     near: bool = False
 
     joint: ClassVar[bool] = True
-    has_two_ways: ClassVar[bool] = True
+    may_be_asymmetric: ClassVar[bool] = True
 
     def hockey_stick(self) -> Curve:
         def at(eps: Any) -> Any:
@@ -65,7 +65,7 @@ class Atoms(DominatingPair):
     def mirror(self) -> Atoms:
         return Atoms(self.q, self.p, near=self.near)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         if self.moved is not None:
             return 0.0
         gap = self.q - self.p[::-1]
@@ -91,22 +91,23 @@ def _check_moved(pair: Atoms) -> None:
 
 
 def weights(p: Any, q: Any) -> Atoms:
-    """The pair of two laws on the same finitely many reports; a report may tell either way, and delta is the larger.
+    """Return the pair of two distributions on the same finite set of reports.
 
-    Composed reports are all of the one law or all of the other: p in every pair against q in every pair. Where a
-    neighbour may have p in one report and q in the next, as where values move in opposite directions, a pair that is
-    not its own mirror is not accounted for.
+    A neighbour may have either distribution, and delta is the larger one of both directions.
 
-    With ``subsample``, q is the law without the record; with replaced records, p and q are those of the two records
-    that are told apart best.
+    In a composition all reports have p under one input and q under the other. If a neighbour may have p in one report
+    and q in the next, as where values move in opposite directions, a pair that is not symmetric is not covered.
+
+    With ``subsample``, q is the distribution without the record. With replaced records, p and q are the distributions
+    of the two records that are easiest to distinguish.
 
     Args:
         p: probabilities under one input, a 1-D array; JAX arrays stay differentiable.
-        q: under the other.
+        q: probabilities under the other input.
 
     Raises:
-        ValueError: not two arrays of one length of numbers in [0, 1] that add up to 1.
-        TypeError: not numbers.
+        ValueError: p and q are not two arrays of one length with entries in [0, 1] that add up to 1.
+        TypeError: p or q has entries that are not numbers.
     """
     p, q = (mass if isinstance(mass, jax.Array) else np.asarray(mass) for mass in (p, q))
     for name, mass in (("p", p), ("q", q)):
@@ -124,18 +125,19 @@ def _tolerance(mass: Any) -> float:
 
 
 def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
-    """The worst pair of (generalised) randomised response: the truth with probability e^eps/(e^eps + k - 1).
+    """Return the dominating pair of (generalised) randomised response.
 
-    Any other category has 1/(e^eps + k - 1). Neighbouring: any two true categories x and x'; of the reports x, the
-    k - 2 others together, and x', the probabilities are (e^eps, k - 2, 1) and (1, k - 2, e^eps) over their sum.
+    It reports the true category with probability e^eps/(e^eps + k - 1), and any other category with 1/(e^eps + k - 1).
+    Neighbours are any two true categories x and x'. The reports x, the other k - 2 categories together, and x' have
+    probabilities proportional to (e^eps, k - 2, 1) and (1, k - 2, e^eps).
 
     Args:
         epsilon: eps > 0 of one report; may be traced.
         categories: k, at least 2.
 
     Raises:
-        ValueError: epsilon not positive and finite, or fewer than two categories.
-        TypeError: categories is not a whole number.
+        ValueError: epsilon is not positive and finite, or there are fewer than two categories.
+        TypeError: categories is not an integer.
 
     Example:
         >>> from accountants import guarantee
@@ -152,32 +154,33 @@ def randomised_response(epsilon: Any, categories: int = 2) -> Atoms:
 
 
 def pure_points(epsilon: Any) -> Atoms:
-    """The pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), which no eps-DP mechanism exceeds."""
+    """Return the pair of probabilities 1/(1 + e^-eps) and 1/(1 + e^eps), whose profile no eps-DP mechanism exceeds."""
     xp = namespace(epsilon)
     p = xp.stack([1 / (1 + xp.exp(-epsilon)), 1 / (1 + xp.exp(epsilon))])
     return Atoms(p, p[::-1])
 
 
-# Dots evenly spaced in eps, beside those at the losses of the table's rows; fewer for large tables.
+# Points at which a profile is evaluated: evenly spaced in eps, beside those at the losses of the table's rows; fewer
+# for large tables.
 _DOTS, _LARGE = 256, 1 << 22
-# Losses closer together than this share a dot.
+# Losses closer together than this share a point.
 _SAME = 1e-5
-# What a profile of masses of 1 in all is raised by: more than rounding makes it too small.
+# A profile is raised by this, which is more than rounding lowers the sum of masses that add up to 1.
 _ROUNDING = 8 * 2.0**-53
-# Dots are left out where the profile is this near to the straight line without them, which is never below.
+# Points are left out where the profile is this close to the chord without them, which is never below the profile.
 _STRAIGHT = 1e-13
 
 
 def optimal_pair(mechanism: Optimal) -> Atoms:
-    """One pair of which the profile is the table's, at eps 0, its own eps and the dots between; above it, if barely.
+    """Return one pair whose profile is the table's at eps 0, at its own eps and at points between, and never below it.
 
-    Neighbours are those of the mechanism, of its own sensitivity.
+    Neighbours are those of the mechanism, within its own sensitivity.
     """
     return _traced(mechanism) if namespace(mechanism.probabilities) is jnp else _of_mechanism(mechanism)
 
 
 def _traced(mechanism: Optimal) -> Atoms:
-    """``optimal_pair`` of a table of JAX arrays, from dots evenly spaced in eps alone: differentiable."""
+    """Return ``optimal_pair`` for a table of JAX arrays, from points evenly spaced in eps alone: differentiable."""
     p, cells = mechanism.probabilities, mechanism.cells
     ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
     t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
@@ -198,17 +201,17 @@ def _of_mechanism(mechanism: Optimal) -> Atoms:
 
 @lru_cache(maxsize=32)
 def rows_pair(form: ExactRows) -> Atoms:
-    """``optimal_pair`` of the integers that a release samples."""
+    """Return ``optimal_pair`` of the integers that a release samples."""
     table, near = form.table, form.certificate.sensitivity is not None
     return replace(dominating_pair(table.weights / float(1 << table.bits), form.certificate.cells), near=near)
 
 
 def central_pair(mechanism: CentralPiecewise) -> Atoms:
-    """The density and itself a sensitivity further on: it falls from its middle, so the largest shift is the worst.
+    """Return the density and itself shifted by the sensitivity: it falls from its middle, so this shift is the worst.
 
-    On the scale v of the mechanism inputs are c <= 2 apart, and a step is as wide as c or wider. On one side of the
-    point half-way the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on as much of the
-    highest step as the other density's does not cover; it is -eps on their mirror images, and else 0.
+    On the mechanism's scale v, inputs are c <= 2 apart, and a step is at least as wide as c. On one side of the
+    midpoint the loss is eps on the outer c of every step of heights q E^l, 1 <= l < s, and on the part of the highest
+    step that the other density's highest step does not cover. It is -eps on their mirror images, and 0 elsewhere.
     """
     xp = namespace(*jax.tree.leaves(mechanism))
     E, steps = xp.exp(-mechanism.epsilon), mechanism.steps
@@ -220,10 +223,10 @@ def central_pair(mechanism: CentralPiecewise) -> Atoms:
 
 
 def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
-    """A pair, its own mirror, whose profile is the largest hockey stick of rows at most ``cells`` apart, or above.
+    """Return a symmetric pair whose profile is at least the largest profile of rows at most ``cells`` apart.
 
     With f the interpolated profile in t = e^eps, the loss ln t_i has the mass q_i = f'(t_i+) - f'(t_i-) under q and
-    t_i q_i under p, the loss -ln t_i the reverse, and loss 0 the rest.
+    t_i q_i under p, the loss -ln t_i has these exchanged, and loss 0 has the remaining mass.
     """
     t = np.exp(_dots(p, cells))
     f = np.append([_largest(p, cells, at) + _ROUNDING for at in t[:-1]], 0.0)
@@ -232,7 +235,7 @@ def dominating_pair(p: np.ndarray, cells: int) -> Atoms:
 
 
 def of_dots(t: RealArray, f: Real) -> Atoms:
-    """The pair, its own mirror, whose profile is f at e^eps = t, and straight between; see ``dominating_pair``."""
+    """Return the symmetric pair whose profile is f at e^eps = t, and linear between; see ``dominating_pair``."""
     xp = namespace(t, f)
     slopes = xp.append(xp.diff(f) / xp.diff(t), 0.0)
     q = xp.maximum(xp.diff(slopes), 0.0)
@@ -242,7 +245,7 @@ def of_dots(t: RealArray, f: Real) -> Atoms:
 
 
 def _dots(p: np.ndarray, cells: int) -> np.ndarray:
-    """Values of eps from 0 to the largest loss: evenly spaced ones, and the losses of the rows furthest apart."""
+    """Return values of eps from 0 to the largest loss: evenly spaced, and the losses of the rows furthest apart."""
     level = math.log(largest_ratio(p, cells))
     count = _DOTS if p.size * cells < _LARGE else _DOTS // 4
     losses = np.abs(np.log(p[cells:] / p[:-cells])).ravel()
@@ -254,7 +257,7 @@ def _dots(p: np.ndarray, cells: int) -> np.ndarray:
 
 
 def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
-    """The fewest dots, or nearly, between which a convex f is straight to rounding; the first and the last are."""
+    """Return few points, with the first and last, whose linear interpolation is a convex f up to rounding."""
     kept = np.array([0, len(t) - 1])
     while (above := np.interp(t, t[kept], f[kept]) - f).max() > _STRAIGHT:
         kept = np.sort(np.append(kept, above.argmax()))
@@ -262,7 +265,7 @@ def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
 
 
 def _largest(p: np.ndarray, cells: int, t: float) -> float:
-    """max over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
+    """Return the maximum over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
     best = 0.0
     for shift in range(1, cells + 1):
         a, b = p[shift:], p[:-shift]
@@ -271,11 +274,11 @@ def _largest(p: np.ndarray, cells: int, t: float) -> float:
 
 
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:
-    """The table and the table as many cells further on as neighbours can be apart, both ways.
+    """Return the table and the table shifted by the cells that neighbours can be apart, in both directions.
 
     Raises:
-        ValueError: noise on vectors, of which only the certificate's (epsilon, delta) is known; or another sensitivity
-            than the certificate's.
+        ValueError: the noise is on vectors, for which only the certificate's (epsilon, delta) is known; or the
+            sensitivity is above the certificate's.
     """
     certificate = form.certificate
     if not isinstance(certificate, NoiseCertificate):
@@ -292,7 +295,7 @@ def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms,
 
 
 def window_pair(form: ExactWindow) -> Atoms:
-    """The first and the last row, where window and base fall from their middles; else two points at the pure level."""
+    """Return the first and the last row if window and base fall from their middles, else ``pure_points`` of its eps."""
     table = form.table
     if not table.falls:
         return pure_points(form.certificate.realised_epsilon)

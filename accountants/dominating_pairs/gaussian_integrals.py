@@ -4,14 +4,14 @@ Where p is a Gaussian and the loss rises with slope a towards the upper end, in 
 
     gain(start, width, a, lead) = integral over 0 < t < width of  phi(start + t) (1 - e^-(lead + a t)) dt,
 
-lead >= 0 being the loss at the start less eps. It is a difference of two masses,
+where lead >= 0 is the loss at the start minus eps. The integral is a difference of two masses,
 
     Phi[start, start + width] - e^(a (start + a/2) - lead) Phi[start + a, start + a + width],
 
-which loses its digits where the loss hardly exceeds eps, as noise much wider than the sensitivity has it. There it is
-a sum of positive terms: Gauss-Legendre on the part of the interval that is not negligible.
+which cancels where the loss hardly exceeds eps, as with noise much wider than the sensitivity. There the integral is
+computed as a sum of positive terms, by Gauss-Legendre quadrature on the part of the interval that is not negligible.
 
-Functions take NumPy arrays (evaluated in float64) or JAX arrays (in their type).
+Functions take NumPy arrays (evaluated in float64) or JAX arrays (evaluated in their type).
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ _NODES, _WEIGHTS = gauss_legendre(12)
 _PANELS = 8
 # A density below e^-40 of the largest one is negligible: it is less than half a unit in the last place.
 _NEGLIGIBLE = 40.0
-# The difference of masses is taken where it is at least this share of the first one.
+# The difference of masses is used where it is at least this share of the first one.
 _SHARE = 0.25
-# Units in the last place that a mass may be off by, relatively, times 1 + the square of where it is.
+# A bound on the relative error of a mass, in units in the last place times 1 + the square of its position.
 _UNITS = 16
-# No mass is left so far out, and its square is finite.
+# Beyond this point no mass is left; its square is finite.
 _LARGE = 1e10
 
 
 def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
     """Return an upper bound of the integral above, and of the two masses: Phi[start, ...] and Phi[start + a, ...].
 
-    Each is too large by a few units in the last place times 1 + start^2 and its like.
+    Each exceeds the true value by a few units in the last place times 1 + start^2 and similar terms.
 
     Args:
-        start: the lower end in units of sigma, finite; any shape, as the others.
+        start: the lower end in units of sigma, finite; any shape, as the other arguments.
         width: not negative, may be infinite.
-        a: slope of the loss, positive.
-        lead: loss at the start less eps; not negative.
+        a: the slope of the loss, positive.
+        lead: the loss at the start minus eps, not negative.
     """
     xp = namespace(start, width, a, lead)
     kind = xp.finfo(xp.result_type(start, width, a, lead))
@@ -67,7 +67,7 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
 
 
 def endless_gain(start: Any, a: Any) -> Any:
-    """Return ``gain`` of an infinite width from where the loss is eps."""
+    """Return ``gain`` of an infinite width, from the point at which the loss is eps."""
     xp = namespace(start, a)
     kind = xp.finfo(xp.result_type(start, a))
     steep = xp.minimum(a, _LARGE)
@@ -83,26 +83,26 @@ def endless_gain(start: Any, a: Any) -> Any:
 
 
 def _tail(start: Any) -> Any:
-    """The mass above the start."""
+    """Return the mass above the start."""
     xp = namespace(start)
     beyond = _STANDARD.tail(xp.abs(start))
     return xp.where(start < 0, 1 - beyond, beyond)
 
 
 def _mass(start: Any, width: Any) -> tuple[Any, Any]:
-    """The mass, and a bound of its error."""
+    """Return the mass, and a bound of its error."""
     xp = namespace(start, width)
     far = start + width
     across = (start < 0) & (far > 0)
     near = xp.where(start >= 0, start, -far)
-    # Both parts where 0 is between the ends, else the one part as seen from 0.
+    # Add both parts where 0 is between the ends; otherwise take the one part, seen from 0.
     value = _partial(xp.where(across, 0.0, near), xp.where(across, far, width))
     value = value + _partial(0.0 * value, xp.where(across, -start, 0.0))
     return value, xp.finfo(value.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * value
 
 
 def _partial(near: Any, width: Any) -> Any:
-    """The mass of [near, near + width] for near >= 0: between tails, or of a narrow part by Gauss-Legendre."""
+    """Return the mass of [near, near + width] for near >= 0: a difference of tails, or quadrature if it is narrow."""
     xp = namespace(near, width)
     some = xp.isfinite(near) & (width > 0)
     near, width = xp.where(some, near, 1.0), xp.where(some, width, 1.0)
@@ -124,7 +124,7 @@ def _density(x: Any) -> Any:
 
 
 def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
-    """The function of the values, 0 where none of them needs it."""
+    """Return the function of the values, or 0 if none of them is needed."""
     xp = namespace(needed, *values)
     values = xp.broadcast_arrays(needed, *values)[1:]
     if xp is jnp:
@@ -133,13 +133,13 @@ def _where_any(needed: Any, function: Callable[..., Any], *values: Any) -> Any:
 
 
 def _nearest(start: Any, width: Any) -> Any:
-    """The distance from 0 of the point of the interval that is nearest to it, as far as it matters."""
+    """Return the distance from 0 of the nearest point of the interval, clipped to where it matters."""
     xp = namespace(start, width)
     return xp.clip(xp.maximum(start, -(start + width)), 0.0, _LARGE)
 
 
 def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
-    """The integral by Gauss-Legendre between the points at which the density becomes negligible."""
+    """Return the integral by Gauss-Legendre quadrature between the points at which the density becomes negligible."""
     xp = namespace(start, width, a, lead)
     reach = xp.sqrt(_nearest(*_frozen_all(start, width)) ** 2 + 2 * _NEGLIGIBLE)
     first = xp.where(start < -reach, _frozen(-reach - start), 0.0)
@@ -162,13 +162,13 @@ def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
 
 
 def _to_reach(start: Any, reach: Any) -> Any:
-    """reach - start, for start <= reach, without cancellation where reach^2 = start^2 + 80."""
+    """Return reach - start, for start <= reach, without cancellation where reach^2 = start^2 + 80."""
     xp = namespace(start, reach)
     return xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
 
 
 def _frozen(value: Any) -> Any:
-    """The value without a derivative."""
+    """Return the value without a derivative."""
     return jax.lax.stop_gradient(value) if namespace(value) is jnp else value
 
 

@@ -1,10 +1,10 @@
-"""The dominating pair of a mechanism: the laws of its report under the worst two neighbouring inputs.
+"""The dominating pairs of mechanisms: the distributions of a report under the worst two neighbouring inputs.
 
-The privacy profile of a mechanism is the pointwise maximum of the hockey sticks of its worst pairs,
+The privacy profile of a mechanism is the pointwise maximum of the hockey-stick divergences of its dominating pairs,
 
-    delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0
+    delta(eps) = max over pairs of  integral max(0, p(y) - e^eps q(y)) dy,    eps >= 0.
 
-and a pair and its mirror (q and p swapped) are both meant where they have the same hockey stick. Proofs:
+Where a pair and its mirror (q and p exchanged) have the same profile, only one of them is listed. Proofs:
 docs/proofs/worst_pairs.md.
 """
 
@@ -48,33 +48,34 @@ from dpkernels.solve import maximum_on
 
 @singledispatch
 def dominating_pairs(mechanism: Any, sensitivity: Any = None) -> tuple[Any, ...]:
-    """Pairs whose hockey sticks' pointwise maximum is the mechanism's profile at every eps >= 0.
+    """Return pairs the pointwise maximum of whose profiles is the mechanism's profile at every eps >= 0.
 
     Args:
-        mechanism: a mechanism of dpkernels. Bounded ones: any two inputs are neighbours, or those within its own
-            sensitivity.
-        sensitivity: D of an additive mechanism, whose neighbouring inputs differ by at most D; by default its claim's.
+        mechanism: a mechanism of dpkernels. For bounded mechanisms neighbours are any two inputs, or those within the
+            mechanism's own sensitivity.
+        sensitivity: D of an additive mechanism, whose neighbouring inputs differ by at most D; the default is the
+            sensitivity of its claim.
 
     Returns:
         One pair or several.
 
     Raises:
-        TypeError: an unknown mechanism.
-        ValueError: no sensitivity for an additive mechanism, or one for a bounded mechanism.
+        TypeError: the mechanism is unknown.
+        ValueError: an additive mechanism has no sensitivity, or a bounded mechanism is given one.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known worst pair")
 
 
 @dominating_pairs.register
 def _(mechanism: DominatingPair, sensitivity: Any = None) -> tuple[Any, ...]:
-    """A pair by itself, such as two weight tables of the user's own."""
+    """Return the pair itself, for example two user-defined weight tables."""
     reject_sensitivity(sensitivity)
     return (mechanism,)
 
 
 @dominating_pairs.register
 def _(mechanism: Densities, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The pair and its mirror."""
+    """Return the pair and its mirror."""
     reject_sensitivity(sensitivity)
     return (mechanism, mechanism.mirror())
 
@@ -85,10 +86,10 @@ def _(mechanism: Additive, sensitivity: Any = None) -> tuple[Any, ...]:
 
 
 def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
-    """The given D, else that of the mechanism's claim.
+    """Return the given D, or else that of the mechanism's claim.
 
     Raises:
-        ValueError: neither, or not positive and finite.
+        ValueError: neither is given, or D is not positive and finite.
     """
     D = mechanism.sensitivity if sensitivity is None else sensitivity
     if D is None:
@@ -99,12 +100,12 @@ def sensitivity_of(mechanism: Additive, sensitivity: Any = None) -> Real:
 
 @singledispatch
 def noise_pairs(noise: Any, sensitivity: Any) -> tuple[Any, ...]:
-    """The worst pairs of additive noise over shifts of size up to D.
+    """Return the dominating pairs of additive noise over shifts of size up to D.
 
-    For a density unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)); for an even f one of the two is enough.
+    For a density that is unimodal about 0 they are (f, f(. - D)) and (f, f(. + D)). For an even f one is enough.
 
     Raises:
-        TypeError: noise of an unknown type.
+        TypeError: the noise is of an unknown type.
     """
     raise TypeError(f"noise: {type(noise).__name__} has no known worst pair")
 
@@ -117,7 +118,7 @@ def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
 
 @noise_pairs.register
 def _(noise: Reweighted, sensitivity: Real) -> tuple[Any, ...]:
-    """What is not reweighted is its kernel, to the last digit: a sum in three parts rounds to another delta."""
+    """Use the kernel itself where nothing is reweighted: the reweighted sum in three parts would round differently."""
     outside = checks.concrete(noise.outside)
     if outside is not None and (outside == 1.0).all():
         return noise_pairs(noise.kernel, sensitivity)
@@ -126,7 +127,7 @@ def _(noise: Reweighted, sensitivity: Real) -> tuple[Any, ...]:
 
 @noise_pairs.register
 def _(noise: Lattice, sensitivity: Real) -> tuple[Any, ...]:
-    """Probabilities and the same n points further on, n = ceil(D/step); inputs are on the lattice."""
+    """Pair the probabilities with themselves n points further on, n = ceil(D/step); inputs are on the lattice."""
     D, step = (checks.concrete(value) for value in (sensitivity, noise.step))
     if D is None or step is None:
         raise TypeError("sensitivity: is traced; on a lattice it decides how many points there are")
@@ -138,11 +139,7 @@ def _(noise: Lattice, sensitivity: Real) -> tuple[Any, ...]:
 
 
 def reject_sensitivity(sensitivity: Any) -> None:
-    """Refuse a sensitivity for a bounded mechanism, which has none or one of its own.
-
-    Raises:
-        ValueError: one was given.
-    """
+    """Raise ValueError for a sensitivity: a bounded mechanism has none or one of its own."""
     if sensitivity is not None:
         raise ValueError(
             f"sensitivity: {sensitivity}; neighbours of a bounded mechanism are any two inputs, or within the "
@@ -152,10 +149,11 @@ def reject_sensitivity(sensitivity: Any) -> None:
 
 @dominating_pairs.register
 def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends of the input interval, for a window and a base that fall from their middles.
+    """Return the pair of the two ends of the input interval, if window and base fall from their middles.
 
-    Other shapes (a user's humps, a base that rises to its edge, a class of a user's own): the pair of two points of the
-    mechanism's pure level eps0, which no eps0-DP mechanism exceeds: an upper bound, not the exact profile.
+    For other shapes (a window with several peaks, a base that rises to its edge, a user-defined class) return the
+    two-point pair of the mechanism's pure level eps0. No eps0-DP mechanism exceeds its profile, so it is an upper bound
+    and not the exact profile.
     """
     reject_sensitivity(sensitivity)
     if mechanism.window.falls and mechanism.base.falls:
@@ -166,23 +164,24 @@ def _(mechanism: Windowed, sensitivity: Any = None) -> tuple[Any, ...]:
 
 @dominating_pairs.register
 def _(mechanism: SquareWave, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends of the input interval; stretched, these are reports of a type-I piecewise mechanism."""
+    """Return the pair of the two ends of the input interval; rescaled, reports are those of a type-I piecewise one."""
     reject_sensitivity(sensitivity)
     return (square_wave_pair(mechanism),)
 
 
 @dominating_pairs.register
 def _(mechanism: TwoPoint, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends, since either probability is affine in the input; they are those of randomised response."""
+    """Return the pair of the two ends, those of randomised response: both probabilities are affine in the input."""
     reject_sensitivity(sensitivity)
     return (pure_points(mechanism.epsilon),)
 
 
 @dominating_pairs.register
 def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The two ends are worst for either part, with the choice of the part revealed.
+    """Return the pairs of both parts at the two ends, as if the choice of the part were published.
 
-    Exact where a report tells the part, as a density and two points do; for other parts an upper bound.
+    The profile is exact if a report shows which part was chosen, as with a density and two points. For other parts it
+    is an upper bound.
     """
     reject_sensitivity(sensitivity)
     return _mixed(mechanism.weight, mechanism)
@@ -190,10 +189,10 @@ def _(mechanism: Mixture, sensitivity: Any = None) -> tuple[Any, ...]:
 
 @dominating_pairs.register
 def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The pairs of one reported coordinate: which one is drawn apart from the data, and any of them may change.
+    """Return the pairs of one reported coordinate, which is chosen independently of the data; any of them may change.
 
     Raises:
-        ValueError: several reported coordinates, whose reports compose.
+        ValueError: several coordinates are reported, whose reports compose.
     """
     reject_sensitivity(sensitivity)
     if mechanism.sampled > 1:
@@ -206,7 +205,7 @@ def _(mechanism: Multivariate, sensitivity: Any = None) -> tuple[Any, ...]:
 
 @dominating_pairs.register
 def _(form: ExactMixture, sensitivity: Any = None) -> tuple[Any, ...]:
-    """The choice revealed; both parts at the two ends."""
+    """Return the pairs of both parts at the two ends, as if the choice of the part were published."""
     reject_sensitivity(sensitivity)
     return _mixed(float(form.certificate.weight), form)
 
@@ -234,24 +233,26 @@ _ROWS: dict[type, Callable[[Any], Any]] = {
 @dominating_pairs.register(ExactRows)
 @dominating_pairs.register(ExactWindow)
 def _(mechanism: Mechanism, sensitivity: Any = None) -> tuple[Any, ...]:
-    """One pair of which the profile is the table's, or barely above it; neighbours are those of the mechanism."""
+    """Return one pair whose profile is that of the table, or barely above it; neighbours are those of the mechanism."""
     reject_sensitivity(sensitivity)
     return (_ROWS[type(mechanism)](mechanism),)
 
 
 @singledispatch
 def pure_epsilon(mechanism: Any) -> float:
-    """The smallest eps for which the mechanism is eps-DP.
+    """Return the smallest eps for which the mechanism is eps-DP.
 
-    Neighbouring: any two inputs of its interval, or those within the sensitivity of one that has it.
+    Neighbours are any two inputs of the interval, or those within the sensitivity of a mechanism that has one.
 
-    Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
-    with every kink, refined at the best. Mixtures: an upper bound, that of the choice revealed. Exact forms: from the
-    integers; inf for tables of noise, which end. Covers one report of a float mechanism in exact arithmetic;
-    floating-point sampling is not covered.
+    The value covers one report of a float mechanism in exact arithmetic, not floating-point sampling:
+
+    - Windowed mechanisms: the supremum over reports of ln(sup / inf over inputs of the density), on a grid of reports
+      with every kink, refined at the maximum.
+    - Mixtures: an upper bound, as if the choice of the part were published.
+    - Exact samplers: computed from the integers; inf for tables of noise, which have finite support.
 
     Raises:
-        TypeError: an unknown mechanism.
+        TypeError: the mechanism is unknown.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known privacy level")
 
@@ -268,13 +269,13 @@ def _(mechanism: Windowed) -> float:
 
 @pure_epsilon.register
 def _(mechanism: SquareWave) -> float:
-    """Its eps: e^eps is the ratio of its two densities."""
+    """Return the mechanism's eps: e^eps is the ratio of its two densities."""
     return float(mechanism.epsilon)
 
 
 @pure_epsilon.register
 def _(mechanism: TwoPoint) -> float:
-    """Its eps: the ends have the odds e^eps and e^-eps."""
+    """Return the mechanism's eps: the ends have the odds e^eps and e^-eps."""
     return float(mechanism.epsilon)
 
 
@@ -296,22 +297,22 @@ def _(mechanism: Any) -> float:
 
 @pure_epsilon.register
 def _(mechanism: ExactNoise) -> float:
-    """A report beyond the shifted table's end is impossible for the other input; the claim is of (eps, delta)."""
+    """Return inf: a report beyond the end of the shifted table is impossible for the other input."""
     return math.inf
 
 
 @pure_epsilon.register
 def _(mechanism: Optimal) -> float:
-    """The largest log ratio of neighbouring discrete."""
+    """Return the largest log ratio of the probabilities of neighbouring inputs."""
     return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
 
 
 @pure_epsilon.register
 def _(mechanism: CentralPiecewise) -> float:
-    """Its eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
+    """Return the mechanism's eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
     return float(mechanism.epsilon)
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:
-    """delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``noise_pairs``."""
+    """Return delta(eps) over all shifts of size up to D, for a density unimodal about 0; see ``noise_pairs``."""
     return profile(noise_pairs(noise, sensitivity), epsilon)

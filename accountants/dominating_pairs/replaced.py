@@ -1,16 +1,14 @@
 """Reports on Poisson samples whose neighbours replace one record by another.
 
-Given the rest of a sample, which shifts all three alike, the laws of a report are f without the record, and P and Q of
-density
+Given the rest of a sample, which shifts all three distributions alike, a report has the density f without the record,
+and with one or the other record, each in the sample with probability r, the density
 
-    p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D
+    p = (1 - r) f + r f(. - a),    q = (1 - r) f + r f(. - b),    |a|, |b| <= D.
 
-with the one record or the other, each in the sample with probability r.
-
-Noise with f even and falling from 0: (a, b) = (D, -D) is the worst at every eps >= 0. At rate 1 it is noise moved by
-2 D. Bounded mechanisms without a sensitivity, any three inputs: with e^eps' = 1 + r (e^eps - 1),
-delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018), which the worst pair's samples
-attain. Proofs: docs/proofs/dominating_pairs.md.
+For noise with f even and falling from 0, (a, b) = (D, -D) is the worst case at every eps >= 0. At rate 1 this is noise
+shifted by 2 D. For bounded mechanisms without a sensitivity, with any three inputs and e^eps' = 1 + r (e^eps - 1),
+delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018). The samples of the dominating
+pair attain this bound. Proofs: docs/proofs/dominating_pairs.md.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ from dpkernels import checks
 from dpkernels.numerics import namespace
 from dpkernels.pytrees import pytree
 
-# What symmetric pairs may differ by from their mirrors: given, and in the precision of a trace.
+# The difference from their mirrors that symmetric pairs may have: for plain numbers, and in the precision of a trace.
 _CONCRETE, _TRACED = 1e-9, 1e-4
 
 
 def check_replaceable(pairs: tuple[Any, ...]) -> None:
-    """Refuse pairs whose worst replaced record is not known.
+    """Raise an error for pairs whose worst replaced record is not known.
 
     Raises:
-        ValueError: asymmetric noise, tables or densities, or bounded mechanisms with a sensitivity; says why.
+        ValueError: noise, tables or densities that are not symmetric, or a bounded mechanism with a sensitivity.
         TypeError: a pair of an unknown type.
     """
     for pair in pairs:
@@ -49,7 +47,7 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
             )
         if isinstance(pair, AdditivePair):
             replaced_noise.check_replaceable(pair)
-        odd = checks.concrete(pair.asymmetry())
+        odd = checks.concrete(pair.symmetry_gap())
         if odd is not None and not odd <= _CONCRETE:
             raise ValueError(
                 "adjacency: 'replace' is known for even noise and for tables whose second row is the first one "
@@ -60,11 +58,11 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
 @pytree
 @dataclass(frozen=True)
 class Replaced(DominatingPair):
-    """The worst pair of one release on a Poisson sample with one record replaced; its own mirror.
+    """The dominating pair of one release on a Poisson sample with one record replaced; symmetric.
 
     Attributes:
-        pair: a worst pair of the release on all the data, that of one of two records.
-        rate: r, in (0, 1].
+        pair: the dominating pair of the release on all the data, for one of two records.
+        rate: the sampling rate r, in (0, 1].
     """
 
     pair: DominatingPair
@@ -76,13 +74,13 @@ class Replaced(DominatingPair):
 
     @property
     def rounds_up(self) -> bool:
-        """Whether it is Gaussian noise alone, or not noise; see ``replaced_stick``."""
+        """Return whether this is Gaussian noise without edges, or not noise; see ``replaced_divergence``."""
         if isinstance(self.pair, AdditivePair):
             return self.pair.rounds_up and not len(self.pair.noise.edges)
         return not _is_lattice(self.pair)
 
     def hockey_stick(self) -> Curve:
-        return replaced_stick(self.pair, self.rate)
+        return replaced_divergence(self.pair, self.rate)
 
     def largest_loss(self) -> Any:
         raise TypeError("pair: Replaced has no known largest loss")
@@ -93,7 +91,7 @@ class Replaced(DominatingPair):
     def mirror(self) -> Replaced:
         return self
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return 0.0
 
     def check(self) -> None:
@@ -107,13 +105,16 @@ def _is_lattice(pair: Any) -> bool:
 
 
 @singledispatch
-def replaced_stick(pair: Any, rate: Any) -> Curve:
-    """The hockey stick of the worst pair, exactly, from a pair of inputs without samples.
+def replaced_divergence(pair: Any, rate: Any) -> Curve:
+    """Return the exact profile of the dominating pair, from a pair of inputs without sampling.
 
-    Bounded mechanisms have that of an added record; a pair is its own mirror up to rounding, and so the larger of both.
+    Bounded mechanisms have the profile of an added record. Their pairs are symmetric up to rounding, so the result is
+    the maximum of both directions.
     """
-    sticks = [with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.has_two_ways else []))]
-    odd = pair.asymmetry()
+    sticks = [
+        with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
+    ]
+    odd = pair.symmetry_gap()
     known = namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
 
     def at(eps: Any) -> Any:
@@ -123,32 +124,32 @@ def replaced_stick(pair: Any, rate: Any) -> Curve:
     return at
 
 
-@replaced_stick.register
+@replaced_divergence.register
 def _(pair: AdditivePair, rate: Any) -> Curve:
     return replaced_noise.replaced_hockey_stick(pair, rate)
 
 
-@replaced_stick.register
+@replaced_divergence.register
 def _(pair: Atoms, rate: Any) -> Curve:
     if pair.moved is None:
-        return replaced_stick.dispatch(object)(pair, rate)
+        return replaced_divergence.dispatch(object)(pair, rate)
     return _three(pair, rate).hockey_stick()
 
 
 @singledispatch
 def replaced_privacy_loss(pair: Any, rate: Any) -> PrivacyLossDistribution:
-    """Return the distribution of the privacy loss of the worst pair, from a pair of inputs without samples."""
+    """Return the distribution of the privacy loss of the dominating pair, from a pair of inputs without sampling."""
     return _of_bounded(pair, rate)
 
 
 def _of_bounded(pair: Any, rate: Any) -> PrivacyLossDistribution:
     whole = pair.privacy_loss().subsampled(rate).symmetrized()
-    odd = pair.asymmetry()
+    odd = pair.symmetry_gap()
     known = namespace(odd, rate).where(odd <= _TRACED, 1.0, np.nan)
     return whole if namespace(known) is np else whole.scaled(known)
 
 
-# Laws on a lattice
+# Distributions on a lattice
 
 
 @replaced_privacy_loss.register
@@ -157,7 +158,7 @@ def _(pair: Atoms, rate: Any) -> PrivacyLossDistribution:
 
 
 def _three(pair: Atoms, rate: Any) -> Atoms:
-    """p moved forwards and back: p has the weights in front and q, which is as much further on, behind."""
+    """Return the pair of shifts forwards and back: p starts with the weights, q with as many zeros as it is shifted."""
     n = int(pair.moved or 0)
     xp = namespace(pair.p, rate)
     none = xp.zeros(n)
@@ -167,16 +168,16 @@ def _three(pair: Atoms, rate: Any) -> Atoms:
 
 
 def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
-    """The worst pair of a table, as a table."""
+    """Return the dominating pair of a table, as a table."""
     if pair.moved is not None:
         return _three(pair, rate)
     xp = namespace(pair.p, pair.q, rate)
     p, q = rate * pair.p + (1 - rate) * pair.q, pair.q
-    # What is rounding would count twice, and be taken off from the rest.
+    # Rounding errors would be counted twice, and subtracted from the remaining mass.
     positive = p > q * (1 + 64 * xp.finfo(p.dtype).eps)
     p, q = xp.where(positive, p, 0.0), xp.where(positive, q, 0.0)
     rest = xp.maximum(1 - p.sum(keepdims=True) - q.sum(keepdims=True), 0.0)
-    known = xp.where(pair.asymmetry() <= _TRACED, 1.0, xp.nan)
+    known = xp.where(pair.symmetry_gap() <= _TRACED, 1.0, xp.nan)
     return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
 
 

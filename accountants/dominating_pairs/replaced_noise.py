@@ -1,11 +1,11 @@
-"""The exact profile of noise on a Poisson sample in which one record is replaced, in closed form between knots.
+"""The exact profile of noise on a Poisson sample in which one record is replaced: closed forms between knots.
 
 For f even and falling from 0 the worst two records move the value by D and by -D:
 
     p = (1 - r) f + r f(. - D),    q = (1 - r) f + r f(. + D),
     p - t q = r f(. - D) - (1 - r) (t - 1) f - t r f(. + D),    t = e^eps >= 1.
 
-Between the knots of all three, where log f is a polynomial of degree 2 at most, this changes its sign at most twice.
+Between the knots of all three, where log f is a polynomial of degree 2 at most, p - t q changes its sign at most twice.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespac
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
-# Panels of a piece: of exponentials, of a Gaussian, where the loss bends within sigma^2/D, and of other noise.
+# Panels of a piece: for exponentials; for a Gaussian, whose loss changes its slope within sigma^2/D; for other noise.
 _PANELS, _GAUSSIAN_PANELS, _FEW_PANELS = 8, 96, 4
-# Units in the last place that numbers of which a mass is made may be off by.
+# The error, in units in the last place, of the numbers from which a mass is computed.
 _UNITS = 16
 _HALVINGS = 60
 
@@ -48,14 +48,14 @@ _HALVINGS = 60
 @pytree
 @dataclass(frozen=True)
 class Pieces:
-    """Between neighbouring knots of f, f(. - D) and f(. + D); arrays of one length.
+    """The pieces between neighbouring knots of f, f(. - D) and f(. + D), as arrays of one length.
 
     Attributes:
-        left: lower end; -inf for the first.
-        right: upper end; inf for the last.
-        width: right - left, and 0 where the ends are equal but for rounding.
-        weights: of f, f(. - D) and f(. + D), relative to ``noise.unweighted``; a last axis.
-        scores: derivatives of their log densities at a point inside; a last axis.
+        left: the lower end; -inf for the first piece.
+        right: the upper end; inf for the last piece.
+        width: right - left, and 0 where the ends differ only by rounding.
+        weights: the weights of f, f(. - D) and f(. + D), relative to ``noise.unweighted``, along a last axis.
+        scores: the derivatives of their log densities at a point inside, along a last axis.
     """
 
     left: Any
@@ -66,7 +66,7 @@ class Pieces:
 
 
 def replaced_hockey_stick(pair: AdditivePair, rate: Any) -> Curve:
-    """Return eps -> delta(eps), for eps >= 0, of even noise."""
+    """Return the function eps -> delta(eps), for eps >= 0, of even noise."""
     noise, D = pair.noise, namespace(pair.shift).abs(pair.shift)
     formulas = pair.formulas
     if isinstance(formulas, StepFormulas):
@@ -82,7 +82,7 @@ def replaced_hockey_stick(pair: AdditivePair, rate: Any) -> Curve:
 
 
 def check_replaceable(pair: AdditivePair) -> None:
-    """Refuse noise whose profile on samples with a replaced record is not known.
+    """Raise an error for noise whose profile on samples with a replaced record is not known.
 
     Raises:
         ValueError: the density is neither log-concave nor of a known form.
@@ -96,7 +96,10 @@ def check_replaceable(pair: AdditivePair) -> None:
 
 
 def _monotone(pair: AdditivePair, D: Any, rate: Any) -> Curve:
-    """Of an even log-concave density p/q rises: f(. - D)/f rises and f(. + D)/f falls. {p > t q} is a half line."""
+    """Use that p/q rises for an even log-concave density, so that {p > t q} is a half line.
+
+    f(. - D)/f rises and f(. + D)/f falls.
+    """
     noise = pair.noise
     densities = ReplacedDensities(noise, D, rate)
     points = without_derivative(noise.quantiles)
@@ -135,9 +138,9 @@ def _split(pair: AdditivePair, D: Any) -> Pieces:
 
 
 def _cut(a: Any, rate: Any, eps: Any, weights: Any) -> tuple[Any, Any]:
-    """Where p = t q, and whether there is such a place; p - t q > 0 above it.
+    """Return the point at which p = t q, and whether there is one; p - t q > 0 above it.
 
-    A e^(a x) - B - C e^(-a x) = 0 has the root  a x = log(C/A)/2 + asinh(B/(2 sqrt(A C))).
+    The root of A e^(a x) - B - C e^(-a x) = 0 is  a x = log(C/A)/2 + asinh(B/(2 sqrt(A C))).
     """
     free, own, other = weights
     xp = namespace(a, rate, eps, own)
@@ -158,14 +161,14 @@ def _cut(a: Any, rate: Any, eps: Any, weights: Any) -> tuple[Any, Any]:
 
 
 def _sized(value: Any, start: Any, a: Any, eps: Any) -> Any:
-    """Rounded upwards by what its exponents may be off by."""
+    """Return the value rounded upwards by the possible error of its exponents."""
     xp = namespace(value, start)
     size = without_derivative(1 + start**2 + a**2 + xp.abs(a * start) + xp.abs(eps))
     return value * (1 + _UNITS * xp.finfo(value.dtype).eps * xp.minimum(size, 1e4))
 
 
 def _of_one_gaussian(a: Any, rate: Any, eps: RealArray) -> Any:
-    """r J(c - a) + t r e^(-a c - a^2/2) J(c),  J(c) = integral of phi(x) (1 - e^-(a (x - c))) over x > c."""
+    """Return r J(c - a) + t r e^(-a c - a^2/2) J(c),  J(c) = integral of phi(x) (1 - e^-(a (x - c))) over x > c."""
     xp = namespace(a, rate, eps)
     kind = xp.finfo(eps.dtype)
     eps = eps - _UNITS * kind.eps * xp.abs(without_derivative(eps))
@@ -190,7 +193,7 @@ def _gaussians(pair: AdditivePair, D: Any, rate: Any) -> Curve:
             cut, some = _cut(a, rate, eps, piece.weights)
             whole = cut <= left
             start = xp.where(whole, left, cut)
-            # Nothing of p below where it is possible; an end at -inf is one where p is not above t q.
+            # Below the first point where p is possible there is no mass of p; at an end of -inf, p is not above t q.
             there = some & ~((start >= right) | xp.isinf(start) | (piece.width <= 0))
             start, rest = xp.where(there, start, 0.0), xp.where(there, xp.where(whole, width, right - start), 1.0)
             one, _, mass = gaussian_integrals.gain(start - a, rest, a, 0.0 * start)
@@ -210,9 +213,9 @@ def _gaussians(pair: AdditivePair, D: Any, rate: Any) -> Curve:
 
 
 def _exponentials(pair: AdditivePair, D: Any, rate: Any) -> Curve:
-    """Sums over pieces; s is the distance from their finite end, log densities there are l + k s.
+    """Return eps -> delta(eps), a sum over pieces; s is the distance from their finite end, log densities are l + k s.
 
-    log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots: it is positive on an interval.
+    log r f(. - D) - log((1 - r) (t - 1) f + t r f(. + D)) is concave between knots, so it is positive on an interval.
     """
     pieces, source = _split(pair, D), pair.noise.unweighted
     xp = namespace(pieces.left, rate)
@@ -235,7 +238,7 @@ def _exponentials(pair: AdditivePair, D: Any, rate: Any) -> Curve:
             growth = log_or_never(xp.maximum(xp.expm1(eps), 0.0))
 
             def excess(s: Any) -> tuple[Any, Any]:
-                """The log ratio at s, and its derivative."""
+                """Return the log ratio at s, and its derivative."""
                 free, own, other = (logs[i] + slopes[i] * s for i in range(3))
                 free, other = growth + free, eps + other
                 top = xp.maximum(free, other)
@@ -266,7 +269,7 @@ def _exponentials(pair: AdditivePair, D: Any, rate: Any) -> Curve:
 
 
 def _positive(excess: Any, width: Any) -> tuple[Any, Any]:
-    """The ends of where a concave function is positive on [0, width]; the width twice where it is nowhere."""
+    """Return the ends of the interval on which a concave function is positive; (width, width) if it is nowhere."""
     excess = _frozen(excess)
     xp = namespace(width)
     zero = xp.zeros_like(width)
@@ -290,7 +293,7 @@ def _frozen(excess: Any) -> Any:
 @pytree
 @dataclass(frozen=True)
 class ReplacedDensities:
-    """The densities p and q of noise f at rate r, for records that move it by D either way."""
+    """The densities p and q of noise f at sampling rate r, for records that shift it by D and by -D."""
 
     noise: Distribution
     D: Any
@@ -307,7 +310,7 @@ class ReplacedDensities:
         return self._mixed(y, -self.D)
 
     def _mixed(self, y: Real, shift: Any) -> Any:
-        """log of (1 - r) f + r f(. - shift)."""
+        """Return log of (1 - r) f + r f(. - shift)."""
         logs = self.noise.log_prob(y), self.noise.log_prob(y - shift)
         xp = namespace(*logs, self.rate)
         top = without_derivative(xp.maximum(*logs))
@@ -316,16 +319,16 @@ class ReplacedDensities:
         return xp.where(total > 0, top + xp.log(xp.where(total > 0, total, 1.0)), -np.inf)
 
     def loss(self, y: Real) -> Any:
-        """log p/q, 0 where both are 0."""
+        """Return log p/q, and 0 where both are 0."""
         return log_ratio(self.log_p(y), self.log_q(y))
 
     def steepness(self, left: np.ndarray, right: np.ndarray) -> Any:
-        """Return that of f at all three places, between knots; see ``SmoothPieces``."""
+        """Return the maximum of the steepness of f at all three positions, between knots; see ``SmoothPieces``."""
         places = (0.0, self.D, -self.D)
         return np.max([self.noise.steepness(left - place, right - place) for place in places], axis=0)
 
     def beyond(self, y: Real) -> tuple[Any, Any]:
-        """Masses of P and Q beyond y + D."""
+        """Return the masses of P and Q beyond y + D."""
         middle, near, far = (self.noise.sf(y + by * self.D) for by in (1, 0, 2))
         return (1 - self.rate) * middle + self.rate * near, (1 - self.rate) * middle + self.rate * far
 
@@ -349,7 +352,7 @@ def replaced_privacy_loss(pair: AdditivePair, rate: Any) -> PrivacyLossDistribut
 
 
 def _ends(formulas: NoiseFormulas) -> Any:
-    """All knots, increasing."""
+    """Return all knots, increasing."""
     knots, D = formulas.knots, formulas.pair.shift
     xp = namespace(knots, D)
     D = xp.abs(D)

@@ -22,16 +22,16 @@ def check_steepness(noise: Distribution, points: int = 1000, seed: int = 0) -> N
     """Compare ``noise.steepness`` with the derivatives of the density on random panels between knots.
 
     A bracket of composed noise is proven if |f'| <= s f and |f^(8)| <= s^8 f for the density f and the s that
-    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a class of your own. It finds
-    a bound that is too small where it samples; it is no proof of the bound.
+    ``noise.steepness(left, right)`` returns for a panel. Call this function in a test of a user-defined class. It
+    detects a bound that is too small at the points it samples; it does not prove the bound.
 
     Args:
         noise: a distribution whose ``log_prob`` also takes JAX arrays.
         points: how many panels are sampled, from 10 to 10^6.
-        seed: of the panels.
+        seed: the seed of the random panels.
 
     Raises:
-        ValueError: a derivative exceeds the bound; the message gives the panel, the order and both numbers.
+        ValueError: a derivative exceeds the bound; the message has the panel, the order and both numbers.
 
     Example:
         >>> import dpkernels as dpk
@@ -64,7 +64,7 @@ def _panels(noise: Distribution, count: int, seed: int) -> tuple[np.ndarray, np.
     end = start + draws.exponential(0.3, count) * float(noise.isf(np.float64(0.25)) - noise.icdf(np.float64(0.25)))
     knots = np.concatenate([np.asarray(noise.knots, float), np.asarray(noise.support, float)])
     knots = np.unique(knots[np.isfinite(knots)])
-    # A panel ends before the next knot, and begins a little after the last one.
+    # A panel ends before the next knot, and starts slightly after the previous one.
     after = np.searchsorted(knots, start, side="right")
     end = np.minimum(end, np.append(knots, np.inf)[after])
     start = np.maximum(start, np.append(-np.inf, knots)[after])

@@ -22,24 +22,24 @@ from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, like, 
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect, falling_root, shares_with_ends, turning_points
 
-# How far beyond the reports a window of a file may reach, for rounding.
+# The rounding error by which a window in a file may reach beyond the reports.
 _ROUNDING = 1e-12
 
 
 @pytree
 @dataclass(frozen=True)
 class WindowedPair(DominatingPair):
-    """p and q: a base, and a window on it at one of two places; on the scaled reports [-1, 1].
+    """Two densities on the scaled reports [-1, 1]: a base, with the same window at one of two positions.
 
-    The numbers have no unit: neither the place nor the unit of the data has any effect on them.
+    The numbers have no unit: neither the origin nor the unit of the data has any effect on them.
 
     Attributes:
         window: a window that falls from its middle.
         base: a base that falls from 0.
         width: m in (0, 2), the width of the window.
-        relative_height: k/y, the window's peak over the base's.
-        apart: how far the middle of p's window is to the right of the middle of q's.
-        centre: the point half-way between both middles; 0 for the two ends of the input interval.
+        relative_height: k/y, the window's peak over the base's peak.
+        apart: the distance from the middle of q's window to the middle of p's window, positive to the right.
+        centre: the midpoint of both middles; 0 for the two ends of the input interval.
     """
 
     window: Window
@@ -51,12 +51,12 @@ class WindowedPair(DominatingPair):
 
     @property
     def level(self) -> Any:
-        """y, the base's height at its peak."""
+        """Return y, the height of the base at its peak."""
         return 1 / (self.relative_height * self.window.area * self.width + 2 * self.base.area)
 
     @property
     def height(self) -> Any:
-        """k, the window's peak."""
+        """Return k, the peak of the window."""
         return self.relative_height * self.level
 
     def hockey_stick(self) -> Curve:
@@ -77,7 +77,7 @@ class WindowedPair(DominatingPair):
         return join([own, other.mirrored()])
 
     def _pieces(self, side: Side) -> PrivacyLossDistribution:
-        """The pieces between the knots of both densities, on one side."""
+        """Return the pieces between the knots of both densities, on one side."""
 
         def log_density(number: int) -> Callable[[Any, Any], Any]:
             density, inside = side.densities[number]
@@ -92,7 +92,7 @@ class WindowedPair(DominatingPair):
 
     @property
     def _steepness(self) -> Callable[[Any, Any, Any], Any] | None:
-        """That of the window and of the base, whichever is larger; None where one of them says none."""
+        """Return the steepness of the window or of the base, whichever is larger; None where one is not known."""
         steep, flat = self.window.steepness, self.base.steepness
         if steep is None or flat is None:
             return None
@@ -101,7 +101,7 @@ class WindowedPair(DominatingPair):
     def mirror(self) -> WindowedPair:
         return WindowedPair(self.window, self.base, self.width, self.relative_height, -self.apart, self.centre)
 
-    def asymmetry(self) -> Any:
+    def symmetry_gap(self) -> Any:
         return namespace(self.centre).abs(self.centre)
 
     def check(self) -> None:
@@ -115,19 +115,19 @@ class WindowedPair(DominatingPair):
 
 
 def pair_of_ends(mechanism: Windowed) -> WindowedPair:
-    """The pair of the two ends of the input interval, at which the window meets the ends of the reports."""
+    """Return the pair of the two ends of the input interval, at which the window meets the ends of the reports."""
     m = mechanism
     return WindowedPair(m.window, m.base, m.width, m.relative_height, 2 - m.width)
 
 
 def square_wave_pair(mechanism: SquareWave) -> WindowedPair:
-    """The same of a square wave, whose window may cover all but little of the reports: 1/b of them, and less."""
+    """Return the pair of the two ends for a square wave, whose window may cover almost all of the reports."""
     b, height = mechanism.half_width, namespace(mechanism.epsilon).expm1(mechanism.epsilon)
     return WindowedPair(Uniform(), Constant(), 4 * b / (1 + 2 * b), height, 2 / (1 + 2 * b))
 
 
 def windowed_pair(mechanism: Windowed, x: Any, other: Any) -> WindowedPair:
-    """The pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
+    """Return the pair of two inputs, in data units: p = density(. | x), q = density(. | other)."""
     m = mechanism
     share = (x - other) / (m.upper - m.lower)
     off = ((x - m.lower) - (m.upper - other)) / (m.upper - m.lower)
@@ -141,7 +141,7 @@ def _floating(pair: WindowedPair) -> WindowedPair:
 
 
 def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
-    """A flat window on a flat base: within p's window alone, within both or neither, and within q's alone."""
+    """Return the losses of a flat window on a flat base: in p's window alone, both or neither, q's window alone."""
     xp = namespace(*jax.tree.leaves(pair))
     alone = xp.minimum(xp.abs(pair.apart), pair.width)
     high, low = (pair.level + pair.height) * alone, pair.level * alone
@@ -152,16 +152,16 @@ def _flat(pair: WindowedPair) -> PrivacyLossDistribution:
 
 
 class Side(NamedTuple):
-    """Pieces between the knots of both densities, from the end of the reports to the point half-way.
+    """Pieces between the knots of both densities, from the end of the reports to the midpoint of the windows.
 
     Attributes:
-        pair: the pair, for which p's window is on this side.
+        pair: the pair; p's window is on this side.
         apart: the distance of the windows' middles.
         margin: the distance of p's window from the end of the reports.
         left: the outer end of each piece.
-        right: its inner end.
+        right: the inner end of each piece.
         in_p: whether p's window covers the piece.
-        in_q: whether q's window does.
+        in_q: whether q's window covers the piece.
     """
 
     pair: Any
@@ -173,21 +173,21 @@ class Side(NamedTuple):
     in_q: Any
 
     def p(self, e: Any, inside: Any) -> Any:
-        """The density of p at e; at the end of a piece its limit from inside the piece."""
+        """Return the density of p at e; at the end of a piece, the limit from inside the piece."""
         return self._base(e) + self._window(e, inside)
 
     def q(self, e: Any, inside: Any) -> Any:
-        """The density of q."""
+        """Return the density of q at e."""
         return self._base(e) + self._window(e - self.apart, inside)
 
     def loss(self, e: Any, in_p: Any, in_q: Any) -> Any:
-        """The log of p/q."""
+        """Return log p/q at e."""
         ratio = self.p(e, in_p) / self.q(e, in_q)
         return namespace(ratio).log(ratio)
 
     @property
     def densities(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """Both densities, each with whether its window covers the pieces."""
+        """Return both densities, each with whether its window covers the pieces."""
         return (self.p, self.in_p), (self.q, self.in_q)
 
     def _base(self, e: Any) -> Any:
@@ -200,11 +200,11 @@ class Side(NamedTuple):
 
 
 def side_of(pair: Any, *, beyond: bool = False) -> Side:
-    """The side on which p's window is.
+    """Return the side on which p's window is.
 
     Args:
-        pair: a ``WindowedPair`` pair.
-        beyond: whether the reports beyond p's window count too; the loss is 0 there.
+        pair: a ``WindowedPair``.
+        beyond: whether to include the reports beyond p's window, where the loss is 0.
     """
     xp = namespace(*jax.tree.leaves(pair))
     width, apart = pair.width, xp.abs(pair.apart)
@@ -224,17 +224,17 @@ def side_of(pair: Any, *, beyond: bool = False) -> Side:
     return Side(pair, apart, margin, left, right, (middle > 0) & (middle < width), middle > apart)
 
 
-# Cells that a piece is searched in for turns of the loss, and the most turns that are kept.
+# The cells of a piece in which turning points of the loss are looked for, and the most turning points that are kept.
 _CELLS, _TURNS = 64, 3
-# Halvings for a turn, to the last digit of float64; steps for a cut, of which the table below leaves a small bracket.
+# Halvings for a turning point, to full float64 precision; Newton steps for a cut, within a narrow bracket from a table.
 _BISECTIONS, _NEWTON_STEPS = 60, 3
-# Relative distance from a knot at which its one side is looked at; pieces shorter than the second need no turns.
+# The relative distance from a knot at which one side of it is evaluated; shorter pieces than the second need no turns.
 _INSET, _LEAST = 1e-12, 1e-13
 # Units in the last place by which the derivatives of two equal densities may differ.
 _UNITS = 16
-# So many values of linear pieces are computed together.
+# The most values of linear pieces that are computed together.
 _TOGETHER = 1 << 20
-# Shares of a run at which its loss is tabled: dense near the top.
+# The shares of a run at which its loss is tabulated: dense near the top.
 _SHARES = np.linspace(0, 1, 257) ** 2
 _NODES, _WEIGHTS = gauss_legendre(8)
 
@@ -244,12 +244,12 @@ def _is_linear(pair: Any) -> bool:
 
 
 def divergence_of_windowed(pair: DominatingPair) -> Curve:
-    """eps -> delta(eps)."""
+    """Return the function eps -> delta(eps)."""
     return _linear(side_of(pair)) if _is_linear(pair) else _smooth(side_of(pair))
 
 
 def largest_loss_of_windowed(pair: Any) -> Any:
-    """The supremum of the loss."""
+    """Return the supremum of the loss."""
     side = side_of(pair)
     xp = namespace(side.left)
     if not _is_linear(pair):
@@ -262,7 +262,7 @@ def largest_loss_of_windowed(pair: Any) -> Any:
 
 
 def _linear(side: Side) -> Curve:
-    """With values a > 0 > b at the ends of a piece of width w, the positive part has mass w a^2 / (2 (a - b))."""
+    """Sum w a^2 / (2 (a - b)), the positive part's mass on a piece of width w with values a > 0 > b at its ends."""
     p, q = ([density(e, inside) for e in (side.left, side.right)] for density, inside in side.densities)
     items = *p, *q, side.right - side.left
 
@@ -280,7 +280,7 @@ def _linear(side: Side) -> Curve:
         return at
 
     def delta(eps: Any) -> Any:
-        # A table has thousands of pieces: of plain numbers they are taken together, for some eps at a time.
+        # A table has thousands of pieces: plain numbers are computed for all pieces together, if that is not too large.
         if namespace(eps, side.left) is not np or np.size(eps) * len(side.left) > _TOGETHER:
             return total(term, items, eps)
         return term(items)(np.asarray(eps)[..., None]).sum(-1)
@@ -292,9 +292,10 @@ def _linear(side: Side) -> Curve:
 
 
 class _Runs(NamedTuple):
-    """Intervals on which the loss is monotone: where it is larger, the signed way to the other end, the loss there.
+    """Intervals on which the loss is monotone.
 
-    And whether the windows of p and of q cover them.
+    The fields are the end with the larger loss, the signed distance to the other end, the loss at the first end, and
+    whether the windows of p and of q cover the interval.
     """
 
     top: Any
@@ -305,9 +306,9 @@ class _Runs(NamedTuple):
 
 
 def _rate(side: Side, e: Any) -> RealArray:
-    """The derivative of the loss, p'/p - q'/q; 0 where rounding alone tells these apart, as where p and q are equal.
+    """Return the derivative of the loss, p'/p - q'/q, or 0 where the difference is a rounding error.
 
-    Of both derivatives and of what they add to the loss over the piece.
+    Rounding is estimated from both derivatives and from their effect on the loss over the piece.
     """
 
     def relative(density: Any, inside: Any) -> Any:
@@ -340,7 +341,7 @@ def _runs(side: Side, cells: int, most: int) -> _Runs:
 
 
 def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
-    """Return (left, right, in_p, in_q) of the pieces of plain numbers, cut where the loss turns."""
+    """Return (left, right, in_p, in_q) of the pieces of plain numbers, cut at the turning points of the loss."""
     some = np.flatnonzero(side.right > side.left)
     left, right, in_p, in_q = (each[some] for each in (side.left, side.right, side.in_p, side.in_q))
     low, high = _inside(left, right)
@@ -356,15 +357,16 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
 
 
 def _inside(left: Any, right: Any) -> tuple[Any, Any]:
-    """Both ends of an interval, from its inside: at a knot the loss may bend."""
+    """Return both ends of an interval, moved inside it: at a knot the derivative of the loss may jump."""
     inset = _INSET * (right - left) + 4 * np.finfo(left.dtype).eps * (abs(left) + abs(right))
     return left + inset, right - inset
 
 
 def _turns(pieces: Side, cells: int, most: int) -> Real:
-    """Where the loss turns in each piece, increasing; shape (most, pieces), filled up with the piece's right end.
+    """Return the turning points of the loss in each piece, increasing, in shape (most, pieces).
 
-    A turn is bracketed by a change of sign of the loss's derivative between cells. NaN if there are more.
+    The right end of the piece fills up the rest. A turning point is bracketed by a sign change of the derivative of the
+    loss between cells. The result is NaN if there are more than ``most``.
     """
     left, right = jax.lax.stop_gradient(_inside(pieces.left, pieces.right))
     grid = left + (right - left) * jnp.linspace(0, 1, cells + 1, dtype=left.dtype)[:, None]
@@ -392,7 +394,7 @@ def _smooth(side: Side) -> Curve:
             return xp.abs(run.extent) * share * (gap @ like(_WEIGHTS, share))
 
         def at_most(eps: Any) -> Any:
-            """Also where the loss is NaN."""
+            """Skip runs whose loss is below every eps; a NaN in the loss is kept."""
             needless = (eps >= run.loss).all()
             if namespace(eps, run.loss) is np:
                 return np.zeros_like(eps) if needless else at(eps)
@@ -404,13 +406,13 @@ def _smooth(side: Side) -> Curve:
 
 
 def _side_runs(side: Side) -> _Runs:
-    """In the cells of a table the loss turns once at most."""
+    """Return the runs of a side; in the cells of a table the loss turns at most once."""
     tabulated = side.pair.window.is_table or side.pair.base.is_table
     return _runs(side, *((1, 1) if tabulated else (_CELLS, _TURNS)))
 
 
 def _drops(side: Side, runs: _Runs) -> Real:
-    """sqrt(loss at the top - loss) at the shares of a run; shape (runs, shares). About linear near a smooth top."""
+    """Return sqrt(loss at the top - loss) at the shares of each run, which is almost linear near a smooth top."""
     xp = namespace(runs.top)
     e = runs.top[:, None] + runs.extent[:, None] * like(_SHARES, runs.top)
     loss = side.loss(e, runs.in_p[:, None], runs.in_q[:, None])
@@ -419,10 +421,10 @@ def _drops(side: Side, runs: _Runs) -> Real:
 
 
 def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
-    """Return the share of a run, from its top, where the loss is above eps: bracketed by the table, then its root.
+    """Return the share of a run, from its top, on which the loss is above eps: a root, bracketed by the table.
 
-    An error in the share loses its square: the integrand is 0 at the end. So the first derivative of delta needs none
-    of the share; JAX numbers have one, for the second.
+    The integrand is 0 at that end, so an error of the share enters delta by its square only. The first derivative of
+    delta therefore does not need the derivative of the share; JAX numbers have it for the second derivative.
     """
     xp = namespace(eps, drops, run.top)
     frozen, level = without_derivative((run, eps))
@@ -444,13 +446,13 @@ def _share(side: Side, run: _Runs, drops: Any, eps: Any) -> RealArray:
 
 
 def _gap(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
-    """p - e^eps q at a share of a run: not the loss, which may bend by e^eps where the window ends."""
+    """Return p - e^eps q at a share of a run; its slope, unlike the loss's, stays moderate where the window ends."""
     e = run.top + run.extent * share
     return side.p(e, run.in_p) - namespace(e, eps).exp(eps) * side.q(e, run.in_q)
 
 
 def _newton_step(side: Side, run: _Runs, share: Any, eps: Any) -> Any:
-    """The gap over its derivative in the share; JAX numbers only."""
+    """Return the gap over its derivative in the share; JAX numbers only."""
 
     def gap(share: Any) -> Any:
         return _gap(side, run, share, eps)

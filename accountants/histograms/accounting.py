@@ -1,6 +1,6 @@
-"""What the counts of a histogram and its top k cost, and the least noise for a budget (Cesar & Rogers 2021, section 6).
+"""The privacy cost of a histogram's counts and top k, and the least noise (Cesar & Rogers 2021, section 6).
 
-Neighbouring, unless a function says otherwise: at most D0 counts differ (l0 sensitivity), by at most Dinf each (linf
+Unless a function says otherwise, neighbours differ in at most D0 counts (l0 sensitivity), by at most Dinf each (linf
 sensitivity). Guarantees are those of the distributions of noise in real arithmetic, with the discovery that
 ``dpkernels.exact.choice`` samples exactly.
 """
@@ -36,13 +36,13 @@ from dpkernels.mechanisms.named_additive import truncation_bound
 from dpkernels.numerics import Real, ndtr
 from dpkernels.solve import root
 
-MOST_COUNTS = 10**6  # As many mechanisms as ``pure_delta`` composes.
+MOST_COUNTS = 10**6  # The most mechanisms that ``pure_delta`` composes.
 
 
 def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: Any) -> Any:
-    """rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count (Cesar & Rogers 2021, Lemma 6.3).
+    """Return rho = D0 Dinf^2/(2 s^2) of Gaussian noise on every count (Cesar & Rogers 2021, Lemma 6.3).
 
-    Neighbouring: at most D0 counts differ, by at most Dinf each, so that the l2 sensitivity is sqrt(D0) Dinf.
+    Neighbours differ in at most D0 counts, by at most Dinf each, so that the l2 sensitivity is sqrt(D0) Dinf.
 
     Raises:
         ValueError: an argument is not positive.
@@ -52,13 +52,13 @@ def gaussian_histogram_rho(l0_sensitivity: Any, linf_sensitivity: Any, sigma: An
 
 
 def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale: float, epsilon: Any) -> Any:
-    """delta at eps of Laplace noise of scale b on every count (Cesar & Rogers 2021, Lemma 6.2).
+    """Return delta at eps of Laplace noise of scale b on every count (Cesar & Rogers 2021, Lemma 6.2).
 
-    Neighbouring as for ``gaussian_histogram_rho``. Each of the D0 counts is (Dinf/b)-DP, and ``pure_delta`` is the
-    least that follows from that; the noise being Laplace, the true delta is lower.
+    Neighbours are those of ``gaussian_histogram_rho``. Each of the D0 counts is (Dinf/b)-DP, and ``pure_delta`` is the
+    least delta that follows from that. The true delta of Laplace noise is lower.
 
     Raises:
-        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity or scale not positive; epsilon NaN.
+        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity or scale is not positive; or epsilon is NaN.
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
@@ -79,24 +79,24 @@ class HistogramNoise:
 
     @property
     def gaussian_variance(self) -> float:
-        """s^2."""
+        """Return s^2."""
         return self.sigma**2
 
     @property
     def laplace_variance(self) -> float:
-        """2 b^2."""
+        """Return 2 b^2."""
         return 2 * self.scale**2
 
 
 def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float, delta: float) -> HistogramNoise:
-    """The least sigma and the least scale that give every count of a histogram noise for (eps, delta).
+    """Return the least sigma and the least scale of noise on every count of a histogram for (eps, delta).
 
-    Gaussian: exact (Balle & Wang 2018) at l2 sensitivity sqrt(D0) Dinf. Laplace: ``laplace_histogram_delta``, optimal
-    for what it uses. Both from the safe side of their root, within 1e-12.
+    For Gaussian noise it is exact (Balle & Wang 2018) at l2 sensitivity sqrt(D0) Dinf. For Laplace noise it uses
+    ``laplace_histogram_delta``. Both roots are rounded conservatively, within 1e-12.
 
     Raises:
-        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity not positive; epsilon not in [0.01, 20]; delta not
-            in (0, 1).
+        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity is not positive; epsilon is not in [0.01, 20]; or
+            delta is not in (0, 1).
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     checks.epsilon(epsilon)
@@ -107,18 +107,18 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     def excess(b: float, _: Any) -> float:
         return float(pure_delta(share / b, D0, epsilon)) - delta
 
-    # From b = Dinf D0/eps on, all budgets added are within eps.
+    # From b = Dinf D0/eps on, the sum of all budgets is at most eps.
     b = root(excess, (), 1 + 1e-12, 1e-6, rtol=1e-13)
     return HistogramNoise(float(smallest_scale(Gaussian(1.0), epsilon, delta, math.sqrt(D0) * Dinf)), b * Dinf / share)
 
 
 def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int | None:
-    """The smallest D0 at which Gaussian noise has the lower variance of ``histogram_noise``, whatever Dinf is.
+    """Return the smallest D0 at which Gaussian noise has the lower variance of ``histogram_noise``, for any Dinf.
 
-    None where there is none up to ``most``.
+    The result is None if there is none up to ``most``.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); most not in 1..10^6.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); or most is not in 1..10^6.
     """
 
     def better(D0: int) -> bool:
@@ -130,15 +130,15 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
 
 
 def gaussian_epsilon(ratio: float, delta: float) -> float:
-    """The least eps of Gaussian noise at delta, D/s being ``ratio``."""
+    """Return the least eps of Gaussian noise at delta, where D/s is ``ratio``."""
     return float(epsilon_of(noise_pairs(Gaussian(1.0), ratio), delta))
 
 
 def inverse(name: str, value: Any) -> Any:
-    """1/value of a positive argument.
+    """Return 1/value of a positive argument.
 
     Raises:
-        ValueError: not positive.
+        ValueError: the value is not positive.
     """
     checks.positive(name, value)
     return 1 / np.asarray(value, float)
@@ -146,10 +146,10 @@ def inverse(name: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """Several valid bounds on what one release costs.
+    """Several valid bounds on the privacy cost of one release.
 
     Attributes:
-        parts: what was composed, in words.
+        parts: descriptions of the composed mechanisms.
         delta: the total delta.
         bounds: eps at delta, by the name of the bound that gives it.
     """
@@ -160,33 +160,34 @@ class Guarantee:
 
     @property
     def epsilon(self) -> Any:
-        """The least of the bounds."""
+        """Return the least of the bounds."""
         return np.minimum.reduce(np.broadcast_arrays(*self.bounds.values()))
 
 
 def known_domain_guarantee(
     k: Any, discovery_epsilon: Any, delta: Any, *, sigma: Any = None, scale: Any = None, leak: Any = 0.0
 ) -> Guarantee:
-    """The guarantee of ``known_domain_top_k``; arguments broadcast.
+    """Return the guarantee of ``known_domain_top_k``; arguments broadcast.
 
-    The parts: k picks of eps-bounded range, given the earlier ones; then, given the items, their k counts, each changed
-    by at most 1: Gaussian noise with l2 sensitivity sqrt(k), rho = k/(2 s^2), or k times (1/b)-DP Laplace noise.
+    It composes k picks of eps-bounded range, given the earlier ones, and then, given the items, their k counts. Each
+    count changes by at most 1. The noise is Gaussian with l2 sensitivity sqrt(k), rho = k/(2 s^2), or Laplace, k times
+    (1/b)-DP.
 
     Args:
-        k: how many items.
+        k: the number of items.
         discovery_epsilon: eps of a pick.
-        delta: the total.
+        delta: the total delta.
         sigma: s of Gaussian noise; or
         scale: b of Laplace noise.
-        leak: delta of each count's noise besides, for tables of Laplace noise.
+        leak: an additional delta of each count's noise, for tables of Laplace noise.
 
     Returns:
-        Bounds ``setwise`` (eq. 3), ``concentrated`` (k eps^2/8 and the counts' rho, best order) and ``added`` (pure
-        budgets added; infinite for Gaussian noise).
+        The bounds ``setwise`` (eq. 3), ``concentrated`` (k eps^2/8 and the counts' rho, best order) and ``added`` (the
+        sum of pure budgets; infinite for Gaussian noise).
 
     Raises:
-        ValueError: k below 1; discovery_epsilon negative; delta not in (0, 1) or not above the leak of all counts;
-            sigma or scale not positive, or not exactly one of them given; leak not in [0, 1).
+        ValueError: k is below 1; discovery_epsilon is negative; delta is not in (0, 1) or not above the leak of all
+            counts; sigma or scale is not positive, or not exactly one of them is given; or leak is not in [0, 1).
     """
     if (sigma is None) == (scale is None):
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
@@ -205,7 +206,7 @@ def known_domain_guarantee(
 
 
 class _Count(NamedTuple):
-    """What the noise of one count costs: zCDP, the terms of eq. 3, pure DP."""
+    """The privacy cost of the noise of one count: zCDP, the terms of eq. 3, pure DP."""
 
     name: str
     rho: Any
@@ -227,20 +228,21 @@ def _laplace_count(scale: Real) -> _Count:
 def unknown_domain_guarantee(
     l0_sensitivity: int, linf_sensitivity: float, sigma: float, truncation_delta: float, delta: float
 ) -> Guarantee:
-    """The guarantee of ``unknown_domain_top_k``.
+    """Return the guarantee of ``unknown_domain_top_k``.
 
-    Only D0 counts differ, and only those that are positive on both sides matter: the others are never released on
-    either. Where both truncated laws are positive, which each is with probability at least 1 - delta_T a count:
+    Only D0 counts differ, and only those that are positive for both neighbours matter: the others are never released
+    for either. The truncated distributions of a count are both positive except with probability at most delta_T under
+    each. Where they are both positive:
 
     - they are Gaussians on a common interval, (D0 Dinf^2/(2 s^2))-zCDP (bound ``concentrated``);
-    - their densities are Gaussian ones over (1 - 2 Phi(-T/s))^D0, so that beyond the leak delta(eps) is at most the
-      exact one of Gaussian noise at l2 sensitivity sqrt(D0) Dinf, over that (bound ``gaussian``).
+    - their densities are Gaussian densities over (1 - 2 Phi(-T/s))^D0, so that beyond the leak delta(eps) is at most
+      the exact one of Gaussian noise at l2 sensitivity sqrt(D0) Dinf, divided by that (bound ``gaussian``).
 
-    The threshold, its order and k come after, from released numbers alone.
+    The threshold, the order of items and k use released numbers alone.
 
     Raises:
-        ValueError: l0_sensitivity not in 1..10^6; linf_sensitivity or sigma not positive; truncation_delta not in
-            (0, 1); delta not below 1 and above the leak 1 - (1 - delta_T)^D0.
+        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity or sigma is not positive; truncation_delta is not
+            in (0, 1); or delta is not below 1 and above the leak 1 - (1 - delta_T)^D0.
     """
     checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     checks.positive("linf_sensitivity", linf_sensitivity)
@@ -258,9 +260,9 @@ def unknown_domain_guarantee(
     return Guarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)
 
 
-# The eps of a pick is searched between these; a budget that the first exceeds is refused.
+# The range in which the eps of a pick is searched; a budget that the lower end exceeds is rejected.
 _SMALLEST_PICK, _LARGEST_PICK = 1e-6, 10.0
-# What ``known_domain_guarantee`` calls the scale of the noise, and what else it takes.
+# The argument of ``known_domain_guarantee`` for the scale of the noise, and its other arguments.
 _ARGUMENTS: dict[str, tuple[str, dict[str, float]]] = {
     "gaussian": ("sigma", {}),
     "laplace": ("scale", {"leak": named.TABLE_DELTA}),
@@ -269,11 +271,11 @@ _ARGUMENTS: dict[str, tuple[str, dict[str, float]]] = {
 
 @dataclass(frozen=True)
 class KnownDomain:
-    """What ``known_domain_top_k`` takes.
+    """The arguments of ``known_domain_top_k`` for a budget.
 
     Attributes:
         discovery_epsilon: eps of each pick.
-        noise: on each count, with a claim for it.
+        noise: the noise on each count, with a claim for it.
     """
 
     discovery_epsilon: float
@@ -289,25 +291,27 @@ def known_domain(
     discovery_epsilon: float | None = None,
     share: float = 0.5,
 ) -> KnownDomain:
-    """Discovery and noise of the top k of a known domain, (eps, delta)-DP all together.
+    """Return discovery and noise of the top k of a known domain that are (eps, delta)-DP all together.
 
-    Neighbouring, and what is covered: see ``known_domain_top_k``; the bounds are ``top_k.known_domain_guarantee``'s.
+    For neighbours, and for what is covered, see ``known_domain_top_k``; the bounds are ``known_domain_guarantee``'s.
 
     Args:
-        k: how many items.
+        k: the number of items.
         epsilon: eps of all picks and counts.
-        delta: of the same.
+        delta: delta of all picks and counts.
         noise: "gaussian" or "laplace".
-        discovery_epsilon: eps of each pick, with the least noise that leaves; by default from ``share``.
-        share: of the zCDP budget for the picks, eps^2/8 each, against 1/(2 s^2) (Laplace: at most 1/(2 b^2)) a count.
+        discovery_epsilon: eps of each pick; the noise is the least that the rest of the budget allows. The default
+            follows from ``share``.
+        share: the share of the zCDP budget for the picks: eps^2/8 each, against 1/(2 s^2) for a count (Laplace: at most
+            1/(2 b^2)).
 
     Returns:
-        Both scales; the guarantee at them, as computed, is at most eps.
+        Both scales; the guarantee that is computed for them is at most eps.
 
     Raises:
-        ValueError: k not in 1..10^6; epsilon not in [0.01, 20]; delta not in (0, 1); share not in (0, 1); noise of
-            another name; discovery_epsilon not positive; picks that leave nothing for the counts, with what they cost.
-        TypeError: k is not a whole number.
+        ValueError: k is not in 1..10^6; epsilon is not in [0.01, 20]; delta or share is not in (0, 1); the name of the
+            noise is unknown; discovery_epsilon is not positive; or the picks alone exceed the budget.
+        TypeError: k is not an integer.
 
     Example:
         >>> plan = known_domain(10, epsilon=2.0, delta=1e-5)
@@ -341,7 +345,7 @@ def known_domain(
 
 
 def _count(noise: str, scale: float, delta: float) -> Additive:
-    """Noise of a count, with the claim that a release of it needs."""
+    """Return the noise of a count, with the claim that its release needs."""
     if noise == "laplace":
         return named.laplace(epsilon=1 / scale)
     made = named.gaussian(sigma=scale, sensitivity=1.0)

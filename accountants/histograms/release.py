@@ -1,9 +1,9 @@
 """Top-k of a histogram (Cesar & Rogers 2021, section 6.2), released: known and unknown domain.
 
-Discovery is sampled exactly (``dpkernels.exact.choice``), counts are released by ``perturb``. The guarantee that comes
-with a release is that of the laws of noise; what is sampled is integer tables near them. Laplace noise is
-charged by the claim that ``perturb`` certifies, so its tables are covered; for Gaussian noise, truncated or not, the
-difference of a table from its law is not. Timing and other side channels are not covered either.
+Discovery is sampled exactly (``dpkernels.exact.choice``), and counts are released by ``perturb``. The guarantee of a
+release is that of the distributions of noise, whereas the samples come from integer tables close to them. Laplace noise
+is charged by the claim that ``perturb`` certifies, so its tables are covered. For Gaussian noise, truncated or not, the
+difference between a table and its distribution is not covered. Timing and other side channels are not covered either.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class KnownTopK:
     """Top-k of a known domain.
 
     Attributes:
-        items: indices of the found counts, in the order of discovery.
+        items: indices of the counts found, in the order of discovery.
         counts: their released counts, not increasing and not negative.
-        noisy: the same before order and sign were imposed.
-        guarantee: what all of it costs.
+        noisy: the noisy counts before order and sign were imposed.
+        guarantee: the privacy cost of all of it.
     """
 
     items: np.ndarray
@@ -54,10 +54,10 @@ class UnknownTopK:
     """Top-k of an unknown domain.
 
     Attributes:
-        items: the released items, by falling noisy count, ties by their repr.
+        items: the released items, by falling noisy count; ties are in the order of their repr.
         counts: their noisy counts, all above the threshold.
         threshold: only counts above it were released.
-        guarantee: what all of it costs.
+        guarantee: the privacy cost of all of it.
     """
 
     items: tuple[Any, ...]
@@ -76,24 +76,25 @@ def known_domain_top_k(
     key: Array | None = None,
     exact: bool = True,
 ) -> KnownTopK:
-    """k items by the exponential mechanism, noise on their counts, then the counts most likely in that order.
+    """Release k items by the exponential mechanism, with noisy counts projected to that order.
 
-    Neighbouring: add or remove one person, who changes every count by 0 or 1, all in the same direction. It does not
-    cover replacing a person (counts move both ways: twice the budget of discovery), nor persons counted twice.
+    Neighbours add or remove one person, who changes every count by 0 or 1, all in the same direction. Replacing a
+    person is not covered, because counts then move in both directions, which doubles the budget of discovery. Persons
+    who are counted twice are not covered either.
 
     Args:
-        counts: non-negative integers over a domain fixed beforehand, 1-D.
-        k: how many items.
-        noise: on a count of sensitivity 1: Laplace or Gaussian, with the claim that ``perturb`` needs.
-        discovery_epsilon: eps of each pick: probability proportional to e^(eps count) among the items left.
-        delta: where the guarantee is read.
+        counts: non-negative integers over a domain that is fixed beforehand, 1-D.
+        k: the number of items.
+        noise: the noise on a count of sensitivity 1: Laplace or Gaussian, with the claim that ``perturb`` needs.
+        discovery_epsilon: eps of each pick: probability proportional to e^(eps count) among the remaining items.
+        delta: the delta of the guarantee.
         key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
         exact: release (True), or simulate the counts' noise by float kernels (False).
 
     Raises:
-        TypeError: counts are not integers, or noise of a law that has no known charge.
-        ValueError: counts negative, 2^53 or more, or not 1-D; k not in 1..len(counts); discovery_epsilon not in
-            [1e-4, 20]; delta not in (0, 1); noise whose claim is for a sensitivity below 1.
+        TypeError: counts are not integers, or the noise has a distribution without a known charge.
+        ValueError: counts are negative, 2^53 or more, or not 1-D; k is not in 1..len(counts); discovery_epsilon is not
+            in [1e-4, 20]; delta is not in (0, 1); or the claim of the noise is for a sensitivity below 1.
     """
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise.noise, noise))
@@ -104,10 +105,10 @@ def known_domain_top_k(
 
 
 def most_likely(noisy: Any) -> np.ndarray:
-    """The non-increasing, non-negative counts nearest to noisy ones in squares: isotonic regression, cut at 0.
+    """Return the non-increasing, non-negative counts nearest to noisy ones in squares: isotonic regression, cut at 0.
 
-    For Gaussian noise they are the maximum likelihood under that order; for other noise a projection, which is no
-    farther from the true counts where these are in that order.
+    For Gaussian noise they are the maximum likelihood estimate under that order. For other noise they are a projection.
+    Where the true counts are in that order, the projection is not farther from them than the noisy counts.
     """
     from scipy.optimize import isotonic_regression
 
@@ -126,27 +127,27 @@ def unknown_domain_top_k(
     key: Array | None = None,
     exact: bool = True,
 ) -> UnknownTopK:
-    """The items whose count plus truncated Gaussian noise on [-T, T] is above Dinf + T, at most the top k of them.
+    """Release the items whose count plus truncated Gaussian noise on [-T, T] exceeds Dinf + T, at most the top k.
 
-    What one person alone brings in has a count of at most Dinf, and can never appear. Neighbouring: add, remove or
+    An item that one person alone adds has a count of at most Dinf, and can never appear. Neighbours add, remove or
     replace one person, who changes at most D0 counts by at most Dinf each. The order of the mapping has no influence.
 
     Args:
-        counts: a non-negative integer for every item that occurs; zeros are as good as absent.
+        counts: a non-negative integer for every item that occurs; zeros have the same effect as absence.
         k: the most items to release; by default all.
         sigma: s of the noise before truncation.
         truncation_delta: the delta of one count in eq. 10, which sets T.
         l0_sensitivity: D0.
         linf_sensitivity: Dinf.
-        delta: where the guarantee is read; more than D0 truncation_delta.
+        delta: the delta of the guarantee, more than D0 truncation_delta.
         key: a ChaCha20 key, to repeat a release, or any typed key to simulate.
         exact: release (True), or simulate by float kernels (False).
 
     Raises:
         TypeError: counts are not integers.
-        ValueError: counts negative, or 2^53 or more; k or l0_sensitivity not in 1..10^6; sigma or linf_sensitivity not
-            positive, or sigma so small that a count may lose more than 20; truncation_delta not in (0, 1); delta not
-            below 1 and above the leak of D0 counts.
+        ValueError: counts are negative, or 2^53 or more; k or l0_sensitivity is not in 1..10^6; sigma or
+            linf_sensitivity is not positive, or sigma so small that the loss of a count may exceed 20; truncation_delta
+            is not in (0, 1); or delta is not below 1 and above the leak of D0 counts.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)
@@ -156,7 +157,7 @@ def unknown_domain_top_k(
         largest = _largest_noise(sampler.certificate)
     else:
         sampler, largest = mechanism, Fraction(truncation_bound(sigma, truncation_delta, linf_sensitivity))
-    # Rounding to floats keeps order, so no report of a count of at most Dinf is above this.
+    # Rounding to floats keeps the order, so no report of a count of at most Dinf exceeds this.
     threshold = math.nextafter(float(Fraction(linf_sensitivity) + largest), math.inf)
     reports = _reports(counts, sampler, _key(key, exact), exact)
     above = sorted(((-y, repr(item), item) for item, y in reports if y > threshold), key=lambda entry: entry[:2])[:k]
@@ -175,7 +176,7 @@ def _reports(counts: Mapping[Any, int], sampler: Any, key: Array, exact: bool) -
 
 
 def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Additive:
-    """The noise on a count, with its largest finite loss (T - D/2) D/s^2 as the budget of its claim."""
+    """Return the noise on a count, with its largest finite loss (T - D/2) D/s^2 as the budget of its claim."""
     T = truncation_bound(sigma, truncation_delta, sensitivity)
     least, most = checks.EPSILON_RANGE
     loss = max((T - sensitivity / 2) * sensitivity / sigma**2, least)
@@ -185,13 +186,13 @@ def _truncated(sigma: float, truncation_delta: float, sensitivity: float) -> Add
 
 
 def _largest_noise(certificate: Any) -> Fraction:
-    """The most that a released report is above its count: the table's last value, and less than a cell of rounding."""
+    """Return a bound on the released report minus its count: the table's last value plus one bin of rounding."""
     return certificate.highest + certificate.table.bin_width
 
 
 @singledispatch
 def _charge(law: Any, noise: Additive) -> dict[str, Any]:
-    """What ``known_domain_guarantee`` takes for a count's noise."""
+    """Return the arguments of ``known_domain_guarantee`` for a count's noise."""
     raise TypeError(f"noise: {type(law).__name__} noise on counts has no known charge; take Laplace or Gaussian noise")
 
 
@@ -224,7 +225,7 @@ def _key(key: Array | None, exact: bool) -> Array:
 
 
 def _secret(key: Array, exact: bool) -> bytes:
-    """The 32 bytes for discovery; for a simulation they are as guessable as its key."""
+    """Return the 32 bytes for discovery; those of a simulation are as easy to guess as its key."""
     if exact:
         return release_key_bytes(key)
     return np.asarray(jax.random.bits(jax.random.fold_in(key, 0), (8,), "uint32")).tobytes()

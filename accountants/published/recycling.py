@@ -59,7 +59,7 @@ def published_profile(kernel: Distribution, theta: Real, q: Real, sensitivity: R
     (1 - W) delta_K(eps) + W delta_K(eps - Lq), Lq = -ln(1 - q), delta_K the kernel's. ``recycling.profile`` is exact.
 
     Args:
-        kernel: the law of a draw.
+        kernel: the distribution of a draw.
         theta: tolerated error.
         q: probability of a redraw, in [0, 1).
         sensitivity: D.

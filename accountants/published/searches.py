@@ -133,7 +133,7 @@ def _feasible(points: np.ndarray, family: Any, window: Window, base: Base | None
 
 
 def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float) -> tuple[Any, Any, Any]:
-    """(edge r = t/y of the quartic base, m, k/y) on the output interval [-1, 1], where the source's is [-L, L]."""
+    """Return (edge r = t/y of the quartic base, m, k/y) on the interval [-1, 1], where the source's is [-L, L]."""
     y, k, m = point
     r = np.minimum((y + k) / y * np.exp(-epsilon), 1.0) if base is None else np.ones_like(y)
     area = (r + 4) / 5 if base is None else 1.0
@@ -142,7 +142,7 @@ def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float)
 
 
 def _values(objective: Any, family: Any, window: Window, base: Base | None, points: np.ndarray) -> np.ndarray:
-    """The objective at every point, in batches of one shape, so that it is compiled once."""
+    """Return the objective at every point, in batches of one shape, so that it is compiled once."""
     r, m, relative = _scaled(points.T, base, window, family.epsilon)
     interval = np.array([family.lower, family.upper, family.epsilon], np.float64)
     values = []
@@ -230,7 +230,7 @@ def ternary(function: Callable[[float], float], low: float, high: float, width: 
 
 
 def _sparsest(family: Any) -> float:
-    """The least rate tried: delta/p is a probability, and eps on the sample at most what a mechanism may have."""
+    """Return the least rate tried: delta/p is a probability, and eps on the sample at most a mechanism's largest."""
     densest = np.expm1(float(family.epsilon)) / np.expm1(checks.EPSILON_RANGE[1])
     return max(2 * float(family.delta), float(densest) * (1 + 1e-9))
 

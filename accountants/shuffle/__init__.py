@@ -1,7 +1,7 @@
-"""Shuffled reports: what many local reports reveal together once nobody knows who sent which.
+"""Privacy of shuffled reports: many local reports whose senders are hidden by a trusted shuffler.
 
-``blanket`` has the theorem, and the worst pair of inputs of every mechanism; ``integral`` its value for any number of
-reports, ``counts`` that of few reports of few outcomes; ``bracket`` rigorous bounds; ``published`` others' bounds.
+``blanket`` has the theorem, and the worst pair of inputs of every mechanism. ``estimate`` computes values by
+enumeration or by an integral, and ``bracket`` rigorous bounds. ``shuffled`` is the interface.
 """
 
 from accountants.shuffle.shuffled import Shuffled, shuffled

@@ -1,15 +1,16 @@
-"""What hides a report among others: the blanket of a local mechanism, and its worst pair of inputs.
+"""The blanket of a local mechanism, which hides a report among others, and the mechanism's worst pair of inputs.
 
-With laws R_x of the reports, gamma = sum_y min_x R_x(y) and omega(y) = min_x R_x(y)/gamma, every report is with
-probability gamma a draw of omega, whatever its input (Balle, Bell, Gascon & Nissim 2019). Of two inputs x, x' let
-L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. What n reports without their senders reveal about one of them is
+With R_x the distribution of the reports of x, gamma = sum_y min_x R_x(y) and omega(y) = min_x R_x(y)/gamma, every
+report is a draw of omega with probability gamma, whatever its input (Balle, Bell, Gascon & Nissim 2019). For two inputs
+x, x' let L(y) = (R_x(y) - e^eps R_x'(y))/omega(y), y ~ omega. The privacy of one of n reports without senders is
 
-    delta(eps) <= max over x, x' of  E[(L_1 + ... + L_M)_+]/(gamma n),    M ~ Bin(n, gamma),
+    delta(eps) <= max over x, x' of  E[(L_1 + ... + L_M)_+]/(gamma n),    M ~ Bin(n, gamma).
 
-and with gamma = 1, omega = R_x0 it is exactly that where all others hold x0: a lower bound of the worst case.
+With gamma = 1 and omega = R_x0 it is exactly the delta if all others hold x0, a lower bound of the worst case.
 
-Which pair: one of which E(L - t)_+ is largest at every t is the worst. The ends are, of a window that falls from its
-middle on such a base, if windows at the two ends do not overlap or both are flat. Proofs: docs/proofs/shuffle.md.
+A pair of inputs is the worst if its E(L - t)_+ is the largest at every t. For a window and a base that fall from their
+middles this holds for the two ends of the input interval, if the windows there do not overlap or both window and base
+are flat. Proofs: docs/proofs/shuffle.md.
 """
 
 from __future__ import annotations
@@ -43,25 +44,25 @@ from dpkernels.mechanisms.windowed.square_wave import SquareWave
 from dpkernels.numerics import gauss_legendre, like, namespace
 from dpkernels.pytrees import pytree
 
-# Outcomes whose laws agree to so many digits are one.
+# Outcomes whose probabilities agree to this number of digits are merged.
 _DIGITS = 13
-# A first value of many outcomes is computed of so many at most.
+# The most outcomes from which a first value is computed.
 _MOST = 64
 
-# (e^eps, t) -> a bound of E(L - t)_+ over all pairs.
+# A function from (e^eps, t) to a bound of E(L - t)_+ over all pairs.
 StopLoss = Callable[[float, np.ndarray], np.ndarray]
 
 
 @pytree
 @dataclass(frozen=True)
 class Blanket:
-    """Reports that hide one: each of n is with probability gamma a draw of omega, else it hides nothing.
+    """Reports that hide another one: each of n is a draw of omega with probability gamma, and else hides nothing.
 
     Attributes:
-        mass: omega of every outcome, or group of outcomes that tell the same.
-        p: R_x/omega, of the report that is hidden.
-        q: R_x'/omega.
-        gamma: the probability.
+        mass: omega of every outcome, or of every group of equivalent outcomes.
+        p: R_x/omega of the hidden report.
+        q: R_x'/omega of the hidden report.
+        gamma: the probability of a draw of omega.
     """
 
     mass: Any
@@ -70,12 +71,12 @@ class Blanket:
     gamma: Any
 
     def losses(self, epsilon: Any) -> Any:
-        """L = p - e^eps q."""
+        """Return L = p - e^eps q."""
         return self.p - namespace(self.p, epsilon).exp(epsilon) * self.q
 
     @property
     def merged(self) -> Blanket:
-        """Outcomes that tell the same as one; NumPy. Under JAX all as they are."""
+        """Return the blanket with equivalent outcomes merged, for NumPy; under JAX unchanged."""
         if namespace(self.mass, self.p, self.q, self.gamma) is not np:
             return self
         some = np.asarray(self.mass) > 0
@@ -91,9 +92,9 @@ class Blanket:
 
     @property
     def thinned(self) -> Blanket:
-        """At most ``_MOST`` outcomes, whose sums of losses have the same mean, variance and skewness, next to exactly.
+        """Return at most ``_MOST`` outcomes whose sums of losses have almost the same mean, variance and skewness.
 
-        Neighbours, so many at a time, become two: at their mean plus and minus their deviation along q - p.
+        Each group of neighbouring outcomes becomes two: their mean plus and minus their deviation along q - p.
         """
         if len(self.mass) <= _MOST:
             return self
@@ -122,7 +123,7 @@ class OutcomeProbabilities:
         least: the smallest over all inputs.
         first: under the input x.
         second: under x'.
-        others: (k, outcomes), under inputs that all others may hold.
+        others: of shape (k, outcomes), under inputs that all others may hold.
     """
 
     least: Any
@@ -132,13 +133,13 @@ class OutcomeProbabilities:
 
     @property
     def upper(self) -> Blanket:
-        """The blanket hides the report: what no neighbour's n reports exceed."""
+        """Return the blanket that bounds the delta of any neighbours' n reports."""
         gamma = self.least.sum()
         return self._in_blanket(self.least / gamma, gamma)
 
     @property
     def lower(self) -> tuple[Blanket, ...]:
-        """Others that all hold one input: what some neighbours' reports reveal."""
+        """Return blankets of others that all hold one input: lower bounds of the worst delta."""
         return tuple(self._in_blanket(row, 1.0) for row in self.others)
 
     def _in_blanket(self, mass: Any, gamma: Any) -> Blanket:
@@ -153,10 +154,10 @@ class WorstInputs:
     """The pairs of inputs of a mechanism that may be the worst.
 
     Attributes:
-        pairs: those that values are computed of; the largest is meant.
+        pairs: the pairs for which values are computed; the result is their maximum.
         level: the pure level eps0, from which on delta is 0.
-        stop_loss: a bound over all pairs, for a rigorous bracket; None where the one of ``pairs`` is proven worst.
-        exact: whether probabilities are those of the mechanism to rounding, and no nodes of a quadrature.
+        stop_loss: a bound over all pairs, for a rigorous bracket; None where one of ``pairs`` is proven worst.
+        exact: whether the probabilities are those of the mechanism up to rounding, not nodes of a quadrature.
     """
 
     pairs: tuple[OutcomeProbabilities, ...]
@@ -166,9 +167,9 @@ class WorstInputs:
 
 
 def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
-    """Reports that are no less telling than any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
+    """Return reports at least as informative as any mechanism's of this pure level and gamma (docs/proofs/shuffle.md).
 
-    Both R_x/omega and R_x'/omega are high, gamma e^eps0 and not gamma, with probability w = (1/gamma - 1)/(e^eps0 - 1).
+    R_x/omega and R_x'/omega are each gamma e^eps0 with probability w = (1/gamma - 1)/(e^eps0 - 1), and gamma otherwise.
     """
     high = np.exp(level)
     w = min((1 / gamma - 1) / (high - 1), 1.0)
@@ -179,7 +180,7 @@ def of_level(level: Any, gamma: Any) -> OutcomeProbabilities:
 
 
 def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
-    """Pairs of rows of which none is another with its reports renamed: they are all the pairs there are."""
+    """Return one pair of rows of each class of pairs that differ only by renaming reports."""
     least = rows.min(0)
     found: dict[bytes, tuple[int, int]] = {}
     for x, y in permutations(range(len(rows)), 2):
@@ -189,25 +190,25 @@ def different_pairs(rows: np.ndarray) -> list[tuple[int, int]]:
 
 
 _NODES, _WEIGHTS = gauss_legendre(16)
-# Tables whose pairs are all gone through: rows squared times outcomes. Of larger ones only the level and gamma count.
+# The largest tables, rows squared times outcomes, whose pairs are all tried; larger ones use level and gamma only.
 _MOST_CELLS = 1 << 21
-# Where pairs of a table are compared (shares of eps0, of the range of L), and how many are kept.
-# Tables of so few rows are looked through for pairs that are different; so many at most are all kept.
+# Points at which pairs of a table are compared (shares of eps0, and of the range of L), and how many pairs are kept.
+# Tables of few rows are searched for pairs that differ; up to ``_ALL`` of these are all kept.
 _FEW_ROWS, _ALL = 24, 12
 _SHARES, _LEVELS, _KEPT = (0.02, 0.1, 0.25, 0.5, 0.8), np.linspace(0.0, 1.0, 26)[1:-1], 6
 
 
 @singledispatch
 def worst_inputs(mechanism: Any) -> WorstInputs:
-    """The blanket of a local mechanism, of its exact form (then of the integers), or of a table of rows.
+    """Return the worst inputs of a local mechanism, of its exact sampler (then of the integers), or of a table of rows.
 
     Args:
-        mechanism: bounded, and eps0-DP for any two inputs; or a 2-D array whose row x are the probabilities of the
-            reports of x, such as randomised response on k categories.
+        mechanism: a bounded mechanism that is eps0-DP for any two inputs; or a 2-D array whose row x has the
+            probabilities of the reports of x, such as randomised response on k categories.
 
     Raises:
-        TypeError: an unknown mechanism.
-        ValueError: one without a blanket, with the reason.
+        TypeError: the mechanism is unknown.
+        ValueError: the mechanism has no blanket; the message says why.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
 
@@ -235,7 +236,7 @@ _NEAR = (
 
 @worst_inputs.register(Multivariate)
 def _(mechanism: Multivariate) -> WorstInputs:
-    """Of one coordinate of d: which one is drawn apart from the data, and every one may move from end to end."""
+    """Return those of one coordinate, which is chosen independently of the data; each may move from end to end."""
     return _of_one(mechanism, mechanism.coordinate)
 
 
@@ -255,7 +256,7 @@ def _of_one(mechanism: Multivariate, coordinate: Any) -> WorstInputs:
 
 @worst_inputs.register
 def _(mechanism: TwoPoint) -> WorstInputs:
-    """The two ends: both probabilities are affine in the input."""
+    """Return the two ends: both probabilities are affine in the input."""
     pair = pure_points(mechanism.epsilon)
     first, second = pair.p, pair.q
     xp = namespace(first)
@@ -266,7 +267,7 @@ def _(mechanism: TwoPoint) -> WorstInputs:
 @worst_inputs.register(Mixture)
 @worst_inputs.register(ExactMixture)
 def _(mixture: Any) -> WorstInputs:
-    """The choice revealed: E(L - t)_+ is then the sum of both parts', so a pair that is worst for both is worst."""
+    """Publish the choice: E(L - t)_+ is the sum of both parts', so a pair that is worst for both is the worst."""
     weight = mixture.weight if isinstance(mixture, Mixture) else float(mixture.certificate.weight)
     return _mixed(weight, worst_inputs(mixture.first), worst_inputs(mixture.second))
 
@@ -286,10 +287,10 @@ def _times(weight: Any, mass: Any) -> Any:
 
 @worst_inputs.register
 def _(mechanism: Windowed) -> WorstInputs:
-    """The two ends, where window and base fall from their middles; else any mechanism of its level and gamma.
+    """Return the two ends if window and base fall from their middles; else bound any mechanism of its level and gamma.
 
-    That the ends are worst is proven where a window is at most half as wide as the output interval, or both are flat.
-    Flat windows on flat bases have three outcomes; of others there are nodes of a quadrature between all knots.
+    It is proven that the ends are worst where a window is at most half as wide as the output interval, or both are
+    flat. Flat windows on flat bases have three outcomes. Others have nodes of a quadrature between all knots.
     """
     if not (mechanism.window.falls and mechanism.base.falls):
         v = critical_points(mechanism.window, mechanism.base, float(mechanism.width))
@@ -313,9 +314,9 @@ def _density(m: Windowed, v: Any, middle: Any) -> Any:
 
 
 def _quadrature(m: Windowed) -> tuple[Any, Any]:
-    """Nodes on [-1, 1] between the knots of the laws, and their weights; in NumPy also those of the middle input.
+    """Return nodes on [-1, 1] between the knots of the distributions, and weights; in NumPy also for the middle input.
 
-    Under JAX knots of two laws that meet would have the derivatives of either.
+    Under JAX, knots of two distributions that coincide would have the derivatives of either.
     """
     reach, bends = 1 - m.width / 2, m.width * m.window.kinks
     fixed = np.concatenate([m.base.kinks, [0.0, 1.0]])
@@ -340,7 +341,7 @@ def _(form: ExactWindow) -> WorstInputs:
 
 
 def _of_window(table: WindowTable) -> WorstInputs:
-    """The first and the last row, where weights fall from their middles; else any table of its level and gamma."""
+    """Return the first and the last row if weights fall from their middles; else any table of its level and gamma."""
     total, (high, low) = float(table.total), table.extremes()
     level, least = float(np.log(float((high / low).max()))), low.astype(float) / total
     if not table.falls:
@@ -353,9 +354,9 @@ def _of_window(table: WindowTable) -> WorstInputs:
 
 
 def _overlapping(ends: OutcomeProbabilities, E: float, t: np.ndarray) -> np.ndarray:
-    """The proof's bound without its last step: of the other window nothing is taken off but what all inputs have.
+    """Return the proof's bound without its last step, where only the mass that all inputs share is subtracted.
 
-    For t >= gamma (1 - e^eps), and of the complement below.
+    It applies to t >= gamma (1 - e^eps), and to the complement below.
     """
     gamma = ends.least.sum()
     far, near = ends.first - E * ends.least, E * ends.second - ends.least
@@ -410,7 +411,7 @@ def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
-    """The pairs of which E(L - t)_+ is the largest at most of some eps and t, and the first and the last row."""
+    """Return the pairs whose E(L - t)_+ is most often the largest at some eps and t, and the first and last rows."""
     omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
     for E in np.exp(np.array(_SHARES) * level):
         ends = (rows[0] - E * rows[-1]) / omega
@@ -422,11 +423,11 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
 
 
 def _of_row(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
-    """E(L - t)_+ of x and every other row: (row, t)."""
+    """Return E(L - t)_+ of x and every other row, of shape (row, t)."""
     omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
     return np.stack([np.maximum(gaps - at * omega, 0.0).sum(1) for at in t], 1)
 
 
 def largest(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:
-    """max over all pairs of rows of E(L - t)_+."""
+    """Return the maximum over all pairs of rows of E(L - t)_+."""
     return np.max([_of_row(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)

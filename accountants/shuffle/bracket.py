@@ -1,9 +1,10 @@
-"""Rigorous bounds of shuffled reports: the sum of losses on a grid, with the errors of transforms and rounding inside.
+"""Rigorous bounds for shuffled reports: the sum of losses on a grid, including errors of transforms and rounding.
 
-In the convex order: an outcome of L split between two grid points, its mean kept, makes E[(L_1 + ... + L_M)_+] larger;
-a law whose E(L - t)_+ is a polygon below makes it smaller (docs/proofs/shuffle.md). Both errors are of second order in
-the step where outcomes are dense, so sums of 2^j reports are made outcome by outcome first, as long as they have few. A
-bound over many pairs is the law whose E(L - t)_+ is the pairs' largest at some t, and straight between.
+Bounds use the convex order. Splitting an outcome of L between two grid points, with its mean kept, increases
+E[(L_1 + ... + L_M)_+]; a distribution whose E(L - t)_+ is a polygon below decreases it (docs/proofs/shuffle.md). Both
+errors are of second order in the step where outcomes are dense, so sums of 2^j reports are first formed outcome by
+outcome, as long as they have few values. A bound over many pairs is the distribution whose E(L - t)_+ is the pairs'
+maximum at some t, and linear between.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Law:
 
     @property
     def points(self) -> int:
-        """How many values."""
+        """Return the number of values."""
         return len(self.value)
 
 
@@ -78,7 +79,7 @@ def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> 
 
 
 def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) -> Law:
-    """From L, a difference of numbers up to ``size``, and its masses."""
+    """Return the distribution of one report, from L, a difference of numbers up to ``size``, and its masses."""
     value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
     return _merged(value, mass, 1, _VALUE * size)
 
@@ -90,7 +91,7 @@ def _of_blanket(blanket: Blanket, E: float) -> Law:
 
 
 def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> Law:
-    """The law whose E(L - t)_+ is the bound at dots t, the losses of likely pairs among them, and straight between."""
+    """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS)
     least, most = gamma * (1 - _MASS - E * high), gamma * (high - E)  # Of all pairs.
@@ -155,9 +156,10 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
 
 
 def _below(law: Law, step: float, count: int) -> Masses:
-    """A law on the grid whose f(t) = E(L - t)_+ is nowhere above, convex and straight between grid points.
+    """Return a distribution on the grid whose f(t) = E(L - t)_+ is a convex polygon nowhere above.
 
-    By as much as chords of f exceed it in the two cells beside, f is lowered at a grid point; see the page.
+    At each grid point f is lowered by the largest excess of its chords in the two cells beside; see
+    docs/proofs/shuffle.md.
     """
     place = (law.value - law.slack) / step - _MOVED
     k, first, size = _cells(place)
@@ -241,7 +243,7 @@ def of_blanket(blanket: Blanket, n: int, epsilon: float) -> float:
 
 
 def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
-    """No n reports of any people reveal more: delta from above at eps."""
+    """Return an upper bound of delta at eps, for n reports of any people."""
     if epsilon >= float(inputs.level) * (1 + 1e-12):
         return 0.0
     E = math.exp(epsilon)
@@ -252,7 +254,7 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
 
 
 def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
-    """What n reports, all others of one input, reveal at least: delta from below at eps."""
+    """Return a lower bound of delta at eps, for n reports where all others have one input."""
     return _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
 
 

@@ -1,15 +1,15 @@
-"""The estimate of what shuffled reports reveal: by enumeration, by an integral, or on the grid from above.
+"""Estimates of the privacy of shuffled reports: by enumeration, by an integral, or on the grid from above.
 
-The integral serves for any number n of reports:
+The integral applies to any number n of reports:
 
     E[(L_1 + ... + L_M)_+] = (1/pi) Re integral_0^inf exp(K(s)) / s^2 du,
     s = c + i u,    K(s) = n log(1 - gamma + gamma E e^(s L)),
 
-c > 0 the saddle point of K(c) - 2 ln c; M = 0, which adds nothing, is taken off exp(K). Nodes are in
-u = w sinh v, w the saddle's width. Where L has few values S is nearly on a grid, exp(K) comes back far out, and nodes
-near the saddle miss that: about 1e-4 of delta at 100 reports, 1e-7 at 10,000.
+with c > 0 the saddle point of K(c) - 2 ln c. The case M = 0, which contributes 0, is subtracted from exp(K). Nodes are
+in u = w sinh v, with w the width of the saddle. Where L has few values, S is nearly on a grid and exp(K) returns far
+out. Nodes near the saddle miss that: about 1e-4 of delta at 100 reports, 1e-7 at 10,000.
 
-Reports of three outcomes are enumerated, exactly but for rounding. Of n reports K show a difference between x and x', X
+Reports with three outcomes are enumerated, exactly up to rounding. Of n reports K show a difference between x and x', X
 of them in favour of x, and Z of the others belong to the blanket but are equally likely under both:
 
     K ~ Bin(n, gamma (w_1 + w_2)),    X | K ~ Bin(K, w_1/(w_1 + w_2)),
@@ -162,7 +162,7 @@ _SAME = 1e-10
 
 
 def is_enumerable(blanket: Blanket, n: float) -> bool:
-    """Whether the blanket has such outcomes, and tables of them are not too large."""
+    """Return whether the blanket has such outcomes, and their tables are not too large."""
     split = _split(blanket)
     if split is None or float(n) != int(n) or n >= 1 << 31:
         return False
@@ -190,12 +190,12 @@ def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | No
 
 @dataclass(frozen=True)
 class _Tails:
-    """Of every row k: sums over entries from number i on (or up to it) of probabilities and of them times the entry.
+    """Tail sums of every row k: of probabilities, and of probabilities times entries, from (or up to) each entry.
 
     Attributes:
         start: the first entry of every row.
-        chance: (rows, entries + 1).
-        weighted: the same, of probability times entry.
+        chance: sums of probabilities, of shape (rows, entries + 1).
+        weighted: sums of probability times entry, of the same shape.
     """
 
     start: np.ndarray
@@ -205,7 +205,7 @@ class _Tails:
 
 @dataclass(frozen=True)
 class _Table:
-    """Of K what is likely, with the tails of X and of Z."""
+    """The likely values of K, with the tails of X and of Z."""
 
     k: np.ndarray
     weight: np.ndarray
@@ -316,7 +316,7 @@ class Estimate:
 
     @cached_property
     def ways(self) -> tuple[str, ...]:
-        """How the value of every blanket is computed: "counts", "integral" or "grid"."""
+        """Return the method for every blanket: "counts", "integral" or "grid"."""
         return tuple(self._way(blanket) for blanket in self.blankets)
 
     def _way(self, blanket: Blanket) -> str:

@@ -1,9 +1,9 @@
-"""What n shuffled reports of one local mechanism reveal about one person: a value like a guarantee.
+"""The privacy of one person among n shuffled reports of one local mechanism, as a value like a guarantee.
 
-Neighbouring: one person's input replaced by any other; everybody sends one report of the same mechanism. Trusted: a
-shuffler that hides who sent which report, and whatever came with it, such as when. n counts honest reports, one's own
-among them: people who tell the curator what they sent hide nobody, so of n reports with c colluding n - c are
-accounted. Without the shuffler a report is what its mechanism makes it, eps0-DP.
+Neighbours differ in one person's input, which is replaced by any other one. Everybody sends one report of the same
+mechanism. The shuffler is trusted: it hides who sent which report and all metadata, such as the time. n counts honest
+reports, including the person's own. People who reveal their reports to the curator hide no one, so of n reports with c
+colluding senders only n - c count. Without the shuffler, a report has the eps0-DP of its mechanism.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
     "honest reports, that person's own among them: whoever colludes with the curator hides nobody"
 )
-MOST = 1 << 50  # Reports.
-# Of so many pairs a lower bound is looked for.
+MOST = 1 << 50  # The most reports.
+# The number of pairs for which a lower bound is computed.
 _LOWER = 2
-# The profile's dots of a pair: down to this delta, so many, and beyond; what is added to their values.
+# The points of a pair's profile: down to this delta, their number, the number beyond, and the margin of their values.
 _LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """What n shuffled reports reveal; made by ``shuffled``.
+    """The guarantee of n shuffled reports; made by ``shuffled``.
 
     Attributes:
-        blanket: what the mechanism's reports hide in.
-        n: how many honest reports.
+        inputs: the worst inputs of the mechanism, with the blanket that hides a report.
+        n: the number of honest reports.
     """
 
     inputs: WorstInputs
@@ -53,31 +53,36 @@ class Shuffled:
 
     @property
     def neighbouring(self) -> str:
-        """Which inputs are neighbours, whom is trusted, and who counts, in words."""
+        """Describe which inputs are neighbours, who is trusted, and which reports count."""
         return NEIGHBOURING
 
     def delta(self, epsilon: Any) -> Any:
-        """The least delta at eps that the blanket proves, whatever the others' inputs.
+        """Return the least delta at eps that the blanket proves, whatever the inputs of the others.
 
-        An estimate: exact to rounding for three outcomes (flat windows, two points, randomised response) and up to
-        10,000 reports or so; beyond, and for more outcomes, by the integral, precise to 1e-6 of delta and mostly
-        1e-9 (1e-5 at eps = 0); few reports of more outcomes on a grid from above, to 1e-4. Rigorous is ``bracket``.
-        The worst pair of inputs is proven (see ``blanket``) but for tables row by row and windows that overlap: of
-        integers and tables what is returned there is the bracket's upper end, over all pairs; of float mechanisms, and
-        of JAX values, it is of the likely worst pairs.
+        The value is an estimate; use ``bracket`` for rigorous bounds:
+
+        | case | method | relative error of delta |
+        |---|---|---|
+        | three outcomes, such as randomised response; up to about 10,000 reports | enumeration | rounding |
+        | few reports of more outcomes | grid, from above | 1e-4 |
+        | all others | integral | 1e-6, mostly 1e-9; 1e-5 at eps = 0 |
+
+        The worst pair of inputs is proven (see ``blanket``), except for tables row by row and windows that overlap. For
+        integers and tables of that kind the result is the upper end of the bracket, over all pairs. For float
+        mechanisms and JAX values of that kind it is that of the likely worst pairs.
 
         Args:
             epsilon: eps >= 0, any shape.
 
         Returns:
-            A float for a number, else NumPy float64; JAX for JAX arguments, differentiable in eps, n and every
-            parameter of the mechanism: then always by the integral, which for few reports of few outcomes is off (flat
-            windows, eps0 4: 2 % below at n = 3, 0.3 % at 100, 1e-7 at 10,000): for gradients, not for guarantees. A
-            derivative in a parameter has a larger relative error (flat windows, eps0 2: 1e-2 at n = 100, 1e-5 at
-            1,000, 1e-8 at 10,000).
+            A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
+            eps, n and every parameter of the mechanism, always by the integral. For few reports of few outcomes the
+            integral is inaccurate (flat windows, eps0 4: 2 % too small at n = 3, 0.3 % at 100, 1e-7 at 10,000): use it
+            for gradients, not for guarantees. A derivative in a
+            parameter has a larger relative error (flat windows, eps0 2: 1e-2 at n = 100, 1e-5 at 1,000, 1e-8 at 10,000).
 
         Raises:
-            ValueError: epsilon out of range; JAX values of 32 bits.
+            ValueError: epsilon is out of range, or JAX values have 32 bits.
         """
         if not self._is_bounded(epsilon):
             return self._read(self._upper, epsilon)
@@ -85,10 +90,10 @@ class Shuffled:
         return _each(partial(bracket.upper_delta, self.inputs, self._certain_n), epsilon)
 
     def epsilon(self, delta: Any) -> Any:
-        """The least eps >= 0 at delta; as ``delta``. Derivatives are implicit.
+        """Return the least eps >= 0 at delta, as accurate as ``delta``. Derivatives are implicit.
 
         Raises:
-            ValueError: delta is not in (0, 1); JAX values of 32 bits.
+            ValueError: delta is not in (0, 1), or JAX values have 32 bits.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         if self._is_traced(delta):
@@ -98,27 +103,30 @@ class Shuffled:
         return _each(lambda one: self._upper.epsilon(one)[0], delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
-        """What reports reveal where all others hold one input: delta at eps, or eps at delta; also an estimate.
+        """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
 
-        Of an end and the middle (of a table, five rows) the input for which it is largest.
+        The input is the one with the largest value among an end and the middle (five rows of a table).
         """
         _exactly_one(epsilon, delta)
         if self._is_traced(epsilon if delta is None else delta):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
-        # Where both are the same an estimate may be above the other by rounding.
+        # Where both are equal, rounding may raise one estimate above the other.
         if delta is None:
             return _plain(np.minimum(self._read(self._lower, epsilon), self.delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """A rigorous interval of the largest delta at eps over all inputs, or of eps at delta: upper and lower bound.
+        """Return a rigorous interval of the largest delta at eps over all inputs, or of eps at delta.
 
-        From the mechanism's probabilities, with truncation, quadrature and rounding inside.
+        It is computed from the mechanism's probabilities, and includes truncation, quadrature and rounding errors.
+
+        Returns:
+            (lower bound, upper bound).
 
         Raises:
-            ValueError: not exactly one of the two, or out of range; n that is not whole; a float mechanism whose
-                probabilities are nodes of a quadrature.
+            ValueError: not exactly one argument is given, or it is out of range; n is not an integer; or the
+                probabilities of a float mechanism are nodes of a quadrature.
         """
         _exactly_one(epsilon, delta)
         n = self._certain_n
@@ -131,32 +139,32 @@ class Shuffled:
         return low, self._above(target)
 
     def _above(self, delta: float) -> float:
-        """eps at delta from above."""
+        """Return an upper bound of eps at delta."""
         delta_at = partial(bracket.upper_delta, self.inputs, self._certain_n)
         high = bracket.crossing(delta_at, delta, *self._upper.epsilon(delta), 1)
         return min(high, float(self.inputs.level) * (1 + 1e-12))
 
     def _is_bounded(self, *values: Any) -> bool:
-        """Whether the worst pair is not proven, while a bound over all pairs is: then that is what is returned."""
+        """Return whether the worst pair is not proven, but a bound over all pairs is, and is returned instead."""
         return self.inputs.stop_loss is not None and self.inputs.exact and not self._is_traced(*values)
 
     def upper_bound(self, epsilon: float) -> float:
-        """The upper end of ``bracket`` of delta at eps, alone."""
+        """Return the upper end of ``bracket`` of delta at eps, without the lower end."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
         return bracket.upper_delta(self.inputs, self._certain_n, epsilon)
 
     def guarantee(self, *, rigorous: bool = True) -> Guarantee:
-        """One pair that is nowhere less telling, connecting dots of the profile: to compose with others.
+        """Return a guarantee to compose with others: one pair that dominates, by connecting points of the profile.
 
-        Its neighbours are datasets of as many records that differ in one, so it composes with samples of replaced
-        records, and not with those of added or removed ones; it cannot be put on samples itself.
+        Its neighbours are datasets of equal size that differ in one record. It composes with samples of replaced
+        records, not with those of added or removed ones. It cannot be subsampled itself.
 
         Args:
-            rigorous: whether the dots are the bracket's upper ends (some seconds), or estimates plus 2e-5 of them,
-                which are no guarantee.
+            rigorous: whether the points are upper ends of the bracket, which takes some seconds. Otherwise they are
+                estimates plus 2e-5 of them, and the result is not a guarantee.
 
         Raises:
-            ValueError: rigorous, where ``bracket`` has none.
+            ValueError: rigorous is true and there is no ``bracket``.
         """
         return Guarantee(
             (
@@ -167,15 +175,15 @@ class Shuffled:
         )
 
     def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
-        """This and others: rounds that are shuffled one by one, and reports that are not shuffled at all.
+        """Return the composition with others: rounds that are shuffled separately, and reports without shuffling.
 
-        All about the same person; a round's mechanism may be chosen by what earlier rounds gave, as long as its
-        guarantee is the one that is composed.
+        All must be about the same person. The mechanism of a round may depend on the results of earlier rounds, as long
+        as its guarantee is the one that is composed.
         """
         return self.guarantee().compose(*(one.guarantee() if isinstance(one, Shuffled) else one for one in others))
 
     def repeat(self, count: Any) -> Guarantee:
-        """``count`` rounds, each of n reports and shuffled by itself."""
+        """Return the guarantee of ``count`` rounds of n reports each, shuffled separately."""
         return self.guarantee().repeat(count)
 
     @cached_property
@@ -183,7 +191,7 @@ class Shuffled:
         return self._dotted(partial(_each, partial(bracket.upper_delta, self.inputs, self._certain_n)), 1.0)
 
     def _dotted(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
-        """The pair, its own mirror, whose profile is straight in e^eps between dots: delta is convex there."""
+        """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
         level = float(self.inputs.level) * (1 + 1e-12)
         last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
@@ -202,7 +210,7 @@ class Shuffled:
 
     @cached_property
     def _alike(self) -> tuple[Blanket, ...]:
-        """Others that all hold one input."""
+        """Return blankets of others that all hold one input."""
         return tuple(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
 
     def _estimate(self, blankets: Iterable[Blanket]) -> Estimate:
@@ -229,24 +237,25 @@ class Shuffled:
         return _each(lambda at: min(math.exp(estimate.log_delta(at)), 1.0), epsilon)
 
     def _lower_bound(self, epsilon: float, n: int) -> Callable[[float], float]:
-        """Of the blanket whose estimate is the largest at eps; any is valid."""
+        """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
         if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
         return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
 
 
 def shuffled(mechanism: Any, n: Real) -> Shuffled:
-    """What n reports of a local mechanism reveal together, their senders hidden by a trusted shuffler.
+    """Return the guarantee of n reports of a local mechanism whose senders a trusted shuffler hides.
 
     Args:
-        mechanism: bounded and pure DP for any two inputs; its exact form, whose integers then are accounted; or a 2-D
-            array, row x the probabilities of the reports of x, such as randomised response on k categories.
-        n: how many people send one honest report each, at least 2; a JAX number need not be whole.
+        mechanism: a bounded mechanism, pure DP for any two inputs; its exact sampler, whose integers are then
+            accounted; or a 2-D array whose row x has the probabilities of the reports of x, such as randomised response
+            on k categories.
+        n: how many people send one honest report each, at least 2; a JAX number need not be an integer.
 
     Raises:
-        TypeError: an unknown mechanism; n is no number.
-        ValueError: n is below 2; a mechanism that nothing hides: additive noise, noise that is not pure DP, several
-            coordinates, or neighbours within a sensitivity; says why.
+        TypeError: the mechanism is unknown, or n is not a number.
+        ValueError: n is below 2; or nothing hides the mechanism's reports: additive noise, noise that is not pure DP,
+            several coordinates, or neighbours within a sensitivity. The message says why.
 
     Example:
         >>> from dpkernels import piecewise

@@ -1,12 +1,12 @@
-"""Tuning: the best member of a family at a budget, by a BFGS method of its own or any optax transformation.
+"""Tuning: find the best member of a family at a budget, by a BFGS method of this package or any optax transformation.
 
     result = tune.best(tune.budget_recycled("gaussian", epsilon=1.0, delta=1e-5), tune.acceptance(theta=1.0))
     result.mechanism, result.value, result.parameters, result.epsilon, result.delta
 
-The exact accountant certifies a result before it is returned. Free parameters declare domains and move through
-bijections. What the budget determines is solved for by ``calibrate``, with implicit derivatives. So every point of a
-search is private and nothing is penalised. Searches run from several starts, each the best of some points, in one
-compiled loop. It ends where no step promises anything, or the best gains nothing.
+The exact accountant certifies a result before it is returned. Free parameters declare domains, and bijections make them
+unconstrained. ``calibrate`` solves for what the budget determines, with implicit derivatives. So every point of a
+search is private, and no penalty is needed. Searches run from several starts, each the best of some points, in one
+compiled loop. It ends where no step promises an improvement, or where the best value stops improving.
 """
 
 from accountants.tune.families.bounded import (

@@ -156,7 +156,7 @@ class Ordered(Domain):
 
 
 def size(domains: dict[str, Domain]) -> int:
-    """How many numbers all parameters have together."""
+    """Return how many numbers all parameters have together."""
     return sum(max(domain.count, 1) for domain in domains.values())
 
 

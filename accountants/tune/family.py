@@ -32,13 +32,14 @@ ROUNDING = 1e-9
 class Family(abc.ABC):
     """A set of mechanisms that all meet one budget, by construction, with some free parameters.
 
-    A family is a frozen dataclass and a pytree: budgets are leaves, so that another budget compiles nothing and
-    ``many`` maps over arrays of them; choices of shape are static.
+    A family is a frozen dataclass and a pytree. Budgets are leaves, so that other budgets need no new compilation, and
+    ``many`` maps over arrays of them. Choices of shape are static.
 
     Attributes:
-        patience: a search ends after so many turns in which the best of all starts gains less than this, relatively.
-        is_estimated: whether what ``release`` returns may differ from the member that a search found by more than
-            rounding, so that its objective is computed again.
+        patience: (number of turns, relative gain): a search ends after this number of turns in which the best of all
+            starts gains less than this.
+        is_estimated: whether the mechanism that ``release`` returns may differ from the member that a search found by
+            more than rounding, so that its objective is computed again.
     """
 
     patience: ClassVar[tuple[int, float]] = (20, 1e-9)
@@ -95,7 +96,7 @@ class Family(abc.ABC):
 
     @property
     def has_dips(self) -> bool:
-        """Whether a narrow and deeper minimum may be beside the one found, so that it is searched again nearby."""
+        """Return whether a narrow and deeper minimum may be next to the one found, so that it is searched nearby."""
         return False
 
     def published_search(self, objective: Any) -> Enumerated:

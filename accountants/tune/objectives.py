@@ -189,11 +189,11 @@ class Objective:
 
     Attributes:
         function: from (mechanism, *numbers) to a scalar, in JAX; compiled once for each function.
-        name: for tables and plots.
+        name: the name in tables and plots.
         sign: 1 or -1.
-        numbers: its parameters, such as beta; changing them compiles nothing.
-        theta: the tolerated error of an acceptance, else None; the last number that the function is given.
-        power: the power of a length that the value is; None where it is not known, as of a function of the user's own.
+        numbers: its parameters, such as beta. Changing them needs no new compilation.
+        theta: the tolerated error of an acceptance, else None; it is the last number that the function gets.
+        power: the power of a length that the value has; None where it is unknown, as for a user-defined function.
         places: how many of the first numbers are inputs, in data units.
     """
 
@@ -302,16 +302,16 @@ def quantile(beta: Real, x: Real | None = None) -> Objective:
 
 
 def distribution(reports: float = 1e5) -> Objective:
-    """The expected error of the cdf that so many reports estimate, about their Wasserstein-1 distance, in data units.
+    """Return the expected error of the cdf estimated from n reports, about their Wasserstein-1 distance, in data units.
 
-    It is that of bounded mechanisms, by the Fisher information of their reports; see ``tune/fisher.py``. A narrower
-    window gives a better distribution, the more so with more reports, than the one of least variance.
+    It applies to bounded mechanisms, and uses the Fisher information of their reports; see ``tune/fisher.py``. A
+    narrower window gives a better distribution than the window of least variance, in particular with many reports.
 
     Args:
         reports: n, the number of reports.
 
     Raises:
-        ValueError: reports not in [1, 1e15].
+        ValueError: reports is not in [1, 1e15].
     """
     checks.within("reports", reports, 1.0, 1e15)
     return Objective(cdf_error, "error of the distribution", numbers=(reports,), power=1)
@@ -371,7 +371,7 @@ _AT_WORST: dict[Any, Callable[..., Any]] = {
 def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objective, Any]:
     """Return the same search without data units: the input interval is [-1, 1], or the sensitivity 1.
 
-    A function of the user's own sees mechanisms in data units; then nothing changes.
+    A user-defined function gets mechanisms in data units, so for it the search is returned unchanged.
 
     Returns:
         The family, the objective, and the factor from its values to those in data units. A point of the search is the
@@ -385,7 +385,7 @@ def search_in_units(family: Family, objective: Objective) -> tuple[Family, Objec
 
 
 def evaluate(objective: Objective, mechanism: Member) -> Real:
-    """Return the objective of one mechanism, in its natural direction; a function of the user's own is compiled."""
+    """Return the objective of one mechanism, in its natural direction; a user-defined function is compiled."""
     compiled = objective.power is None and namespace(*jax.tree.leaves(mechanism)) is np
     return (jax.jit(_evaluate) if compiled else _evaluate)(objective, mechanism)
 

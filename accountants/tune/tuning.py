@@ -173,17 +173,17 @@ def many(
     """Return the best members at many budgets, in one compiled call.
 
     Args:
-        family: one that holds arrays, which broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
-        objective: as for ``best``.
-        starts: as for ``best``, but that nothing is searched twice.
-        turns: as for ``best``.
-        optimizer: as for ``best``.
+        family: a family of arrays that broadcast to one shape, such as ``piecewise(epsilon=np.array(...), ...)``.
+        objective: see ``best``.
+        starts: see ``best``; but no search is repeated.
+        turns: see ``best``.
+        optimizer: see ``best``.
 
     Returns:
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
 
     Raises:
-        ValueError: starts or turns not in 1..100000; arrays that do not broadcast; no member is feasible at some
+        ValueError: starts or turns is not in 1..100000; the arrays do not broadcast; or no member is feasible at some
             budget.
     """
     chosen = as_objective(objective)
@@ -259,7 +259,7 @@ def _found(family: Family, objective: Objective, points: np.ndarray, search_with
 
 
 def _determined(family: Family, objective: Objective) -> Result:
-    """Return the result of a family with nothing free."""
+    """Return the result of a family without free parameters."""
     mechanism = family.release({})
     value = np.asarray(evaluate(as_float64(objective), as_float64(mechanism)))[None]
     found = Found(np.zeros(0), value[0], np.zeros((1, 0)), value, 1, 1)

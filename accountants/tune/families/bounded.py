@@ -1,4 +1,4 @@
-"""Families of bounded mechanisms: a window on a base, and those with nothing to tune."""
+"""Families of bounded mechanisms: a window on a base, and mechanisms without free parameters."""
 
 from __future__ import annotations
 
@@ -255,30 +255,30 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real) -> SquareWaves:
 
 
 def duchi(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
-    """Duchi's two-point mechanism: nothing is free.
+    """Return the family of Duchi's two-point mechanism, which has no free parameter.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
     """
     _check(epsilon, lower, upper)
     return Plain("duchi", epsilon, lower, upper)
 
 
 def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
-    """Wang 2019's hybrid mechanism: nothing is free.
+    """Return the family of Wang 2019's hybrid mechanism, which has no free parameter.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
     """
     _check(epsilon, lower, upper)
     return Plain("hybrid", epsilon, lower, upper)
 
 
 def optimal(*, epsilon: Real, lower: Real, upper: Real) -> Plain:
-    """The linear program's mechanism of least worst-case variance: nothing is free.
+    """Return the family of the linear program's mechanism of least worst-case variance; it has no free parameter.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
     """
     _check(epsilon, lower, upper)
     return Plain("optimal", epsilon, lower, upper)

@@ -74,7 +74,7 @@ class Composed(Family):
 
     @property
     def has_dips(self) -> bool:
-        """Whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
+        """Return whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
         return self.target.rate is None and isinstance(self.inner, PureDPFamily)
 
     def at(self, p: Any) -> Composed:
@@ -148,20 +148,22 @@ def composed(
 ) -> Composed:
     """Return the family of T releases of one member that are (eps, delta)-DP together, by ``accountants.guarantee``.
 
-    What is solved for: of laplace and gaussian the scale, of truncated ones T (the interval is [-T, T]), of budget
-    recycling q, of others the epsilon of a release; whatever budget the family holds does not count. Neighbouring is
-    that of the mechanism; with a rate, one record added or removed. Other counts compile nothing.
+    The parameter that is solved for is the scale of Laplace and Gaussian noise, T of truncated noise (on the interval
+    [-T, T]), q of budget recycling, and the epsilon of a release for other families. The budget that the family holds
+    is ignored. Neighbours are those of the mechanism; with a rate, one record is added or removed. Other counts need no
+    new compilation.
 
     Args:
-        family: of one report: bounded or additive; not ``sampled_recycled``, of which see ``free_rate``.
+        family: the family of one report, bounded or additive. Not ``sampled_recycled``; use ``free_rate`` instead.
         count: T, up to 10^6.
         epsilon: eps of all reports.
-        delta: of all reports, in (0, 1).
-        rate: each report is on a Poisson sample of this rate of its own; ``free_rate`` to tune it too.
+        delta: delta of all reports, in (0, 1).
+        rate: the rate of the Poisson sample of each report; ``free_rate`` to tune it too.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); count not in 1..10^6; rate not in [1e-9, 1].
-        TypeError: another family.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); count is not in 1..10^6; or rate is not in
+            [1e-9, 1].
+        TypeError: the family is not supported.
     """
     if not isinstance(checked(family), ComposableFamily):
         raise TypeError(
@@ -237,18 +239,18 @@ class Shuffled(Family):
 def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffled:
     """Return the family of n reports of one member that are (eps, delta)-DP together once shuffled.
 
-    What is solved for is the epsilon of a report; whatever budget the family holds does not count. The member of least
-    worst-case variance is also the one of the least variance of the mean of the n reports, which is that over n.
+    The epsilon of a report is solved for, and the budget that the family holds is ignored. The member of least
+    worst-case variance also has the least worst-case variance of the mean of the n reports, which is that over n.
 
     Args:
-        family: of one report: composite, piecewise, piecewise_triangle, duchi, hybrid or optimal.
-        n: how many honest reports; neighbouring is one person's input replaced, and a shuffler is trusted.
-        epsilon: central eps.
-        delta: central delta, in (0, 1).
+        family: the family of one report: composite, piecewise, piecewise_triangle, duchi, hybrid or optimal.
+        n: the number of honest reports. Neighbours differ in one person's input, and the shuffler is trusted.
+        epsilon: the central eps.
+        delta: the central delta, in (0, 1).
 
     Raises:
-        ValueError: an argument out of range.
-        TypeError: another family.
+        ValueError: an argument is out of range.
+        TypeError: the family is not supported.
     """
     if not isinstance(family, Composite | Piecewise | Plain):
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")

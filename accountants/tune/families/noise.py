@@ -117,13 +117,13 @@ class PlainNoise(Determined, ComposableFamily):
 
 
 def laplace(*, epsilon: Real, sensitivity: Real = 1.0) -> PlainNoise:
-    """Laplace noise of scale D/eps: nothing is free."""
+    """Laplace noise of scale D/eps, without free parameters."""
     check_budget(epsilon, 0.5, sensitivity)
     return PlainNoise("laplace", epsilon, None, sensitivity)
 
 
 def gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> PlainNoise:
-    """The analytic Gaussian (Balle and Wang 2018): nothing is free."""
+    """The analytic Gaussian mechanism (Balle and Wang 2018), without free parameters."""
     check_budget(epsilon, delta, sensitivity)
     return PlainNoise("gaussian", epsilon, delta, sensitivity)
 
@@ -287,7 +287,7 @@ class _Truncated(ComposableFamily):
         return f"{scale_name(self.kernel(1.0))}/bound"
 
     def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
-        """How wide the noise is next to the interval [-T, T] that it is cut to; T is solved for."""
+        """Return the width of the noise relative to the interval [-T, T] to which it is truncated; T is solved for."""
         return {self._width: _WIDTHS}
 
     def shape(self, free: dict[str, Any]) -> Reweighted:
@@ -346,7 +346,7 @@ class TruncatedLaplace(_Truncated):
         return highest, highest * (1 - 1e-9) <= free["upper"]
 
     def release(self, free: dict[str, Any]) -> Additive:
-        """As ``build``."""
+        """Return the same noise as ``build``."""
         upper = None if self._next_to_symmetric(free)[1] else free["upper"]
         return calibrate.truncated_laplace(
             epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
@@ -373,7 +373,7 @@ class TruncatedGaussian(_Truncated):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        """From what is a plain Gaussian in floats to what is nearly uniform."""
+        """Return the range of shapes, from a Gaussian without visible truncation to almost uniform noise."""
         return {"sigma/bound": _WIDTHS}
 
     def build(self, free: dict[str, Real]) -> Additive:

@@ -451,27 +451,28 @@ def sampled_recycled(
     size: Real = 1.0,
     sensitivity_at: Callable[[Real, Real], Real] = recycling.rescaled_sensitivity,
 ) -> SampledRecycled:
-    """Budget-recycled noise on a sample of rate p (Jiang 2024, section 7) with sigma (or b), q and p tuned together.
+    """Return the family of budget-recycled noise on a sample of rate p, with sigma (or b), q and p tuned together.
 
-    The objective sees the whole error: the noise's and, where a query is named, the one of sampling. ``mechanism`` of
-    the result is the one on the sample; its claim is on the sample, the result's on the whole data. With the right
-    sensitivity, D/p, and a realistic error of sampling, all the data (p = 1) are nearly always best.
+    See Jiang 2024, section 7. The objective sees the whole error: that of the noise and, if a query is named, that of
+    sampling. ``mechanism`` of the result works on the sample, and its claim is for the sample; the result's claim is
+    for the whole data. With the correct sensitivity, D/p, and a realistic sampling error, all the data (p = 1) are
+    nearly always best.
 
     Args:
         kernel: "gaussian", "laplace", or any even distribution at unit scale.
         epsilon: eps on the whole data.
-        delta: on the whole data.
-        theta: tolerated error, in the unit of the estimate.
-        sensitivity: D of the estimate from all the data; neighbouring: as ``accountants.subsampling`` has it.
-        query: "count", "sum" or "average", whose error of sampling counts; None for none.
-        spread: standard deviation of the records; for counts the share that is counted.
-        size: n, how many records there are.
-        sensitivity_at: the sensitivity of what is released from D and p, by default D/p. The source's reading,
+        delta: delta on the whole data.
+        theta: the tolerated error, in the unit of the estimate.
+        sensitivity: D of the estimate from all the data; for neighbours see ``accountants.subsampling``.
+        query: "count", "sum" or "average", whose sampling error is included; None to leave it out.
+        spread: the standard deviation of the records; for counts the share of records that is counted.
+        size: n, the number of records.
+        sensitivity_at: the sensitivity of the released value from D and p, by default D/p. The formula of the source,
             ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta or spread
-            not positive; size not in [1, 1e300]; an unknown kernel or query.
+        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; theta
+            or spread is not positive; size is not in [1, 1e300]; or the kernel or query is unknown.
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)
