@@ -51,6 +51,20 @@ def rows(names: dict[str, Any]) -> dict[str, tuple[str, float, float, float]]:
     }
 
 
+def parameters_along(names: dict[str, Any]) -> dict[str, dict[str, np.ndarray]]:
+    """Return every parameter over the steps of the loop, by example and by name."""
+    jax, z = names["jax"], {key: names[f"{key}_path"][:, :-1] for key in _EXAMPLES}
+    shapes = jax.jit(jax.vmap(names["shape"]))(z["shape"])
+    shares = np.asarray(jax.nn.softmax(z["split"]))
+    return {
+        "eta": {"eta": 1 + np.exp(z["eta"][:, 0])},
+        "shape": {"width m": shapes.width, "height k": shapes.height, "level y": shapes.level},
+        "recycled": {"q": 1 / (1 + np.exp(-z["recycled"][:, 0]))},
+        "rate": {"rate p": 1e-3 ** np.sin(z["rate"][:, 0]) ** 2},
+        "split": {f"share {i + 1}": share for i, share in enumerate(shares.T)},
+    }
+
+
 def main() -> None:
     """Print the table and draw the picture."""
     import matplotlib.pyplot as plt
@@ -59,12 +73,19 @@ def main() -> None:
     for key, (parameters, *values) in rows(names).items():
         steps = len(names[f"{key}_path"])
         print(f"| {_EXAMPLES[key]} | {parameters} | {steps} | {' | '.join(f'{value:.8g}' for value in values)} |")
-    figure, axes = plt.subplots(1, 5, figsize=(15, 3), layout="constrained")
-    for axis, (key, title) in zip(axes, _EXAMPLES.items(), strict=True):
-        axis.plot(names[f"{key}_path"][:, -1], color="tab:blue")
-        axis.set(title=title.replace("`", ""), xlabel="step")
-    axes[0].set_ylabel("objective")
-    figure.savefig(_DOCS / "_static" / "gradients.svg", metadata={"Date": None})
+    figure, axes = plt.subplots(2, 5, figsize=(15, 5), sharex="col", layout="constrained")
+    for (upper, lower), (key, moved) in zip(axes.T, parameters_along(names).items(), strict=True):
+        for name, along in moved.items():
+            upper.plot(along)
+            end = len(along) - 1, float(along[-1])
+            upper.annotate(name, end, (0, 4), textcoords="offset points", ha="right", va="bottom")
+        upper.set_title(_EXAMPLES[key].replace("`", ""))
+        upper.margins(y=0.15)
+        lower.plot(names[f"{key}_path"][:, -1], color="black")
+        lower.set_xlabel("step")
+    axes[0, 0].set_ylabel("parameters")
+    axes[1, 0].set_ylabel("objective")
+    figure.savefig(_DOCS / "_static" / "gradients.png", dpi=100)
 
 
 if __name__ == "__main__":

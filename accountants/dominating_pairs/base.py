@@ -114,7 +114,7 @@ class Mixed(DominatingPair):
             part.check()
 
 
-# Of the last place of 1 + eps: three times the most that a sweep of random laws finds (tests/test_sweeps.py).
+# Of the last place of 1 + eps: three times the most that a sweep of random laws finds (tests/dpkernels/test_sweeps.py).
 _UNITS = 8
 
 

@@ -42,6 +42,8 @@ _Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 _MOST_OUTCOMES = 1 << 20
 # Points at which the profile of a zCDP mechanism is bounded, and the delta beyond the last one.
 _POINTS, _LAST_DELTA = 2048, 1e-18
+# Up to so many sampled releases, precise values are kept inside their bracket.
+_FEW = 16
 # Rounding of a sum of pure budgets, relative.
 _ROUNDING = 2.0**-40
 
@@ -133,6 +135,12 @@ class Accountant(dp_accounting.PrivacyAccountant):
     def _is_empty(self) -> bool:
         return not (self._counts or self._rho or self._xi or self._non_private)
 
+    @property
+    def _has_few_releases(self) -> bool:
+        """Whether values need their bracket: several samples, so few that the grid of the FFT can be seen."""
+        sampled = sum(count for one, count in self._counts.items() if one.rate is not None)
+        return 0 < sampled <= _FEW and not any(one.kind == "mixture" for one in self._counts)
+
     def get_epsilon(self, target_delta: float) -> float:
         """Return the smallest epsilon such that everything composed is (epsilon, target_delta)-DP.
 
@@ -181,6 +189,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
             return pure, pure * (1 + _ROUNDING * bracket)
         if not bracket:
             value = min(float(self.guarantee.epsilon(float(delta))), pure)
+            if self._has_few_releases:
+                low, high = self.guarantee.bracket(delta=float(delta))
+                value = min(max(value, low), high, pure)
             return value, value
         low, high = self.guarantee.bracket(delta=float(delta))
         return min(low, pure), min(high, pure * (1 + _ROUNDING))
@@ -194,6 +205,9 @@ class Accountant(dp_accounting.PrivacyAccountant):
             return 0.0, 0.0
         if not bracket:
             value = float(self.guarantee.delta(float(epsilon)))
+            if self._has_few_releases:
+                low, high = self.guarantee.bracket(epsilon=float(epsilon))
+                value = min(max(value, low), high)
             return value, value
         return self.guarantee.bracket(epsilon=float(epsilon))
 

@@ -16,7 +16,8 @@ The privacy maps hold for the integers that are sampled.
   docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself so many cells on,
   at a fixed delta, rounded up.
 * For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by
-  ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``.
+  ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``. On a
+  lattice the vectors on the way must be on it, so that D is rounded down to it and l2 distances above D have no map.
 """
 
 from __future__ import annotations
@@ -137,13 +138,17 @@ def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
             f"T: float values may be off the lattice {float(mechanism.lattice):g}; use T=int and a lattice that holds "
             "all integers"
         )
-    claim = form.certificate
+    claim, lattice = form.certificate, mechanism.lattice
     D, epsilon, delta = Fraction(float(mechanism.sensitivity)), float(claim.epsilon), float(claim.delta)
+    if lattice is not None:  # All vectors on the way are on the lattice.
+        D = Fraction(float(lattice)) * math.floor(D / Fraction(float(lattice)))
 
     def privacy_map(d_in: float) -> tuple[float, float]:
         k = math.ceil(Fraction(d_in) / D)
         if k == 0:
             return 0.0, 0.0
+        if k > 1 and lattice is not None and mechanism.norm == "l2":
+            raise ValueError(f"d_in: {d_in}; on a lattice, l2 distances above {float(D):g} have no map")
         if k * epsilon > 700:
             return math.inf, 1.0
         group = math.expm1(k * epsilon) / math.expm1(epsilon) * (1 + 1e-12) if k > 1 else 1.0

@@ -73,7 +73,7 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
         raise ValueError("family: the source's search has the constant and the quartic base")
 
     def named(m: float, base: Base) -> dict[str, Any]:
-        return {"m": m} if family.base is not None else {"m": m, "r": base.lowest}
+        return {"width": m} if family.base is not None else {"width": m, "edge": base.lowest}
 
     return _zhang(family.window, family.base, family, objective, named, stop_at)
 

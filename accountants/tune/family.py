@@ -72,7 +72,7 @@ class Family(abc.ABC):
 
     @abc.abstractmethod
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        """Return every parameter of a member by the source's symbols, those solved for too; traceable."""
+        """Return every parameter of a member by its name in the constructor, those solved for too; traceable."""
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
         """Return (the family without data units, and the ends of the interval that is [-1, 1] for it), or None.

@@ -34,6 +34,7 @@ class Student(Symmetric):
         degrees: nu, the degrees of freedom, from 3 to 1000; a plain number.
 
     Raises:
+        TypeError: JAX traces degrees.
         ValueError: scale is not positive and finite; degrees not in [3, 1000].
     """
 
@@ -42,7 +43,7 @@ class Student(Symmetric):
 
     def __post_init__(self) -> None:
         checks.width("scale", self.scale)
-        checks.within("degrees", checks.number("degrees", self.degrees), 3.0, 1000.0)
+        check_degrees(self.degrees)
 
     @property
     def _square(self) -> Any:
@@ -124,6 +125,14 @@ class Student(Symmetric):
         nu = self.degrees
         ratio = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
+
+
+def check_degrees(degrees: Any) -> None:
+    """Refuse degrees of freedom that are no plain number from 3 to 1000."""
+    checks.not_traced(
+        "degrees", "The incomplete beta function has no derivative in them; give a plain number.", degrees
+    )
+    checks.within("degrees", checks.number("degrees", degrees), 3.0, 1000.0)
 
 
 def _tail(t: Any, nu: float) -> Any:

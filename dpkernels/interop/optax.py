@@ -26,7 +26,8 @@ real numbers by ``PrivateNoise.rounding_cost``, relative to it, because K units 
 a key, the coordinates of a step have different words of one stream, and a state does not reveal the noise of the steps
 before it. A state reveals the noise of the steps after it: keep it as secret as the data. If a run goes on twice from
 one checkpoint with different batches, both runs have the same noise and their difference reveals the data. Give one of
-them a new key with ``renew_key``.
+them a new key with ``renew_key``. The same holds for two runs that begin with ``init`` of one ``private_aggregate``,
+and for a step that is made again from one state with another batch.
 """
 
 from __future__ import annotations
@@ -95,8 +96,9 @@ class PrivateNoise:
         A run of T steps is as private as Gaussian noise of the noise multiplier, but for T (1 + e^eps) times as much in
         delta. The certificate's delta is the one of Gaussian noise and (1 + e^eps) times this distance.
         """
-        epsilon = self.certificate.epsilon
-        beyond = float(self.certificate.realised_delta) - _gaussian_delta(1 / self.noise_multiplier, epsilon)
+        made = self.certificate
+        epsilon, sigma = made.epsilon, made.claim.sigma  # The table's own, which may be wider than was asked for.
+        beyond = float(made.realised_delta) - _gaussian_delta(float(made.shift) / sigma, epsilon)
         return max(0.0, beyond + _PROFILE_ERROR) / (1 + math.exp(epsilon)) * (1 + 1e-9)
 
 
@@ -139,7 +141,7 @@ def private_aggregate(
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
-        key: a ChaCha20 key, such as ``dpkernels.os_key()``.
+        key: a ChaCha20 key, such as ``dpkernels.os_key()``, of one run alone: every ``init`` begins with it.
         expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
             Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
         micro_batches: the number of updates that make one release. Updates in between are zeros.
@@ -219,15 +221,17 @@ def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState
     return PrivateAggregateState(_key_words(key), state.step, state.micro_step, state.sums, state.noise)
 
 
+def _check_key(key: Array) -> None:
+    """Refuse every key that is not one ChaCha20 key."""
+    secure = dpk.key_from_bytes(bytes(32))
+    if getattr(key, "dtype", None) != secure.dtype or key.shape:
+        raise TypeError("key: must be one ChaCha20 key, such as dpkernels.os_key()")
+
+
 def _key_words(key: Array) -> Array:
-    """Return the words of a ChaCha20 key, and refuse every other key."""
-    dpk.perturb_traced(key, _key_check(), jnp.zeros(1))
+    """Return the words of a ChaCha20 key."""
+    _check_key(key)
     return jax.random.key_data(key)
-
-
-@lru_cache(maxsize=1)
-def _key_check() -> Any:
-    return dpk.exact_sampler(dpk.piecewise(epsilon=1.0, lower=-1.0, upper=1.0))
 
 
 def _gaussian_delta(mu: float, epsilon: float) -> float:
@@ -338,8 +342,14 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
         examples: the number of rows.
         rate: in (0, 1].
         capacity: the length of the result; ``poisson_capacity`` proposes one.
+
+    Raises:
+        TypeError: key is not a ChaCha20 key.
+        ValueError: rate or capacity is out of range.
     """
+    _check_key(key)
     checks.within("rate", rate, 2.0**-32, 1.0)
+    checks.whole("capacity", capacity, 1, 1 << 31)
     below = int(rate * 2.0**32)
     hits = jax.random.bits(key, (examples,), jnp.uint32) <= jnp.uint32(below - 1)
     count = hits.sum()

@@ -19,7 +19,7 @@ from dpkernels.distributions.logistic import Logistic
 from dpkernels.distributions.merged_laplace import MergedLaplace
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.distributions.staircase import Staircase
-from dpkernels.distributions.student import Student
+from dpkernels.distributions.student import Student, check_degrees
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, elementary, namespace, ndtri
 from dpkernels.solve import root
@@ -64,13 +64,14 @@ def student(*, epsilon: float, sensitivity: float = 1.0, degrees: float = 5.0) -
     Args:
         epsilon: eps.
         sensitivity: D.
-        degrees: nu, the degrees of freedom.
+        degrees: nu, the degrees of freedom, a plain number.
 
     Raises:
+        TypeError: JAX traces degrees.
         ValueError: epsilon not in [0.01, 20]; sensitivity not in [1e-100, 1e100]; degrees not in [3, 1000].
     """
     _check(epsilon, sensitivity)
-    checks.within("degrees", degrees, 3.0, 1000.0)
+    check_degrees(degrees)
     xp = namespace(epsilon, sensitivity)
     scale = sensitivity / (2 * math.sqrt(degrees) * xp.sinh(epsilon / (degrees + 1)))
     return Additive(Student(scale, degrees), sensitivity, epsilon, TABLE_DELTA)

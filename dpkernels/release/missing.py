@@ -72,22 +72,29 @@ def stood_in(x: Any, mask: np.ndarray) -> Any:
 
 
 def blanked(made: Any, mask: np.ndarray, like: Any) -> Any:
-    """Return reports with the rows of the mask missing, in the representation that ``like`` uses."""
+    """Return reports with the rows of the mask missing, in the representation that ``like`` uses.
+
+    The reports of these rows, which are of another row's value, are overwritten: a null alone would leave them in
+    memory that can be read, and in files such as Arrow's.
+    """
     match containers.kind(made):
         case "pandas":
-            return made.mask(mask)
+            return made.mask(mask, 0.0).mask(mask)
         case "polars":
-            return made.set(type(made)(mask), None)
+            gone = type(made)(mask)
+            return made.set(gone, 0.0).set(gone, None)
         case "pyarrow":
             import pyarrow as pa
             import pyarrow.compute as pc
 
-            return pc.if_else(pa.array(mask), pa.scalar(None, made.type), made)
-        case _ if isinstance(like, np.ma.MaskedArray):
-            return np.ma.array(made, mask=np.broadcast_to(mask.reshape(-1, *[1] * (made.ndim - 1)), made.shape))
+            gone = pa.array(mask)
+            overwritten = pc.if_else(gone, pa.scalar(0.0, made.type), made)
+            return pc.if_else(gone, pa.scalar(None, made.type), overwritten)
         case _:
             made[mask] = np.nan
-            return made
+            if not isinstance(like, np.ma.MaskedArray):
+                return made
+            return np.ma.array(made, mask=np.broadcast_to(mask.reshape(-1, *[1] * (made.ndim - 1)), made.shape))
 
 
 def present_rows(x: Any) -> tuple[Any, np.ndarray | None]:

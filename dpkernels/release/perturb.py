@@ -130,9 +130,16 @@ def perturb(
     if isinstance(mechanism, dict):
         raise TypeError(f"mechanism: a dict is for tables, but x is {type(x).__name__}")
     if missing != "refuse" and (gone := _missing_rows(x, mechanism)).any():
-        if missing == "drop":
-            return perturb(missing_values.rows_of(x, np.flatnonzero(~gone)), mechanism, **options)
-        made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
+        there = np.flatnonzero(~gone)
+        try:
+            if missing == "drop":
+                return perturb(missing_values.rows_of(x, there), mechanism, **options)
+            made = perturb(missing_values.stood_in(x, gone), mechanism, **options)
+        except InputError as error:
+            if np.ndim(x) > 1:
+                raise
+            row = there[error.row] if missing == "drop" else max(error.row, there[0])
+            raise error.named(f"row {row}") from None
         return missing_values.blanked(made, gone, x)
     with own_settings():
         return _perturb_column(x, mechanism, key, exact, clip, progress, start)

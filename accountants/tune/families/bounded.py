@@ -56,8 +56,8 @@ class Composite(PureDPFamily):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        width: dict[str, Domain] = {"m": Inside(*_WIDTHS)}
-        return width if self.base is not None else {**width, "r": LogBetween(self._lowest_edge, 1.0)}
+        width: dict[str, Domain] = {"width": Inside(*_WIDTHS)}
+        return width if self.base is not None else {**width, "edge": LogBetween(self._lowest_edge, 1.0)}
 
     @property
     def _lowest_edge(self) -> Real:
@@ -70,18 +70,18 @@ class Composite(PureDPFamily):
         return interval_in_units(self)
 
     def build(self, free: dict[str, Real]) -> Windowed:
-        base = Quartic(free["r"]) if self.base is None else self.base
-        k = heights.relative_height(self.window, base, free["m"], self.epsilon, self.condition)
-        return Windowed(self.window, base, free["m"], k, self.lower, self.upper, self.epsilon)
+        base = Quartic(free["edge"]) if self.base is None else self.base
+        k = heights.relative_height(self.window, base, free["width"], self.epsilon, self.condition)
+        return Windowed(self.window, base, free["width"], k, self.lower, self.upper, self.epsilon)
 
     def release(self, free: dict[str, Any]) -> Windowed:
         return named.composite(
             self.window,
-            Quartic(free["r"]) if self.base is None else self.base,
+            Quartic(free["edge"]) if self.base is None else self.base,
             epsilon=self.epsilon,
             lower=self.lower,
             upper=self.upper,
-            width=free["m"],
+            width=free["width"],
             condition=self.condition,
         )
 
@@ -89,8 +89,8 @@ class Composite(PureDPFamily):
         return composite_search(self, objective)
 
     def parameters(self, free: dict[str, Real], mechanism: Windowed) -> dict[str, Real]:
-        found = {"m": mechanism.width, "k": mechanism.height, "y": mechanism.level}
-        return found if self.base is not None else {**found, "t": mechanism.level * mechanism.base.lowest}
+        found = {"width": mechanism.width, "height": mechanism.height, "level": mechanism.level}
+        return found if self.base is not None else {**found, "edge": mechanism.base.lowest}
 
 
 @partial(pytree, static=("window",))
@@ -136,7 +136,7 @@ class Piecewise(PureDPFamily):
 @pytree
 @dataclass(frozen=True)
 class SquareWaves(Family):
-    """Square waves with free half width b."""
+    """Square waves with a free half width."""
 
     epsilon: Any
     lower: Any
@@ -148,7 +148,7 @@ class SquareWaves(Family):
 
     @property
     def domains(self) -> dict[str, Domain]:
-        return {"b": Positive(unit=0.3, span=(-5.0, 1.5))}
+        return {"half_width": Positive(unit=0.3, span=(-5.0, 1.5))}
 
     @property
     def budget(self) -> tuple[Real, Real]:
@@ -158,14 +158,14 @@ class SquareWaves(Family):
         return interval_in_units(self)
 
     def build(self, free: dict[str, Real]) -> SquareWave:
-        return SquareWave(free["b"], self.lower, self.upper, self.epsilon)
+        return SquareWave(free["half_width"], self.lower, self.upper, self.epsilon)
 
     def release(self, free: dict[str, Any]) -> SquareWave:
         given = {"epsilon": self.epsilon, "lower": self.lower, "upper": self.upper}
-        return named_square_wave(**given, half_width=free["b"])
+        return named_square_wave(**given, half_width=free["half_width"])
 
     def parameters(self, free: dict[str, Real], mechanism: SquareWave) -> dict[str, Real]:
-        return {"b": mechanism.half_width}
+        return {"half_width": mechanism.half_width}
 
 
 @partial(pytree, static=("kind",))
@@ -198,7 +198,7 @@ def composite(
     upper: Real,
     condition: str = "pointwise",
 ) -> Composite:
-    """A window on a base with free width m, and edge t for the quartic base (Zhang 2024).
+    """A window on a base with free width m, and free edge r for the quartic base (Zhang 2024).
 
     Args:
         window: "uniform", "sine", "triangle", a ``Window``, a function on [0, 1] or a table.

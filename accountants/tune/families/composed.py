@@ -66,7 +66,7 @@ class Composed(Family):
         delta = self.target.delta
         xp = namespace(delta)
         lowest = xp.maximum(_LEAST_RATE, xp.minimum(_SHARE_OF_DELTA * delta, 0.5))
-        return {**self.at(1.0).domains, "p": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
+        return {**self.at(1.0).domains, "rate": LogBetween(lowest, 1.0, span=(-0.5, 1.57))}
 
     @property
     def budget(self) -> tuple[Real, Real]:
@@ -98,7 +98,7 @@ class Composed(Family):
 
     def build(self, free: dict[str, Real]) -> Member:
         if isinstance(self.target.rate, FreeRate):
-            return self._on_sample(free["p"], self.at(free["p"]).build(_without_rate(free)))
+            return self._on_sample(free["rate"], self.at(free["rate"]).build(_without_rate(free)))
         return self.inner.composed_build(self.target, free)
 
     def release(self, free: dict[str, Any]) -> Member:
@@ -107,7 +107,7 @@ class Composed(Family):
 
     def release_from(self, free: dict[str, Any], spent: float) -> Member:
         if isinstance(self.target.rate, FreeRate):
-            return self._on_sample(free["p"], self.at(free["p"]).release_from(_without_rate(free), spent))
+            return self._on_sample(free["rate"], self.at(free["rate"]).release_from(_without_rate(free), spent))
         return self.inner.composed_release(self.target, free, spent or None)
 
     def _on_sample(self, p: Any, made: Any) -> Subsampled:
@@ -121,7 +121,7 @@ class Composed(Family):
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         if isinstance(mechanism, Subsampled):
-            return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "p": mechanism.rate}
+            return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
         return {**self.inner.composed_parameters(free, mechanism), **own}
 
@@ -140,7 +140,7 @@ class Composed(Family):
 
 
 def _without_rate(free: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in free.items() if name != "p"}
+    return {name: value for name, value in free.items() if name != "rate"}
 
 
 def composed(

@@ -42,8 +42,8 @@ _DETERMINED: dict[str, Callable[..., Additive]] = {
     "gaussian": calibrate.gaussian,
 }
 KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplace(1.0)}
-# The source's symbols for the scale of a kernel.
-_SCALE_SYMBOLS: dict[type, str] = {Gaussian: "sigma", Laplace: "b"}
+# The names of the scale of a kernel.
+_SCALES: dict[type, str] = {Gaussian: "sigma"}
 # Deeper falls of merged Laplace noise between breaks, in units of eps, are no optimum.
 _DEEPEST = 1.5
 # Gaps between its breaks, in units of D: a window of length D sees no two sides of a wider one.
@@ -59,18 +59,18 @@ def check_budget(epsilon: Real, delta: Real, sensitivity: Real) -> None:
     checks.sensitivity(sensitivity)
 
 
-def scale_symbol(kernel: Distribution) -> str:
-    """Return the source's symbol for the kernel's scale."""
-    return _SCALE_SYMBOLS.get(type(kernel), "scale")
+def scale_name(kernel: Distribution) -> str:
+    """Return the name of the kernel's scale."""
+    return _SCALES.get(type(kernel), "scale")
 
 
 def scale_of(kernel: Distribution, unit: Distribution) -> dict[str, Any]:
-    """Return the kernel's scale by its symbol, from quantiles of it and of the same kernel at unit scale."""
+    """Return the kernel's scale by its name, from quantiles of it and of the same kernel at unit scale."""
 
     def width(noise: Distribution) -> Any:
         return noise.isf(0.1 * namespace(*jax.tree.leaves(noise)).ones(()))
 
-    return {scale_symbol(unit): width(kernel) / width(unit)}
+    return {scale_name(unit): width(kernel) / width(unit)}
 
 
 # Noise that its budget determines
@@ -158,18 +158,18 @@ class MergedLaplaces(PureDPFamily):
     def domains(self) -> dict[str, Domain]:
         n = self.segments - 1
         low, high = (gap * self.sensitivity for gap in _GAPS)
-        return {"falls": Between(0.0, _DEEPEST, count=n), "c": Ordered(n, low, high, span=(-0.1, 1.2))}
+        return {"falls": Between(0.0, _DEEPEST, count=n), "breaks": Ordered(n, low, high, span=(-0.1, 1.2))}
 
     def on_unit(self) -> tuple[Any, Any, Any]:
         return sensitivity_in_units(self)
 
     def build(self, free: dict[str, Real]) -> Additive:
-        breaks: Any = free["c"]
+        breaks: Any = free["breaks"]
         noise = MergedLaplace(tuple(self._rates(free)), tuple(breaks))
         return Additive(noise, self.sensitivity, self.epsilon, named.TABLE_DELTA)
 
     def _rates(self, free: dict[str, Any]) -> RealArray:
-        c, D = free["c"], self.sensitivity
+        c, D = free["breaks"], self.sensitivity
         xp = namespace(c, D)
         c = xp.asarray(c)
         widths = xp.diff(c, prepend=0.0)
@@ -183,7 +183,7 @@ class MergedLaplaces(PureDPFamily):
         def lower(margin: float) -> Additive:
             return named.merged_laplace(
                 rates=tuple(float(rate) * (1 - margin) for rate in rates),
-                breaks=tuple(free["c"]),
+                breaks=tuple(free["breaks"]),
                 sensitivity=self.sensitivity,
                 epsilon=self.epsilon,
                 delta=named.TABLE_DELTA,
@@ -193,7 +193,7 @@ class MergedLaplaces(PureDPFamily):
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         xp = namespace(*mechanism.noise.rates)
-        return {"r": xp.stack(mechanism.noise.rates), "c": xp.stack(mechanism.noise.breaks)}
+        return {"rates": xp.stack(mechanism.noise.rates), "breaks": xp.stack(mechanism.noise.breaks)}
 
 
 def _steepest_window(rates: Real, c: Real, D: Real, xp: ModuleType) -> Real:
@@ -284,7 +284,7 @@ class _Truncated(ComposableFamily):
 
     @property
     def _width(self) -> str:
-        return f"{scale_symbol(self.kernel(1.0))}/T"
+        return f"{scale_name(self.kernel(1.0))}/bound"
 
     def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
         """How wide the noise is next to the interval [-T, T] that it is cut to; T is solved for."""
@@ -307,7 +307,7 @@ class _Truncated(ComposableFamily):
         return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **vars(target))
 
     def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return {**scale_of(mechanism.noise.kernel, self.kernel(1.0)), "T": mechanism.noise.high}
+        return {**scale_of(mechanism.noise.kernel, self.kernel(1.0)), "bound": mechanism.noise.high}
 
 
 @pytree
@@ -327,13 +327,13 @@ class TruncatedLaplace(_Truncated):
         xp = namespace(self.epsilon, self.delta, self.sensitivity)
         odds = (xp.expm1(self.epsilon) + self.delta) / (2 * self.delta)
         lowest = self.sensitivity / self.epsilon * xp.log(xp.maximum(odds, 1.0))
-        return {"B": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
+        return {"upper": Between(lowest, named.symmetric_bound(self.epsilon, self.delta, self.sensitivity))}
 
     def build(self, free: dict[str, Real]) -> Additive:
         """Next to B* the symmetric case: there A loses half of its digits, and all where eps is large."""
-        B, (highest, symmetric) = free["B"], self._next_to_symmetric(free)
+        B, (highest, symmetric) = free["upper"], self._next_to_symmetric(free)
         made = named.truncated_laplace(
-            epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=free["B"]
+            epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=free["upper"]
         )
         noise: Any = made.noise
         xp = namespace(B, noise.low)
@@ -343,23 +343,23 @@ class TruncatedLaplace(_Truncated):
     def _next_to_symmetric(self, free: dict[str, Any]) -> tuple[Real, Real]:
         """(B*, whether B is next to it)."""
         highest = named.symmetric_bound(self.epsilon, self.delta, self.sensitivity)
-        return highest, highest * (1 - 1e-9) <= free["B"]
+        return highest, highest * (1 - 1e-9) <= free["upper"]
 
     def release(self, free: dict[str, Any]) -> Additive:
         """As ``build``."""
-        upper = None if self._next_to_symmetric(free)[1] else free["B"]
+        upper = None if self._next_to_symmetric(free)[1] else free["upper"]
         return calibrate.truncated_laplace(
             epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity, upper=upper
         )
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return {"A": mechanism.noise.low, "B": mechanism.noise.high}
+        return {"lower": mechanism.noise.low, "upper": mechanism.noise.high}
 
 
 @pytree
 @dataclass(frozen=True)
 class TruncatedGaussian(_Truncated):
-    """Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/T; see ``truncated_gaussian``.
+    """Gaussian noise on [-T, T] (Cesar and Rogers 2021) with free sigma/bound; see ``truncated_gaussian``.
 
     Noise c times as wide seen over a shift D is the noise seen over D/c, and delta grows with the shift: for each
     shape one T meets the budget.
@@ -374,10 +374,10 @@ class TruncatedGaussian(_Truncated):
     @property
     def domains(self) -> dict[str, Domain]:
         """From what is a plain Gaussian in floats to what is nearly uniform."""
-        return {"sigma/T": _WIDTHS}
+        return {"sigma/bound": _WIDTHS}
 
     def build(self, free: dict[str, Real]) -> Additive:
-        shape = free["sigma/T"]
+        shape = free["sigma/bound"]
         T = self.sensitivity / shape_shift(Gaussian(shape), 1.0, 0.0, self.epsilon, self.delta, most=2.0)
         noise = Reweighted(Gaussian(shape * T), -T, T, 0.0)
         return Additive(noise, self.sensitivity, self.epsilon, self.delta)
@@ -386,7 +386,7 @@ class TruncatedGaussian(_Truncated):
         return calibrate.scaled(self.shape(free), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return {"sigma": mechanism.noise.kernel.sigma, "T": mechanism.noise.high}
+        return {"sigma": mechanism.noise.kernel.sigma, "bound": mechanism.noise.high}
 
 
 def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> TruncatedLaplace:
@@ -400,7 +400,7 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0) -> 
 
 
 def truncated_gaussian(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> TruncatedGaussian:
-    """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/T free; delta covers all.
+    """Gaussian noise truncated to [-T, T] (Cesar and Rogers 2021), sigma/bound free; delta covers all.
 
     Raises:
         ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100].

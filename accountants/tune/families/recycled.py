@@ -21,7 +21,7 @@ from accountants.published.searches import Enumerated, recycled_search, sampled_
 from accountants.recycling import Subsampled
 from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Domain, LogBetween, Positive
-from accountants.tune.families.noise import KERNELS, check_budget, scale_of, scale_symbol
+from accountants.tune.families.noise import KERNELS, check_budget, scale_name, scale_of
 from accountants.tune.family import (
     ROUNDING,
     ComposableFamily,
@@ -90,7 +90,7 @@ class Recycled(ComposableFamily):
     @property
     def domains(self) -> dict[str, Domain]:
         least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
-        scale: dict[str, Domain] = {scale_symbol(self.kernel): Positive(least, span=(0.0, _SPAN))}
+        scale: dict[str, Domain] = {scale_name(self.kernel): Positive(least, span=(0.0, _SPAN))}
         return scale if self.theta is not None else {**scale, "theta": self._thetas}
 
     @property
@@ -128,7 +128,7 @@ class Recycled(ComposableFamily):
 
     def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
         """Return the kernel, and theta."""
-        kernel = rescaled(self.kernel, free[scale_symbol(self.kernel)])
+        kernel = rescaled(self.kernel, free[scale_name(self.kernel)])
         return kernel, free["theta"] if self.theta is None else self.theta
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
@@ -138,7 +138,7 @@ class Recycled(ComposableFamily):
         """Return the domains, the scale in units of about what releases without recycling need."""
         xp = namespace(target.gaussian_ratio, *jax.tree.leaves(self))
         need = self.sensitivity / target.gaussian_ratio / xp.sqrt(self.kernel.variance)
-        return {**self.domains, scale_symbol(self.kernel): Positive(need, span=(0.1, 2.5))}
+        return {**self.domains, scale_name(self.kernel): Positive(need, span=(0.1, 2.5))}
 
     def member(self, loss: Any, free: dict[str, Any]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
@@ -161,7 +161,7 @@ class Recycled(ComposableFamily):
         if initial_guess is not None:
             checks.positive("initial_guess", initial_guess)
         loss = target.largest_budget(_member_of, (self, free)) if initial_guess is None else initial_guess
-        symbol, epsilon, delta = scale_symbol(self.kernel), float(target.epsilon), float(target.delta)
+        symbol, epsilon, delta = scale_name(self.kernel), float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
@@ -183,7 +183,7 @@ class Recycled(ComposableFamily):
     def published_search(self, objective: Any) -> Enumerated:
         found = recycled_search(self, objective)
         kernel: Any = found.mechanism.noise.kernel
-        return replace(found, parameters={scale_symbol(kernel): jax.tree.leaves(kernel)[0]})
+        return replace(found, parameters={scale_name(kernel): jax.tree.leaves(kernel)[0]})
 
 
 def _member_of(loss: Any, given: tuple[Recycled, dict[str, Any]]) -> Additive:
@@ -357,7 +357,7 @@ class SampledRecycled(Family):
         # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
         lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
-        return {"scale": Positive(1.0, span=(0.0, _SPAN)), "p": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+        return {"scale": Positive(1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
 
     @property
     def budget(self) -> tuple[Real, Real]:
@@ -371,7 +371,7 @@ class SampledRecycled(Family):
         return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
 
     def build(self, free: dict[str, Real]) -> Subsampled:
-        p = free["p"]
+        p = free["rate"]
         eps, delta, D = self.on_sample(p)
         kernel = self._drawn(free["scale"], p)
         u = least_weight(kernel, self.theta, D, eps, delta)
@@ -388,7 +388,7 @@ class SampledRecycled(Family):
         return rescaled(self.kernel, scale * D / infeasible_shift(self.kernel, eps, delta))
 
     def release(self, free: dict[str, Any]) -> Subsampled:
-        p = 1.0 if free["p"] > _WHOLE else free["p"]
+        p = 1.0 if free["rate"] > _WHOLE else free["rate"]
         return recycling.subsampled_recycling(
             self._drawn(free["scale"], p),
             theta=self.theta,
@@ -402,7 +402,7 @@ class SampledRecycled(Family):
 
     def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
         noise = mechanism.mechanism.noise
-        return {**scale_of(noise.kernel, self.kernel), "p": mechanism.rate, "q": 1 - noise.outside}
+        return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify the claim on the sample by its exact profile, and what it is on the whole data."""

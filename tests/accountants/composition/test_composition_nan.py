@@ -1,0 +1,69 @@
+"""A NaN parameter is no guarantee (delta NaN, eps infinite): a false comparison must not read as no loss."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import dpkernels as dpk
+from accountants import guarantee, tune
+from accountants.composition import evaluate
+
+MAKE = {
+    "three losses": lambda z: tune.piecewise(epsilon=z, lower=0.0, upper=1.0).build({"eta": jnp.float64(3.0)}),
+    "laplace": lambda z: dpk.Additive(dpk.Laplace(z), 1.0),
+    "recycled": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -3.0, 3.0, 0.3), 1.0),
+    "uneven": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(z), -2.6, 4.9, 0.4), 1.0),
+    "outside": lambda z: dpk.Additive(dpk.Reweighted(dpk.Gaussian(2.0), -3.0, 3.0, z / 4), 1.0),
+    "sine": lambda z: tune.composite("sine", epsilon=z, lower=0.0, upper=1.0).build({"width": jnp.float64(0.5)}),
+}
+
+
+CASES = [(name, rate) for name in MAKE for rate in (1.0, 0.1)]
+# Compiling a derivative takes as long again as its value.
+VALUES = [("three losses", 1.0), ("laplace", 1.0), ("uneven", 1.0), ("outside", 1.0), ("sine", "replace")]
+
+
+def of(name, rate):
+    """(a guarantee's delta or eps as a function of the parameter, what it is at NaN)"""
+
+    def made(z):
+        one = guarantee(MAKE[name](z))
+        if rate == "replace":
+            return one.subsample(0.2, "replace").repeat(7)
+        return (one if rate == 1.0 else one.subsample(rate)).repeat(7)
+
+    return (lambda z: made(z).delta(0.1), math.nan), (lambda z: made(z).epsilon(1e-3), math.inf)
+
+
+@pytest.mark.quick("laplace-1.0")
+@pytest.mark.parametrize(("name", "rate"), VALUES)
+def test_nan_stays(x64, name, rate):
+    for function, unknown in of(name, rate):
+        value = jax.jit(function)
+        assert np.isfinite(value(jnp.float64(2.0)))
+        assert str(float(value(jnp.float64(jnp.nan)))) == str(unknown)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "rate"), CASES)
+def test_nan_stays_in_the_derivative(name, rate):
+    with jax.enable_x64(True):
+        for function, unknown in of(name, rate):
+            both = jax.jit(jax.value_and_grad(function))
+            value, slope = both(jnp.float64(2.0))
+            assert np.isfinite([value, slope]).all()
+            value, slope = both(jnp.float64(jnp.nan))
+            assert str(float(value)) == str(unknown)
+            assert math.isnan(slope)
+
+
+def test_nan_of_either_direction_is_the_largest(monkeypatch):
+    monkeypatch.setattr(
+        evaluate, "_evaluate_direction", lambda what, sloped, parts, at, best: evaluate._Value(parts, None, None)
+    )
+    for found in ([np.nan, 0.5], [0.5, np.nan], [0.25, 0.5]):
+        _, largest = evaluate._largest("delta", False, jnp.asarray(found), jnp.float32(1.0))
+        np.testing.assert_array_equal(largest.found, np.float32(max(found) if np.isfinite(found).all() else np.nan))

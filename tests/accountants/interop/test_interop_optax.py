@@ -1,0 +1,372 @@
+"""Private aggregation for optax: sensitivity, noise, streams, devices, micro-batches and the accounting of runs."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import pickle
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy import stats
+
+import dpkernels as dpk
+from accountants.interop.optax import TrainingRun, best_training_run, noise_multiplier_for
+from dpkernels.exact.noise.certificate import FIXED_BITS, cell_masses
+from dpkernels.interop import optax as interop
+from dpkernels.interop.optax import (
+    poisson_batch,
+    poisson_capacity,
+    poisson_overflow,
+    private_aggregate,
+    renew_key,
+)
+
+KEY = dpk.key_from_bytes(bytes(range(32)))
+PARAMS = {"w": jnp.zeros((30, 40)), "b": (jnp.zeros(()), jnp.zeros(7))}
+SIZE = 30 * 40 + 1 + 7
+
+
+def gradients(rows, seed=0, scale=1.0):
+    """Per-example gradients whose norms are about the scale."""
+    random = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(random.normal(size=(rows, *leaf.shape)) * scale / math.sqrt(SIZE), jnp.float32), PARAMS
+    )
+
+
+def flat(tree):
+    return np.concatenate([np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree)])
+
+
+def sums_of(updates, noise, mask=None):
+    return flat(interop._clipped_sums(updates, mask, noise))
+
+
+@pytest.fixture(scope="module")
+def noise():
+    return private_aggregate(2.0, 1.5, KEY).init(PARAMS).noise
+
+
+HARD = {
+    "random": lambda random: random.normal(size=SIZE),
+    "halves": lambda random: random.choice([-0.5, 0.5, 1.5], SIZE) * 2.0 / 3000,
+    "one": lambda random: np.eye(SIZE)[3] * 7.0,
+    "tiny": lambda random: random.normal(size=SIZE) * 1e-30,
+    "large": lambda random: random.normal(size=SIZE) * 1e25,
+    "all ways": lambda random: random.normal(size=SIZE) * 10.0 ** random.uniform(-20, 10, SIZE),
+}
+
+
+@pytest.mark.quick("*float32*")
+@pytest.mark.parametrize("name", HARD)
+@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
+def test_no_example_is_longer_than_the_sensitivity(name, dtype, noise):
+    """In integers, so without any rounding."""
+    random = np.random.default_rng(5)
+    for _ in range(5):
+        with jax.enable_x64(dtype is np.float64), np.errstate(over="ignore"):
+            row = jnp.asarray(HARD[name](random).astype(dtype))
+            whole = {"w": row[None, :1200].reshape(1, 30, 40), "b": (row[None, 1200], row[None, 1201:])}
+            units = sums_of(whole, noise)
+        assert sum(int(k) ** 2 for k in units) <= noise.sensitivity**2
+
+
+def test_rounding_of_the_worst_kind_is_inside_the_sensitivity(noise):
+    """Every coordinate half a unit from the next: its norm grows by nearly half the root of the dimension."""
+    u = noise.unit
+    k = math.floor((noise.sensitivity - math.sqrt(SIZE) / 2) / math.sqrt(SIZE)) - 0.5
+    row = jnp.full(SIZE, (k + 1e-4) * u, jnp.float32)
+    units = sums_of({"w": row[None, :1200].reshape(1, 30, 40), "b": (row[None, 1200], row[None, 1201:])}, noise)
+    assert set(units) == {k + 0.5}
+    assert (units**2).sum() <= noise.sensitivity**2
+
+
+def test_short_gradients_are_rounded_and_long_ones_are_clipped(noise):
+    short, long = gradients(1, scale=0.5), gradients(1, scale=50.0)
+    assert np.abs(sums_of(short, noise) * noise.unit - flat(short)).max() <= noise.unit / 2 * (1 + 1e-5)
+    expected = flat(long) * 2.0 / np.linalg.norm(flat(long))
+    assert np.abs(sums_of(long, noise) * noise.unit - expected).max() <= noise.unit * (1 / 2 + 1e-2)
+
+
+@pytest.mark.quick("nan", "3e+38")
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf, 3e38])
+def test_what_is_not_finite_contributes_nothing(bad, noise):
+    updates = gradients(3)
+    spoilt = {"w": updates["w"].at[1, 2, 3].set(bad), "b": updates["b"]}
+    assert (sums_of(spoilt, noise) == sums_of(updates, noise, jnp.array([True, False, True]))).all()
+
+
+def test_a_mask_leaves_rows_out(noise):
+    updates = gradients(5)
+    mask = jnp.array([True, False, True, True, False])
+    kept = jax.tree.map(lambda leaf: leaf[np.flatnonzero(mask)], updates)
+    assert (sums_of(updates, noise, mask) == sums_of(kept, noise)).all()
+    with pytest.raises(ValueError, match="mask"):
+        sums_of(updates, noise, jnp.ones(4, bool))
+
+
+def run(aggregate, batches, params=PARAMS):
+    state, made, update = aggregate.init(params), [], jax.jit(aggregate.update)
+    for batch in batches:
+        out, state = update(batch, state)
+        made.append(out)
+    return made, state
+
+
+def noise_of(aggregate, steps, rows=4):
+    """The noise of each step, in units, from updates without their sums."""
+    batches = [gradients(rows, seed) for seed in range(steps)]
+    made, state = run(aggregate, batches)
+    described = state.noise
+    return np.array(
+        [flat(out) * rows / described.unit - sums_of(b, described) for out, b in zip(made, batches, strict=True)]
+    ), described
+
+
+def test_the_noise_is_the_one_of_the_certificate():
+    """Its mean, variance and fourth moment; the false-alarm rate is below 1e-8 for each, six standard errors."""
+    drawn, described = noise_of(private_aggregate(2.0, 1.5, KEY), 40)
+    n, sigma = drawn.size, math.sqrt(float(described.certificate.worst_variance))
+    assert sigma == pytest.approx(described.sensitivity * 1.5, rel=1e-6)
+    scaled = drawn.ravel() / sigma
+    assert abs(scaled.mean()) <= 6 / math.sqrt(n)
+    assert abs((scaled**2).mean() - 1) <= 6 * math.sqrt(2 / n)
+    assert abs((scaled**4).mean() - 3) <= 6 * math.sqrt(96 / n)
+    # A scale 5 % off would be seen.
+    assert abs(((1.05 * scaled) ** 2).mean() - 1) > 6 * math.sqrt(2 / n)
+
+
+def correlated(drawn):
+    """Whether two steps, or two parts of a step, have correlations beyond six standard errors."""
+    n = drawn.shape[1] // 2
+    parts = np.concatenate([drawn[:, :n], drawn[:, n : 2 * n]])
+    found = np.corrcoef(parts) - np.eye(len(parts))
+    return np.abs(found).max() > 6.5 / math.sqrt(n)
+
+
+def test_integers_on_a_lattice_are_released_inside_a_program_as_outside():
+    form, _ = interop._exact_noise(1.5, SIZE)
+    x = np.random.default_rng(1).integers(-(1 << 20), 1 << 20, SIZE).astype(np.int32)
+    with jax.enable_x64(True):
+        traced = jax.jit(lambda key, x: dpk.perturb_traced(key, form, x))(KEY, x)
+        assert (np.asarray(traced) == dpk.perturb(x.astype(float), form, key=KEY)).all()
+        for bad in (x.astype(float), x.astype(np.int64), x.astype(np.uint32)):
+            with pytest.raises(ValueError, match="lattice"):
+                dpk.perturb_traced(KEY, form, jnp.asarray(bad))
+        coarse = dpk.exact_sampler(
+            dpk.on_vectors(dpk.laplace(epsilon=1.0, sensitivity=4.0), dimensions=2, norm="l1", lattice=2.0)
+        )
+        with pytest.raises(ValueError, match="lattice 2"):
+            dpk.perturb_traced(KEY, coarse, jnp.array([3, 5], jnp.int32))
+    with pytest.raises(ValueError, match="64-bit"):
+        dpk.perturb_traced(KEY, form, x)
+
+
+def test_steps_and_leaves_have_noise_of_their_own():
+    drawn, _ = noise_of(private_aggregate(2.0, 1.5, KEY), 12)
+    assert not correlated(drawn)
+
+
+def test_a_planted_repeat_of_a_stream_is_caught(monkeypatch):
+    split = jax.random.split
+    monkeypatch.setattr(jax.random, "split", lambda key: (split(key)[0], key))  # The next step has the same key.
+    drawn, _ = noise_of(private_aggregate(2.0, 1.25, KEY), 3)
+    assert correlated(drawn)
+
+
+def test_the_state_is_a_pytree_that_can_be_restored():
+    aggregate = private_aggregate(1.0, 1.5, KEY)
+    update, batches = jax.jit(aggregate.update), [gradients(4, seed) for seed in range(4)]
+    state = aggregate.init(PARAMS)
+    for batch in batches[:2]:
+        _, state = update(batch, state)
+    leaves, tree = jax.tree.flatten(state)
+    saved = pickle.dumps([np.asarray(leaf) for leaf in leaves])
+    restored = jax.tree.unflatten(tree, [jnp.asarray(leaf) for leaf in pickle.loads(saved)])
+    assert int(restored.step) == 2
+    assert restored.noise.certificate.epsilon == 1.0
+    for batch in batches[2:]:
+        one, state = update(batch, state)
+        two, restored = update(batch, restored)
+        assert (flat(one) == flat(two)).all()
+    other = renew_key(restored, dpk.key_from_bytes(bytes(32)))
+    assert (flat(update(batches[0], other)[0]) != flat(update(batches[0], restored)[0])).any()
+
+
+@pytest.mark.thorough
+def test_a_state_does_not_hold_the_keys_of_the_past():
+    aggregate = private_aggregate(1.0, 1.5, KEY)
+    state = aggregate.init(PARAMS)
+    _, after = jax.jit(aggregate.update)(gradients(4), state)
+    assert (np.asarray(after.key) != np.asarray(state.key)).any()
+
+
+@pytest.mark.thorough
+def test_micro_batches_release_what_one_batch_does():
+    whole = gradients(12)
+    parts = [jax.tree.map(lambda leaf, i=i: leaf[4 * i : 4 * i + 4], whole) for i in range(3)]
+    (one,), _ = run(private_aggregate(1.0, 1.5, KEY), [whole])
+    made, state = run(private_aggregate(1.0, 1.5, KEY, micro_batches=3), parts * 2)
+    assert not flat(made[0]).any()
+    assert not flat(made[1]).any()
+    assert (flat(made[2]) == flat(one)).all()
+    assert (flat(made[5]) != flat(one)).any()
+    assert int(state.step) == 2
+    assert not flat(state.sums).any()
+
+
+@pytest.mark.thorough
+def test_it_composes_with_other_transformations():
+    optimiser = optax.chain(private_aggregate(1.0, 1.5, KEY, expected_batch_size=3.0), optax.adam(0.1))
+    state = optimiser.init(PARAMS)
+    update = jax.jit(lambda g, s, mask: optimiser.update(g, s, PARAMS, mask=mask))
+    updates, _ = update(gradients(4), state, jnp.array([True, True, False, True]))
+    assert np.isfinite(flat(updates)).all()
+
+
+@pytest.mark.thorough
+def test_the_mean_is_over_the_expected_size():
+    four, eight = (
+        run(private_aggregate(1.0, 1.5, KEY, expected_batch_size=size), [gradients(4)])[0][0] for size in (4.0, 8.0)
+    )
+    assert flat(four) == pytest.approx(2 * flat(eight), rel=1e-6)
+    assert (flat(run(private_aggregate(1.0, 1.5, KEY), [gradients(4)])[0][0]) == flat(four)).all()
+
+
+DEVICES = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import jax, numpy as np
+from functools import partial
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+from test_interop_optax import KEY, PARAMS, flat, gradients, private_aggregate
+assert jax.device_count() == 4
+mesh, batch = Mesh(jax.devices(), ("batch",)), gradients(8)
+aggregate = private_aggregate(1.0, 1.5, KEY)
+state = aggregate.init(PARAMS)
+one, _ = jax.jit(aggregate.update)(batch, state)
+sharded = jax.device_put(batch, NamedSharding(mesh, P("batch")))
+many, _ = jax.jit(aggregate.update)(sharded, state)
+assert (flat(one) == flat(many)).all()
+along = private_aggregate(1.0, 1.5, KEY, axis_name="batch")
+split = jax.shard_map(
+    lambda g, s: along.update(g, s)[0], mesh=mesh, in_specs=(P("batch"), P()), out_specs=P(), check_vma=False
+)
+assert (flat(one) == flat(jax.jit(split)(batch, state))).all()
+"""
+
+
+@pytest.mark.thorough
+def test_several_devices_release_the_same_bits():
+    environment = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-c", DEVICES], capture_output=True, text=True, env=os.environ | environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_bad_arguments_are_errors():
+    for bad in (0.0, -1.0, math.nan, 1e21):
+        with pytest.raises(ValueError, match="l2_norm_clip"):
+            private_aggregate(bad, 1.0, KEY)
+    for bad in (0.0, 0.1, 2000.0):
+        with pytest.raises(ValueError, match="noise_multiplier"):
+            private_aggregate(1.0, bad, KEY)
+    with pytest.raises(TypeError, match="key"):
+        private_aggregate(1.0, 1.0, jax.random.key(0))
+    with pytest.raises(ValueError, match="params"):
+        private_aggregate(1.0, 1000.0, KEY).init(PARAMS)
+    aggregate = private_aggregate(1.0, 1.5, KEY)
+    state = aggregate.init(PARAMS)
+    with pytest.raises(ValueError, match="first axis"):
+        aggregate.update(PARAMS, state)
+    with pytest.raises(ValueError, match="values an example"):
+        aggregate.update(jax.tree.map(lambda leaf: leaf[None, None], PARAMS) | {"w": jnp.zeros((1, 3))}, state)
+    with pytest.raises(TypeError, match="floats"):
+        aggregate.update(jax.tree.map(lambda leaf: leaf[None].astype(int), PARAMS), state)
+    huge = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((1 << 20, *leaf.shape), jnp.float32), PARAMS)
+    with pytest.raises(ValueError, match="overflow"):
+        jax.eval_shape(aggregate.update, huge, state)
+
+
+def test_the_description_has_the_certificate(noise):
+    certificate = noise.certificate
+    assert certificate.claim.dimensions == SIZE
+    assert float(certificate.shift) == noise.sensitivity
+    assert certificate.claim.lattice == 1.0
+    assert 1 / noise.noise_multiplier >= float(certificate.shift) / certificate.claim.sigma
+    assert noise.standard_deviation == pytest.approx(2.0 * 1.5 * (1 + noise.rounding_cost), rel=1e-6)
+    assert 0 < noise.total_variation < SIZE * 1e-13
+    table, claim = noise.certificate.table, noise.certificate.claim
+    masses, error = cell_masses(Fraction(claim.sigma), max(-table.first, table.last) + 1)
+    exact = [Fraction(masses[abs(code)], 1 << FIXED_BITS) for code in range(table.first, table.last + 1)]
+    over = sum(max(Fraction(0), Fraction(w, table.total) - p) for w, p in zip(table.outcomes, exact, strict=True))
+    assert noise.total_variation >= claim.dimensions * (over - 2 * error)
+
+
+def test_poisson_batches():
+    """Every row is in a sample at the rate, and rows are independent; six standard errors."""
+    n, rate, draws = 200, 0.1, 400
+    capacity = poisson_capacity(n, rate)
+    assert poisson_overflow(n, rate, capacity) <= 1e-15 < poisson_overflow(n, rate, capacity - 1)
+    keys = jax.random.split(KEY, draws)
+    batches = jax.jit(jax.vmap(lambda key: poisson_batch(key, n, rate, capacity)))(keys)
+    counts = np.asarray(batches.mask).sum(1)
+    assert abs(counts.mean() - n * rate) <= 6 * math.sqrt(n * rate * (1 - rate) / draws)
+    assert abs(counts.var() / (n * rate * (1 - rate)) - 1) <= 6 * math.sqrt(2 / draws)
+    seen = np.bincount(np.asarray(batches.indices)[np.asarray(batches.mask)], minlength=n)
+    assert stats.chisquare(seen).pvalue > 1e-8
+    for row, mask in zip(np.asarray(batches.indices), np.asarray(batches.mask), strict=True):
+        assert len(set(row[mask])) == mask.sum()
+    with pytest.raises(TypeError, match="ChaCha20"):
+        poisson_batch(jax.random.key(0), 10, 0.5, 10)
+    everything = poisson_batch(KEY, 10, 1.0, 10)
+    assert everything.mask.all()
+    assert not poisson_batch(KEY, 10, 1.0, 9).mask.any()
+
+
+def test_a_run_without_slack_is_its_guarantee():
+    made = TrainingRun(1.1, 0.01, 100)
+    assert made.epsilon(1e-5) == made.guarantee.epsilon(1e-5)
+    assert made.bracket(delta=1e-5) == made.guarantee.bracket(delta=1e-5)
+    low, high = made.bracket(epsilon=1.0)
+    assert low <= made.delta(1.0) <= high
+
+
+@pytest.mark.quick("*1e-11*")
+@pytest.mark.parametrize("slack", [1e-16, 1e-11, 1e-9])
+@pytest.mark.parametrize("neighbours", ["add_remove", "replace"])
+def test_a_run_with_slack_solves_its_equation(slack, neighbours):
+    made = TrainingRun(1.1, 0.01, 100, neighbours, slack)
+    exact = dataclasses.replace(made, slack=0.0)
+    eps = made.epsilon(1e-5)
+    assert eps >= exact.epsilon(1e-5)
+    assert exact.delta(eps) + 100 * slack * (1 + math.exp(eps)) <= 1e-5 * (1 + 1e-9)
+    assert exact.delta(eps - 1e-6) + 100 * slack * (1 + math.exp(eps - 1e-6)) > 1e-5
+    low, high = made.bracket(delta=1e-5)
+    assert low <= eps <= high + 2e-9
+    assert made.delta(1.0) == pytest.approx(exact.delta(1.0) + 100 * slack * (1 + math.e), rel=1e-12)
+    assert TrainingRun(1.1, 0.01, 100, slack=1e-7).epsilon(1e-5) == math.inf
+
+
+@pytest.mark.thorough
+def test_noise_and_schedule_for_a_budget():
+    made = noise_multiplier_for(TrainingRun(1.0, 0.02, 200), epsilon=1.0, delta=1e-5)
+    assert made.bracket(delta=1e-5)[1] <= 1.0
+    less = dataclasses.replace(made, noise_multiplier=made.noise_multiplier * 0.999)
+    assert less.bracket(delta=1e-5)[1] > 1.0
+    best = best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(0.02, 0.1), steps=(200, 50))
+    assert best.bracket(delta=1e-5)[1] <= 1.0
+    ours, other = (run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)) for run in (best, made))
+    assert ours <= other
+    with pytest.raises(ValueError, match="nothing to choose"):
+        best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(), steps=(1,))

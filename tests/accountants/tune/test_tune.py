@@ -1,0 +1,1031 @@
+"""Tuning: optima against references and fine grids, bijections, gradients, certificates, errors, one compilation."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import math
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.optimize import brentq, minimize_scalar
+from scipy.special import gammaln
+
+import accountants
+import dpkernels as dpk
+from accountants import calibrate, tune
+from accountants.calibrate import reweighted
+from accountants.calibrate.composed import conservative_parameter
+from accountants.dominating_pairs.base import as_float64
+from accountants.published import searches
+from accountants.published.recycling import published_sensitivity
+from accountants.published.searches import published_eta, published_piecewise
+from accountants.scale import infeasible_shift, rescaled
+from accountants.tune import domains, objectives, search
+from accountants.tune.families.bounded import Piecewise
+from accountants.tune.families.noise import KERNELS, TruncatedLaplace
+from accountants.tune.families.recycled import RecycledShape
+from dpkernels.distributions.gaussian import Gaussian
+from dpkernels.distributions.laplace import Laplace
+from dpkernels.pytrees import pytree
+
+REFERENCE = json.loads((Path(__file__).parents[2] / "support" / "reference.json").read_text())
+CONSTANT_BASE = REFERENCE["windowed_constant_base_optima"]
+QUARTIC_BASE = REFERENCE["windowed_quartic_base_pointwise_optima"]
+UNIT, SKEW, SIGNED = ({"lower": low, "upper": high} for low, high in ((0.0, 1.0), (-3.0, 17.0), (-1.0, 1.0)))
+DELTA = 1e-5
+CENTRAL = tune.variance_at(0.5)
+ACCEPTANCE = tune.acceptance(theta=1.0)
+
+# Jiang 2024's setting under exact accounting: (D, eps) -> what must be reached.
+REACHED = {(1.0, 1.0): 0.3951, (1.0, 2.0): 0.7597, (1.0, 3.0): 0.9122, (5.0, 2.0): 0.3497, (5.0, 3.0): 0.6438}
+# Where the listed value of a triangle on a quartic base is not attainable: see tests/project/test_reference.py.
+TRIANGLE = {0.2: 51.8122323, 0.5: 8.0697910, 1: 1.5338703, 2: 0.2354331}
+
+
+def SLOW(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def recycled(kernel, D, eps, **more):
+    return tune.budget_recycled(kernel, epsilon=eps, delta=DELTA, sensitivity=D, **more)
+
+
+# Optima
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("window", [SLOW("uniform"), "sine", SLOW("triangle")])
+def test_constant_base_optima(window):
+    """Both objectives, all budgets, to 1e-9 in variance."""
+    for row in CONSTANT_BASE:
+        if row["window"] != window:
+            continue
+        family = tune.composite(window, epsilon=row["eps"], condition="sup_inf", **UNIT)
+        worst, central = tune.best(family, tune.worst_variance), tune.best(family, CENTRAL)
+        assert worst.value == pytest.approx(row["worst_case"]["variance_worst"], rel=1e-9)
+        assert central.value == pytest.approx(row["at_centre"]["variance_at_centre"], rel=1e-9)
+        assert worst.parameters["width"] == pytest.approx(row["worst_case"]["width_over_L"], abs=1e-6)
+
+
+def listed(row, window):
+    """(value, how far the optimum may be above it): half a unit of its last digit."""
+    if window == "triangle":
+        return TRIANGLE[row["eps"]], 5e-7 * TRIANGLE[row["eps"]]
+    return row[window], 0.51 * 10.0 ** -len(str(row[window]).split(".")[1])
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("window", [SLOW("uniform"), SLOW("sine"), "triangle"])
+def test_quartic_base_optima(window):
+    for row in QUARTIC_BASE:
+        found = tune.best(tune.composite(window, "quartic", epsilon=row["eps"], **UNIT), CENTRAL)
+        value, above = listed(row, window)
+        assert found.value <= value + above
+        assert found.value == pytest.approx(float(found.mechanism.central_variance), rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", ["uniform", "sine", "triangle"])
+@pytest.mark.parametrize("base", ["constant", "quartic"])
+@pytest.mark.parametrize("condition", ["pointwise", "sup_inf"])
+def test_as_good_as_the_constructors_search(window, base, condition):
+    for eps in (0.05, 0.1, 0.5, 1.0, 3.0, 8.0):
+        family = tune.composite(window, base, epsilon=eps, condition=condition, **SKEW)
+        known = dpk.composite(window, base, epsilon=eps, condition=condition, **SKEW)
+        assert tune.best(family, tune.worst_variance).value <= float(known.worst_variance) * (1 + 1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "window", [lambda z: np.sin(np.pi * z) ** 2 + 0.1, [0.2, 0.9, 1.0, 0.5, 0.3, 0.5, 1.0, 0.9, 0.2]]
+)
+def test_windows_of_the_users_own(window):
+    known = dpk.composite(window, epsilon=1.0, **SKEW)
+    found = tune.best(tune.composite(window, epsilon=1.0, **SKEW), tune.worst_variance)
+    assert found.value <= float(known.worst_variance) * (1 + 1e-6)
+
+
+@pytest.mark.thorough
+def test_piecewise_is_type_one_and_type_two():
+    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance)
+    assert found.parameters["eta"] == pytest.approx(2.690645717290187, abs=1e-6)
+    assert found.value == pytest.approx(1.0921569546868994, rel=1e-12)
+    second = tune.best(tune.piecewise_triangle(epsilon=2.0, **SIGNED), tune.worst_variance)
+    known = dpk.piecewise_triangle(epsilon=2.0, **SIGNED)
+    assert second.value == pytest.approx(float(known.worst_variance), rel=1e-10)
+
+
+@pytest.mark.quick("1.0-2.0")
+@pytest.mark.parametrize(("D", "eps"), [key if key[1] == 2 else SLOW(*key) for key in REACHED])
+def test_recycled_gaussian_acceptance(D, eps):
+    found = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
+    assert found.value >= REACHED[D, eps]
+    assert found.delta <= DELTA
+    assert accountants.delta(found.mechanism, eps) <= DELTA
+    assert found.value == pytest.approx(float(found.mechanism.noise.acceptance), rel=1e-9)
+    scales = found.parameters["sigma"] * np.linspace(0.95, 1.05, 21)
+    assert max(acceptances([Gaussian(s) for s in scales], eps, D)) <= found.value * (1 + 1e-9)
+
+
+def acceptances(kernels, eps, D):
+    """Of each kernel with the largest q for it, where there is one."""
+    rates = [calibrate.recycling_rate(kernel, 1.0, eps, DELTA, D) for kernel in kernels]
+    feasible = [(kernel, q) for kernel, q in zip(kernels, rates, strict=True) if not math.isnan(q)]
+    assert feasible
+    return [float(dpk.Reweighted(kernel, -1.0, 1.0, 1 - q).acceptance) for kernel, q in feasible]
+
+
+OPTIMIZERS = {"adam": optax.adam(0.05), "sgd": optax.sgd(0.3), "lbfgs": optax.lbfgs()}
+
+
+@pytest.mark.parametrize("name", ["adam", SLOW("sgd"), SLOW("lbfgs")])
+def test_any_transformation_of_optax_is_an_optimizer(name):
+    """As good as the default to 1e-4, certified, and the best of its path, whose steps may lead up."""
+    family = tune.piecewise(epsilon=2.0, **SIGNED)
+    found = tune.best(family, tune.worst_variance, optimizer=OPTIMIZERS[name])
+    assert found.value == pytest.approx(1.0921569546868994, rel=1e-4)
+    assert found.value == pytest.approx(found.path["objective"].min(), rel=1e-12)
+    assert accountants.epsilon(found.mechanism) <= 2.0 * (1 + 1e-9)
+    several = tune.many(
+        tune.piecewise(epsilon=np.array([2.0]), **SIGNED), tune.worst_variance, optimizer=OPTIMIZERS[name]
+    )
+    assert several.values[0] == pytest.approx(found.value, rel=1e-9)
+
+
+def test_steps_to_where_nothing_is_feasible_are_shortened():
+    """A planted edge: beyond it the function is infinite, and every step of the optimizer goes there at first."""
+
+    def edged(z):
+        return jnp.where(z[0] < 1.0, (z[0] - 0.9) ** 2, jnp.inf), 0.0
+
+    with jax.enable_x64(True):
+        found = search.descend(edged, 1, jnp.full((1, 1, 1), -3.0), 200, optimizer=optax.sgd(1.5))
+    assert float(found.value) < 1e-3
+    assert np.isfinite(np.asarray(found.path_values)[: int(found.turns)]).all()
+
+
+def test_what_is_no_optimizer_is_refused():
+    with pytest.raises(TypeError, match="optimizer: 'adam' is no optax transformation"):
+        tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, optimizer="adam")
+
+
+@pytest.mark.slow
+def test_recycled_laplace_and_another_kernel():
+    found = tune.best(recycled("laplace", 5.0, 3.0), ACCEPTANCE)
+    scales = np.geomspace(1.0, 40.0, 400)
+    assert max(acceptances([Laplace(b) for b in scales], 3.0, 5.0)) <= found.value * (1 + 1e-9)
+    merged = dpk.MergedLaplace((2.0, 1.0), (1.0,))
+    other = tune.best(recycled(merged, 1.0, 2.0), ACCEPTANCE)
+    assert other.delta <= DELTA
+    assert other.value >= 0.8 * tune.best(recycled("laplace", 1.0, 2.0), ACCEPTANCE).value
+
+
+# Budgets and shapes far apart, some of them hard: eps down to 0.01, delta down to 1e-12.
+BUDGETS = np.random.default_rng(11)
+ANY_BUDGET = [
+    tuple(float(10.0**power) for power in powers)
+    for powers in BUDGETS.uniform((-2.0, -12.0, -1.5), (1.3, -1.0, 1.7), size=(40, 3))
+]
+
+
+@jax.jit
+def recycled_on(widths, kernel, theta, eps, delta):
+    """Acceptance at D = 1 of kernels so many times as wide, NaN where no q is feasible."""
+
+    def one(width):
+        wider = rescaled(kernel, width)
+        law = dpk.Reweighted(wider, -theta, theta, reweighted.least_weight(wider, theta, 1.0 + 0 * width, eps, delta))
+        return law.acceptance
+
+    return jax.vmap(one)(widths)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("kernel", [Gaussian(1.0), Laplace(1.0)], ids=["gaussian", "laplace"])
+@pytest.mark.parametrize("budgets", [ANY_BUDGET[:6], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
+def test_recycling_is_found_wherever_it_is_feasible(kernel, budgets):
+    """Against 2,000 widths from the least that may do; also where reports are as wide as 1,000 D."""
+    for eps, delta, theta in budgets:
+        least = 1 / float(infeasible_shift(kernel, eps, delta))
+        with jax.enable_x64(True):
+            dense = recycled_on(least * np.geomspace(1.0, 8e3, 2000), as_float64(kernel), theta, eps, delta)
+        found = tune.best(tune.budget_recycled(kernel, epsilon=eps, delta=delta), tune.acceptance(theta))
+        # Next to delta = 1e-12 the released kernel is a percent wider, see ``Recycled.release``.
+        assert found.value >= np.nanmax(dense) * (1 - 1e-7 - 1e-15 / delta)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("eps", "kernel"), [(1.0, "gaussian"), SLOW(0.05, "gaussian"), SLOW(0.3, "laplace")])
+def test_recycling_with_free_theta(eps, kernel):
+    """For the variance theta is free: better than the kernel alone, and than any theta nearby."""
+    found = tune.best(recycled(kernel, 1.0, eps), tune.worst_variance)
+    alone = calibrate.scaled(KERNELS[kernel], epsilon=eps, delta=DELTA).noise.variance
+    assert found.value < alone
+    assert found.delta <= DELTA
+    for factor in (0.5, 0.9, 1.0, 1.1, 2.0):
+        fixed = recycled(kernel, 1.0, eps, theta=factor * found.parameters["theta"])
+        assert tune.best(fixed, tune.worst_variance).value > found.value * (1 - 1e-4)
+
+
+def test_a_recycled_shape_meets_its_budget_at_one_scale():
+    """The scale that derivatives go through is the one that is released."""
+    family, shape = RecycledShape(Gaussian(1.0), 1.0, DELTA, 2.0), {"theta/scale": 1.5, "-ln(1 - q)": 0.4}
+    assert family.budget == (1.0, DELTA)
+    assert family.domains.keys() == shape.keys()
+    found = family.release(shape)
+    assert 0.999 * DELTA <= accountants.delta(found, 1.0) <= DELTA
+    with jax.enable_x64(True):
+        variance = jax.jit(lambda family: family.build(shape).noise.variance)(as_float64(family))
+    assert float(variance) == pytest.approx(found.noise.variance, rel=1e-6)
+    assert family.parameters(shape, found)["theta"] == pytest.approx(1.5 * family.parameters(shape, found)["sigma"])
+
+
+def test_a_square_wave_has_the_width_that_was_asked_for():
+    family = tune.square_wave(epsilon=1.0, **SIGNED)
+    found = family.release({"half_width": 0.2})
+    assert family.budget == (1.0, 0.0)
+    assert family.parameters({}, found) == {"half_width": pytest.approx(0.2)}
+    assert accountants.epsilon(found) == pytest.approx(1.0, rel=1e-9)
+    assert float(family.build({"half_width": 0.2}).half_width) == pytest.approx(0.2)
+
+
+@pytest.mark.slow
+def test_recycling_with_free_theta_is_no_local_optimum():
+    """Within 0.3 % of what 100 starts find."""
+    objectives = tune.worst_variance, tune.absolute_error(), tune.quantile(0.1)
+    for (eps, delta, _), objective in zip(ANY_BUDGET[:12], 4 * objectives, strict=True):
+        family = tune.budget_recycled("gaussian", epsilon=eps, delta=delta)
+        more = tune.best(family, objective, starts=100, turns=1000)
+        assert tune.best(family, objective).value <= more.value * 1.003
+
+
+@pytest.mark.thorough
+def test_truncated_laplace_is_best_symmetric():
+    found = tune.best(tune.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0), tune.worst_variance)
+    symmetric = dpk.truncated_laplace(epsilon=0.5, delta=1e-3, sensitivity=2.0)
+    assert found.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
+    assert found.parameters["lower"] == pytest.approx(-found.parameters["upper"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_truncated_gaussian_is_as_calibrated():
+    for eps, delta in ((0.1, 0.02), (0.3, 1e-5), (8.0, 1e-9)):
+        found = tune.best(tune.truncated_gaussian(epsilon=eps, delta=delta), tune.worst_variance)
+        known = calibrate.truncated_gaussian(epsilon=eps, delta=delta)
+        assert found.value <= float(known.noise.variance) * (1 + 1e-8)
+
+
+@pytest.mark.quick("truncated_laplace-some")
+@pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
+@pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
+def test_truncated_noise_meets_any_budget(family, budgets):
+    for eps, delta, D in budgets:
+        found = tune.best(family(epsilon=eps, delta=delta, sensitivity=D), tune.worst_variance)
+        assert found.delta <= delta
+        assert accountants.delta(found.mechanism, eps) == pytest.approx(delta, rel=1e-6)
+
+
+def test_a_parameter_that_is_none_is_infeasible():
+    """At B_min the left end is none, and so is the objective: the search takes it for infinite."""
+    family, objective = tune.truncated_laplace(epsilon=0.2139, delta=0.0129, sensitivity=0.0213), tune.absolute_error()
+    with jax.enable_x64(True):
+        end = jnp.array([-np.pi / 2])
+        member = jax.jit(lambda f, z: f.build(domains.values(f.domains, z)))(as_float64(family), end)
+        assert np.isnan(member.noise.low)
+        assert np.isnan(objective(member))
+        assert jax.jit(search.cost)(as_float64(family), objective, end)[0] == np.inf
+
+
+@pytest.mark.slow
+def test_merged_laplace_beats_laplace_where_segments_are_narrow():
+    """At eps = 5 three segments reach the known 0.616 of Laplace's E|X|; at eps = 1 merging gains nothing."""
+    found = tune.best(tune.merged_laplace(epsilon=5.0, segments=3), tune.absolute_error())
+    assert found.value * 5.0 < 0.6167
+    assert found.epsilon == 5.0
+    assert accountants.epsilon(found.mechanism) <= 5.0
+    plain = tune.best(tune.merged_laplace(epsilon=1.0, segments=2), tune.absolute_error())
+    assert plain.value == pytest.approx(1.0, rel=1e-6)
+
+
+@pytest.mark.slow
+def test_sampling_rate_with_and_without_its_error():
+    """Without error of sampling a Gaussian kernel gains at a small rate; with it all the data are best."""
+    free = tune.best(tune.sampled_recycled("gaussian", epsilon=0.5, delta=DELTA, theta=2.0), tune.acceptance(2.0))
+    whole = tune.best(tune.budget_recycled("gaussian", epsilon=0.5, delta=DELTA), tune.acceptance(2.0))
+    assert free.value > 0.395 > 0.32 > whole.value
+    assert 0.01 < free.parameters["rate"] < 0.1
+    large = tune.sampled_recycled("gaussian", epsilon=6.43, delta=1e-9, theta=0.7)  # Small samples would have eps > 20.
+    assert tune.best(large, tune.acceptance(0.7)).mechanism.mechanism.epsilon == pytest.approx(20.0)
+    noisy = tune.sampled_recycled(
+        "gaussian", epsilon=0.5, delta=DELTA, theta=2.0, query="count", spread=0.3, size=100.0
+    )
+    assert tune.best(noisy, tune.acceptance(2.0)).value == pytest.approx(whole.value, rel=1e-4)
+
+
+# D, theta, eps: below, at and above a period, and where a staircase is the best private noise known.
+STAIRCASES = [(5.0, 1.0, 3.0), (1.0, 0.7, 1.0), (2.0, 3.0, 0.3), (1.0, 2.0, 3.0), (5.0, 7.3, 8.0)]
+
+
+@pytest.mark.quick("1.0-0.7-1.0")
+@pytest.mark.parametrize(("D", "theta", "eps"), STAIRCASES)
+def test_staircase_acceptance_at_its_kinks(D, theta, eps):
+    """A fine grid with the kink gamma = theta/D (mod 1), where acceptance has no derivative, is no better."""
+    found = tune.best(tune.staircase(epsilon=eps, sensitivity=D), tune.acceptance(theta))
+    shares = np.append(np.linspace(0.0, 1.0, 101), theta / D % 1)
+    assert found.value >= max(float(dpk.Staircase(eps, D, g).mass(-theta, theta)) for g in shares) * (1 - 1e-9)
+    assert accountants.epsilon(found.mechanism) <= eps * (1 + 1e-9)
+
+
+def test_staircase_gains_where_recycling_does_not():
+    found = tune.best(tune.staircase(epsilon=3.0, sensitivity=5.0), ACCEPTANCE)
+    assert found.value > 0.7924
+    assert found.parameters["gamma"] == pytest.approx(0.2, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_staircase_of_least_absolute_error_is_the_sources():
+    found = tune.best(tune.staircase(epsilon=2.0, sensitivity=5.0), tune.absolute_error())
+    assert found.parameters["gamma"] == pytest.approx(1 / (1 + math.exp(1.0)), abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", [tune.acceptance(0.7), tune.quantile(0.05), tune.absolute_error()])
+def test_merged_breaks_stay_where_they_matter(objective):
+    """Also where merging gains nothing, and breaks have no effect."""
+    found = tune.best(tune.merged_laplace(epsilon=1.0, sensitivity=3.0, segments=3), objective)
+    plain = tune.best(tune.laplace(epsilon=1.0, sensitivity=3.0), objective)
+    assert objective.sign * found.value <= objective.sign * plain.value + 1e-6 * plain.value
+    assert max(found.parameters["breaks"]) <= 12.0
+    assert max(found.parameters["rates"]) < 1e5
+
+
+# Composition
+
+
+def twenty(inner, rate=None, eps=2.0):
+    return tune.composed(inner, count=20, epsilon=eps, delta=DELTA, rate=rate)
+
+
+def assert_together(found, rate=None, eps=2.0):
+    """The budget of all reports is met and used, by the precise composition, not the bracket that made it."""
+    one = accountants.guarantee(found.mechanism)
+    together = (one if rate is None else one.subsample(rate)).repeat(20)
+    assert 0.99 * DELTA <= together.delta(eps) <= DELTA
+
+
+@pytest.mark.thorough
+def test_composed_gaussian_is_the_analytic_one():
+    """T Gaussian reports are one with sensitivity sqrt(T) D."""
+    found = tune.best(twenty(tune.gaussian(epsilon=1.0, delta=0.1)), tune.worst_variance)
+    exact = calibrate.gaussian(epsilon=2.0, delta=DELTA, sensitivity=math.sqrt(20)).noise.sigma
+    assert exact <= found.parameters["sigma"] <= exact * (1 + 1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_composed_laplace(rate):
+    found = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
+    assert_together(found, rate)
+    assert found.value < 2 * (20 / 2.0) ** 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_composed_piecewise(rate):
+    found = tune.best(twenty(tune.piecewise(epsilon=0.2, **SIGNED), rate), tune.worst_variance, starts=2)
+    assert_together(found, rate)
+    shares = tune.best(tune.piecewise(epsilon=2.0 / 20, **SIGNED), tune.worst_variance)
+    assert found.value < shares.value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.1])
+def test_composed_recycling(rate):
+    """Better than the Gaussian alone, and as good as every sigma nearby with the q that the composition allows it."""
+    found = tune.best(twenty(recycled("gaussian", 1.0, 1.0), rate, 3.0), ACCEPTANCE)
+    assert_together(found, rate, 3.0)
+    alone = tune.best(twenty(tune.gaussian(epsilon=1.0, delta=0.1), rate, 3.0), ACCEPTANCE)
+    assert found.value > 1.02 * alone.value
+    for factor in (0.97, 1.03):
+        family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=20, epsilon=3.0, delta=DELTA, rate=rate)
+        other = family.release({"sigma": factor * found.parameters["sigma"]})
+        assert float(other.noise.acceptance) <= found.value * (1 + 1e-4)
+
+
+@pytest.mark.slow
+def test_composed_recycling_with_little_for_each_report():
+    """A report's noise is 79 times the sensitivity wide."""
+    family = tune.composed(recycled("gaussian", 1.0, 1.0, theta=1.0), count=36, epsilon=0.208, delta=8e-5)
+    found = tune.best(family, tune.worst_variance)
+    alone = calibrate.composed(Gaussian(1.0), epsilon=0.208, delta=8e-5, count=36)
+    assert found.delta <= 8e-5
+    assert found.value == pytest.approx(alone.noise.sigma**2, rel=1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [None, 0.2])
+@pytest.mark.parametrize("name", ["staircase", "merged", "truncated gaussian", "truncated laplace"])
+def test_composed_additive_families(name, rate):
+    """The budget is met and used, and a quarter more or less of the first free number is no better."""
+    inner = {
+        "staircase": tune.staircase(epsilon=1.0),
+        "merged": tune.merged_laplace(epsilon=1.0, segments=2),
+        "truncated gaussian": tune.truncated_gaussian(epsilon=1.0, delta=0.1),
+        "truncated laplace": tune.truncated_laplace(epsilon=1.0, delta=0.1),
+    }[name]
+    family = twenty(inner, rate)
+    found = tune.best(family, tune.worst_variance, starts=4)
+    assert_together(found, rate)
+    plain = tune.best(twenty(tune.laplace(epsilon=1.0), rate), tune.worst_variance)
+    assert found.value <= plain.value * (1 + 1e-3)
+
+
+@pytest.mark.thorough
+def test_other_counts_compile_nothing():
+    for count in (3, 7):
+        traces = len(search.TRACES)
+        family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
+        tune.best(family, tune.worst_variance)
+    assert len(search.TRACES) == traces
+
+
+composed = importlib.import_module("accountants.calibrate.composed")
+recycled_families = importlib.import_module("accountants.tune.families.recycled")
+
+
+def without_solving(monkeypatch, *arguments, **options):
+    """Round conservatively, where the precise root cannot be solved for."""
+    with monkeypatch.context() as patched:
+        patched.delattr(composed, "precise_parameter")
+        return conservative_parameter(*arguments, **options)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", ["piecewise", "recycled", "rate"])
+def test_what_is_released_is_as_good_without_the_search(name, monkeypatch):
+    """The search tells what a report may spend, and nothing is solved again; without it that is solved for anew."""
+    inner = recycled("gaussian", 1.0, 1.0, theta=1.0) if name == "recycled" else tune.piecewise(epsilon=1.0, **SIGNED)
+    rate = tune.free_rate(query="average", spread=0.5, size=1e4) if name == "rate" else None
+    family = tune.composed(inner, count=5, epsilon=2.0, delta=DELTA, rate=rate)
+    with monkeypatch.context() as patched:
+        for module in (composed, recycled_families):
+            patched.setattr(module, "conservative_parameter", partial(without_solving, patched))
+        found = tune.best(family, tune.worst_variance, starts=2)
+    free = {name: found.parameters[name] for name in family.domains}
+    with jax.enable_x64(True):
+        again = objectives.evaluate(as_float64(tune.worst_variance), as_float64(family.release(free)))
+    assert found.value == pytest.approx(float(again), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_tuned_rate_is_no_worse_than_any_other():
+    """Of an average of 10^4 records, so few reports that the error of sampling is small; certified at its rate."""
+    inner, B = tune.gaussian(epsilon=1.0, delta=0.1), {"count": 20, "epsilon": 0.3, "delta": 1e-5}
+    free = tune.free_rate(query="average", spread=0.5, size=1e4)
+    found = tune.best(tune.composed(inner, **B, rate=free), tune.worst_variance)
+    assert found.delta <= 1e-5
+    for p in (0.05, 0.3, 0.999):
+        fixed = tune.composed(tune.gaussian(epsilon=1.0, delta=0.1, sensitivity=1 / p), **B, rate=p)
+        other = tune.best(fixed, tune.worst_variance).value + free.error(p) ** 2
+        assert found.value <= other * (1 + 1e-4)
+
+
+@pytest.mark.slow
+def test_an_objective_of_the_composed_guarantee():
+    """The delta of twenty reports at another eps than the one that is met."""
+
+    def further(m):
+        return jnp.log(accountants.guarantee(m).repeat(20).delta(jnp.asarray(1.0, m.height.dtype)))
+
+    family = twenty(tune.piecewise(epsilon=1.0, **SIGNED))
+    found = tune.best(family, further)
+    assert (
+        found.value <= float(np.log(accountants.guarantee(family.release({"eta": 1.5})).repeat(20).delta(1.0))) + 1e-3
+    )
+    assert found.value == pytest.approx(np.log(accountants.guarantee(found.mechanism).repeat(20).delta(1.0)), rel=1e-4)
+
+
+def test_ternary_search_finds_the_top_of_a_hill():
+    for top in (0.003, 0.31, 0.77, 1.0):
+        found = searches.ternary(lambda p, top=top: -abs(p - top), 0.0, 1.0, 1e-6)
+        assert found == pytest.approx(top, abs=1e-6)
+
+
+@pytest.mark.thorough
+def test_published_search_of_a_rate(monkeypatch):
+    """Jiang 2024, Algorithm 4 on 300 records: the rate that trying a hundred of them finds."""
+    monkeypatch.setattr(searches, "_RATE_WIDTH", 0.1)
+    claim = {"epsilon": 0.1, "delta": DELTA, "theta": 3.0, "query": "count", "spread": 0.1, "size": 300.0}
+    family = tune.sampled_recycled("gaussian", **claim, sensitivity_at=published_sensitivity)
+    found = family.published_search(tune.acceptance(3.0))
+    assert found.value == pytest.approx(0.188, abs=2e-3)
+    assert found.mechanism.rate == pytest.approx(0.23, abs=0.05)
+    assert found.rounds == sorted(found.rounds)
+
+
+@pytest.mark.slow
+def test_published_search_of_a_rate_is_refused_where_it_is_not_private():
+    family = tune.sampled_recycled("laplace", epsilon=1.0, delta=DELTA, theta=1.0)
+    with pytest.raises(tune.NotPrivateError, match="delta on the sample is"):
+        tune.best(family, ACCEPTANCE, method="enumeration")
+
+
+@pytest.mark.slow
+def test_error_of_sampling_has_no_absolute_error():
+    family = tune.sampled_recycled("gaussian", epsilon=1.0, delta=DELTA, theta=1.0)
+    with pytest.raises(TypeError, match="noise and error of sampling together"):
+        tune.best(family, tune.absolute_error())
+
+
+# Objectives
+
+
+def value(objective, mechanism):
+    return float(objectives.evaluate(as_float64(objective), mechanism))
+
+
+def test_objectives_of_bounded_mechanisms():
+    """Against the mechanism's own methods, and quadrature of its density."""
+    m = dpk.piecewise(epsilon=1.5, **SKEW)
+    with jax.enable_x64(True):
+        traced = jax.tree.map(jnp.asarray, m)
+        x = np.linspace(-3.0, 17.0, 33)
+        assert value(tune.worst_variance, traced) == pytest.approx(float(m.worst_variance), rel=1e-12)
+        assert value(tune.absolute_error(), traced) == pytest.approx(m.absolute_error(x).max(), rel=1e-12)
+        inside = m.cdf(x + 4.0, x) - m.cdf(x - 4.0, x)
+        assert value(tune.acceptance(4.0), traced) == pytest.approx(inside.min(), rel=1e-12)
+        t = value(tune.quantile(0.1, x=2.0), traced)
+        assert m.cdf(2.0 + t, 2.0) - m.cdf(2.0 - t, 2.0) == pytest.approx(0.9, abs=1e-12)
+        weights, edges = np.array([1.0, 3.0]), np.array([-3.0, 1.0, 5.0])
+        fine = np.linspace(-3.0, 1.0, 4001), np.linspace(1.0, 5.0, 4001)
+        mean = (m.variance(fine[0]).mean() + 3 * m.variance(fine[1]).mean()) / 4
+        assert value(tune.average_variance(edges, weights), traced) == pytest.approx(mean, rel=1e-3)
+
+
+def test_objectives_of_noise_and_of_atoms():
+    noise = dpk.budget_recycled(Gaussian(2.0), theta=1.0, q=0.7)
+    points = dpk.duchi(epsilon=1.0, **SIGNED)
+    with jax.enable_x64(True):
+        traced = jax.tree.map(jnp.asarray, noise)
+        for theta in (0.4, 1.0, 3.0):
+            expected = float(noise.noise.mass(-theta, theta))
+            assert value(tune.acceptance(theta), traced) == pytest.approx(expected, rel=1e-12)
+        t = value(tune.quantile(0.05), traced)
+        assert float(noise.noise.mass(-t, t)) == pytest.approx(0.95, rel=1e-12)
+        two = jax.tree.map(jnp.asarray, points)
+        far = points.magnitude - 0.5
+        p = float(points.probability_high(0.5))
+        assert float(objectives.probability_within(two, jnp.asarray(0.5), far * 1.0001)) == pytest.approx(p)
+        assert float(objectives.probability_within(two, jnp.asarray(0.5), far * 0.999)) == 0.0
+        assert float(objectives.probability_within(two, jnp.asarray(-0.5), far * 1.0001)) == pytest.approx(p)
+
+
+def spread_at_ends(m):
+    return m.variance(m.upper) + m.variance(m.lower)
+
+
+def test_an_objective_of_the_users_own():
+    small = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), spread_at_ends)
+    assert small.value == pytest.approx(2 * 1.0921569546868994, rel=1e-9)
+
+
+# Derivatives
+
+
+GRADIENTS = {
+    "piecewise": (tune.piecewise(epsilon=1.3, **SKEW), tune.worst_variance, [0.4]),
+    "sine-quartic": (tune.composite("sine", "quartic", epsilon=1.0, **UNIT), CENTRAL, [0.3, 0.2]),
+    "recycled": (recycled("gaussian", 1.0, 1.0, theta=1.0), ACCEPTANCE, [2.4]),
+    "truncated-laplace": (tune.truncated_laplace(epsilon=1.0, delta=1e-3), tune.worst_variance, [0.3]),
+    "truncated-gaussian": (tune.truncated_gaussian(epsilon=0.3, delta=0.01), tune.worst_variance, [0.1]),
+    "recycled-shape": (RecycledShape(Gaussian(1.0), 1.0, DELTA, 1.0), tune.worst_variance, [0.2, -0.3]),
+}
+
+
+@pytest.mark.quick("piecewise")
+@pytest.mark.parametrize(
+    "name",
+    [
+        "piecewise",
+        "recycled",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in GRADIENTS if n not in ("piecewise", "recycled")),
+    ],
+)
+def test_gradients_against_differences(name):
+    """Implicit derivatives through what the budget determines, to 1e-6."""
+    family, objective, z = GRADIENTS[name]
+    with jax.enable_x64(True):
+        family, objective, z = as_float64(family), as_float64(objective), jnp.asarray(z)
+        cost = jax.jit(lambda z: search.cost(family, objective, z))
+        _, gradient, _ = search.value_and_gradient(cost, z)
+        for axis, step in enumerate(1e-5 * np.eye(z.size)):
+            difference = (float(cost(z + step)[0]) - float(cost(z - step)[0])) / 2e-5
+            assert float(gradient[axis]) == pytest.approx(difference, rel=1e-6, abs=1e-9)
+
+
+solved = jax.jit(reweighted.least_weight)
+
+
+@pytest.mark.quick("kernel1")
+@pytest.mark.parametrize("kernel", [Gaussian(2.5), Laplace(1.7)])
+def test_recycling_weight_is_the_calibrated_one(kernel):
+    for theta, D, eps, delta in ((1.0, 1.0, 2.0, 1e-5), (0.3, 1.0, 1.5, 1e-3), (4.0, 1.0, 3.0, 1e-6)):
+        expected = calibrate.recycling_rate(kernel, theta, eps, delta, D)
+        with jax.enable_x64(True):
+            numbers = [jnp.asarray(v) for v in (theta, D, eps, delta)]
+            found = 1 - float(solved(as_float64(kernel), *numbers))
+        assert found == pytest.approx(expected, rel=1e-9, nan_ok=True)
+
+
+# Domains
+
+
+DOMAINS = [
+    (domains.Positive(3.0), 0.7),
+    (domains.Above(1.0, 2.0), 1.3),
+    (domains.Inside(-1.0, 4.0), 2.5),
+    (domains.Between(-1.0, 4.0), 3.9),
+    (domains.LogBetween(1e-6, 1.0), 1e-4),
+    (domains.Ordered(3, 1e-3, 9.0), np.array([0.1, 0.5, 4.0])),
+]
+
+
+@pytest.mark.parametrize(("domain", "value"), DOMAINS, ids=lambda item: type(item).__name__)
+def test_bijections(domain, value):
+    """Both round trips, and no z leaves the domain."""
+    np.testing.assert_allclose(domain.at(domain.inverse(value)), value, rtol=1e-10)
+    low, high = domain.span
+    z = np.linspace(low, high, 7)[:, None] * np.ones(max(domain.count, 1))
+    z = z if domain.count else z[:, 0]
+    np.testing.assert_allclose(domain.inverse(domain.at(z)), z, rtol=1e-7, atol=1e-7)
+    wild = domain.at(np.random.default_rng(0).normal(0, 30, (200, *z.shape[1:])))
+    bounds = {"Positive": (0, np.inf), "Above": (1, np.inf), "LogBetween": (1e-6 * (1 - 1e-9), 1 + 1e-9)}
+    lowest, highest = bounds.get(type(domain).__name__, (-1, 4))
+    if isinstance(domain, domains.Ordered):
+        assert (np.diff(wild, axis=-1, prepend=0.0) >= 1e-3 * (1 - 1e-9)).all()
+        assert (wild[..., -1] <= 27.0 * (1 + 1e-9)).all()
+    else:
+        assert ((wild >= lowest) & (wild <= highest)).all()
+
+
+def test_starts_fill_the_spans():
+    family = tune.composite("sine", "quartic", epsilon=1.0, **UNIT)
+    z = domains.starts(family.domains, 64)
+    assert z.shape == (64, 2)
+    for axis, domain in enumerate(family.domains.values()):
+        shares = (z[:, axis] - domain.span[0]) / (domain.span[1] - domain.span[0])
+        assert (np.histogram(shares, 8, (0, 1))[0] >= 4).all()
+
+
+# The call
+
+
+def test_a_second_budget_compiles_nothing():
+    """Nor does another interval or another theta."""
+    tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
+    tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
+    before = len(search.TRACES)
+    tune.best(tune.piecewise(epsilon=3.0, **SKEW), tune.worst_variance)
+    tune.best(recycled("gaussian", 2.0, 2.5), tune.acceptance(theta=1.4))
+    assert len(search.TRACES) == before
+
+
+def test_path_and_counts():
+    found = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
+    assert set(found.path) == {"eta", "objective"}
+    assert len(found.path["eta"]) == len(found.path["objective"]) == found.steps + 1
+    assert (np.diff(found.path["objective"]) <= 0).all()
+    assert found.path["objective"][-1] == pytest.approx(found.value)
+    assert 6 < found.evaluations < 200
+    assert (found.epsilon, found.delta) == (1.0, 0.0)
+
+
+def test_plot(tmp_path):
+    found = tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
+    found.plot(tmp_path / "path.png")
+    assert (tmp_path / "path.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_compare_is_best_first():
+    families = [
+        tune.duchi(epsilon=1.0, **SIGNED),
+        tune.hybrid(epsilon=1.0, **SIGNED),
+        tune.piecewise(epsilon=1.0, **SIGNED),
+    ]
+    found = tune.compare(families, tune.worst_variance)
+    assert [result.family for result in found] == ["hybrid", "duchi", "piecewise"]
+    assert found[1].value == pytest.approx(4.6826943768311695, rel=1e-12)
+
+
+def test_plain_noise_as_families():
+    found = tune.compare([tune.laplace(epsilon=1.0), tune.gaussian(epsilon=1.0, delta=DELTA)], tune.worst_variance)
+    assert [result.family for result in found] == ["laplace", "gaussian"]
+    assert found[0].value == pytest.approx(2.0, rel=1e-12)
+    assert found[1].delta <= DELTA
+
+
+def test_many_budgets_at_once():
+    eps = np.geomspace(0.2, 6.0, 1000)
+    found = tune.many(tune.piecewise(epsilon=eps, **SIGNED), tune.worst_variance)
+    assert found.values.shape == found.parameters["eta"].shape == (1000,)
+    for at in (0, 357, 999):
+        one = tune.best(tune.piecewise(epsilon=float(eps[at]), **SIGNED), tune.worst_variance)
+        assert found.values[at] == pytest.approx(one.value, rel=1e-10)
+
+
+@pytest.mark.parametrize("family", [tune.duchi, tune.hybrid])
+def test_many_budgets_with_nothing_free(family):
+    eps = np.array([[0.5, 1.0, 2.0]])
+    found = tune.many(family(epsilon=eps, **SIGNED), tune.worst_variance)
+    known = [float(getattr(dpk, family.__name__)(epsilon=one, **SIGNED).worst_variance) for one in eps.ravel().tolist()]
+    assert found.values.shape == eps.shape
+    assert found.values.ravel() == pytest.approx(known, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_many_recycled_budgets():
+    eps = np.linspace(0.5, 3.0, 50)
+    family = tune.budget_recycled("gaussian", epsilon=eps, delta=DELTA)
+    found = tune.many(family, ACCEPTANCE)
+    one = tune.best(tune.budget_recycled("gaussian", epsilon=float(eps[20]), delta=DELTA), ACCEPTANCE)
+    assert found.values[20] == pytest.approx(one.value, rel=1e-9)
+    assert (np.diff(found.values) > 0).all()
+
+
+@pytest.mark.parametrize(
+    "family",
+    [tune.piecewise(epsilon=1.0, **SIGNED), tune.composite("sine", epsilon=0.5, condition="sup_inf", **UNIT)],
+    ids=["piecewise", "sine"],
+)
+def test_enumeration_is_worse_and_longer(family):
+    found = tune.best(family, tune.worst_variance)
+    grid = tune.best(family, tune.worst_variance, method="enumeration")
+    assert found.value <= grid.value <= 1.01 * found.value
+    assert grid.evaluations >= 20 * found.evaluations
+
+
+def test_composite_search_stops_at_what_is_good_enough():
+    """Zhang 2024, Algorithm 2: no round after one that reaches V_t."""
+    family, objective = tune.composite(epsilon=1.0, condition="sup_inf", **UNIT), tune.variance_at(0.5)
+    whole = searches.composite_search(family, objective)
+    assert len(whole.rounds) == 3
+    for count, value in enumerate(whole.rounds, 1):
+        found = searches.composite_search(family, objective, stop_at=value)
+        assert found.rounds == whole.rounds[:count]
+        assert found.value == value
+        assert found.evaluations < whole.evaluations or count == 3
+
+
+def test_published_eta_minimises_what_the_source_minimises():
+    """Ma 2021, Theorem 4: (eta^3 + e^eps - 1)/(eta - 1)^2 is least at eta_0, the variance of a density is not."""
+    for epsilon in (0.1, 0.5, 1.0, 2.0, 5.0, 12.0):
+        at = float(published_eta(epsilon))
+        held = [(eta**3 + math.expm1(epsilon)) / (eta - 1) ** 2 for eta in (at * (1 - 1e-3), at, at * (1 + 1e-3))]
+        assert held[1] < min(held[0], held[2])
+        made = published_piecewise(epsilon=epsilon, **SIGNED)
+        assert accountants.epsilon(made) == pytest.approx(epsilon, rel=1e-9)
+        cost = float(made.worst_variance / dpk.piecewise(epsilon=epsilon, **SIGNED).worst_variance)
+        assert 1.1 < cost < 1.27
+        assert (1.15 < cost < 1.212) or not 0.5 <= epsilon <= 2
+    np.testing.assert_allclose(published_eta(np.array([0.5, 1.0])), [3.1322443, 3.3130832], rtol=1e-7)
+
+
+@pytest.mark.thorough
+def test_published_recycling_search():
+    family = recycled("gaussian", 1.0, 1.0)
+    grid = tune.best(family, ACCEPTANCE, method="enumeration")
+    assert grid.value == pytest.approx(0.2324, abs=5e-5)
+    assert grid.evaluations >= 20 * tune.best(family, ACCEPTANCE).evaluations
+    with pytest.raises(tune.NotPrivateError, match=r"delta is 2\.00.*e-05, above the 1e-05"):
+        tune.best(recycled("laplace", 1.0, 1.0), ACCEPTANCE, method="enumeration")
+
+
+# Errors and planted faults
+
+
+def test_an_infeasible_request_names_the_best():
+    family = recycled("gaussian", 1.0, 0.1)
+    with pytest.raises(ValueError, match=r"at_least: 0.99 .* the best achievable is 0\.0285"):
+        tune.best(family, ACCEPTANCE, at_least=0.99)
+    with pytest.raises(ValueError, match=r"at_most: 1 .* the best achievable is 5\.06568"):
+        tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance, at_most=1.0)
+    assert tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance, at_most=5.07).value < 5.07
+
+
+@pytree
+@dataclass(frozen=True)
+class Overspends(tune.Family):
+    """The piecewise family built for 1 % more than its budget."""
+
+    inner: Any
+
+    @property
+    def name(self):
+        return "overspends"
+
+    @property
+    def domains(self):
+        return self.inner.domains
+
+    @property
+    def budget(self):
+        return self.inner.budget
+
+    def build(self, parameters):
+        return dataclasses.replace(self.inner, epsilon=1.01 * self.inner.epsilon).build(parameters)
+
+    def release(self, parameters):
+        return dataclasses.replace(self.inner, epsilon=1.01 * self.inner.epsilon).release(parameters)
+
+    def parameters(self, parameters, mechanism):
+        return self.inner.parameters(parameters, mechanism)
+
+
+def test_a_family_that_overspends_is_refused():
+    family = Overspends(tune.piecewise(epsilon=1.0, **SIGNED))
+    with pytest.raises(tune.NotPrivateError, match=r"overspends: epsilon is 1\.01.*, above the 1\.0"):
+        tune.best(family, tune.worst_variance)
+
+
+def test_a_recycled_law_above_its_delta_is_refused(monkeypatch):
+    honest = calibrate.recycling_rate
+
+    def generous(kernel, theta, *, epsilon, delta, sensitivity):
+        return honest(kernel, theta, epsilon, 1.01 * delta, sensitivity)
+
+    monkeypatch.setattr(calibrate, "recycling_rate", generous)
+    with pytest.raises(tune.NotPrivateError, match=r"delta is 1\.0(1|0999999).*e-05, above the 1e-05"):
+        tune.best(recycled("gaussian", 1.0, 1.0), ACCEPTANCE)
+
+
+@pytest.mark.quick("*0")
+@pytest.mark.parametrize(
+    "objective", [tune.variance_at(5.0), tune.absolute_error(5.0), tune.average_variance([0, 9], [1])]
+)
+@pytest.mark.parametrize("family", [tune.duchi, tune.piecewise])
+def test_inputs_that_are_none_are_refused(family, objective):
+    """There variances are negative."""
+    with pytest.raises(ValueError, match=r"is no number|objective: .* is nan"):
+        tune.best(family(epsilon=1.0, **SIGNED), objective)
+
+
+def test_composition_is_certified_by_the_finest_bracket():
+    """The coarse one is 2e-9 above the target here, the mechanism is not."""
+    family = tune.composed(tune.gaussian(epsilon=1.0, delta=0.1), count=1, epsilon=5.404022929, delta=1.7106958e-4)
+    assert tune.best(family, tune.worst_variance).delta <= 1.7106958e-4
+
+
+@dataclass(frozen=True)
+class Bare:
+    """A mechanism that is no pytree."""
+
+    variance: Any
+
+
+class OfBare(Overspends):
+    def build(self, parameters):
+        return Bare(parameters["eta"])
+
+
+def test_a_member_that_is_no_pytree_is_taken():
+    family = OfBare(tune.piecewise(epsilon=1.0, **SIGNED))
+    objective = tune.objectives.as_objective(lambda mechanism: mechanism.variance)
+    assert search.cost(family, objective, np.array([0.3]))[0] == family.domains["eta"].at(0.3)
+
+
+def never(m):
+    return jnp.nan * m.worst_variance
+
+
+def test_nothing_feasible_is_an_error():
+    with pytest.raises(ValueError, match="no member of piecewise is feasible"):
+        tune.best(tune.piecewise(epsilon=1.0, **SIGNED), never)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: tune.piecewise(epsilon=0.0, **SIGNED), ValueError, "epsilon: 0"),
+        (lambda: tune.piecewise(epsilon=math.nan, **SIGNED), ValueError, "epsilon: nan"),
+        (lambda: tune.composite("cosine", epsilon=1.0, **UNIT), ValueError, "window: 'cosine' is not one of"),
+        (lambda: tune.composite(base="cubic", epsilon=1.0, **UNIT), ValueError, "base: 'cubic' is not one of"),
+        (lambda: tune.composite(epsilon=1.0, condition="some", **UNIT), ValueError, "condition: 'some'"),
+        (lambda: tune.budget_recycled("cauchy", epsilon=1.0, delta=0.1), ValueError, "kernel: 'cauchy'"),
+        (lambda: tune.budget_recycled(3, epsilon=1.0, delta=0.1), TypeError, "kernel: 3 is no distribution"),
+        (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.0), ValueError, "delta: 0"),
+        (lambda: tune.budget_recycled("gaussian", epsilon=1.0, delta=0.1, theta=-1.0), ValueError, "theta: -1"),
+        (lambda: tune.truncated_laplace(epsilon=1.0, delta=0.1, sensitivity=0.0), ValueError, "sensitivity: 0"),
+        (lambda: tune.merged_laplace(epsilon=1.0, segments=1), ValueError, "segments: 1 is not in 2..8"),
+        (lambda: tune.acceptance(0.0), ValueError, "theta: 0"),
+        (lambda: tune.quantile(1.0), ValueError, "beta: 1"),
+        (lambda: tune.variance_at(math.inf), ValueError, "x: inf"),
+        (lambda: tune.average_variance(None, [0.0, 0.0]), ValueError, "weights: total 0"),
+        (lambda: tune.average_variance([0.0, 1.0], [1.0, 2.0]), ValueError, "edges"),
+        (lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), 3), TypeError, "objective: 3"),
+        (lambda: tune.best("piecewise", tune.worst_variance), TypeError, "family: 'piecewise' is no Family"),
+        (
+            lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, method="guess"),
+            ValueError,
+            "method: 'guess'",
+        ),
+        (lambda: tune.best(tune.piecewise(epsilon=1.0, **UNIT), CENTRAL, starts=0), ValueError, "starts: 0"),
+        (lambda: tune.best(tune.piecewise(epsilon=np.ones(3), **UNIT), CENTRAL), ValueError, "tune.many takes arrays"),
+        (lambda: twenty("laplace"), TypeError, "family: 'laplace' is no Family"),
+        (lambda: twenty(tune.laplace(epsilon=1.0), rate=0.0), ValueError, "rate: 0"),
+        (lambda: tune.compare([], CENTRAL), ValueError, "families: is empty"),
+        (
+            lambda: tune.best(tune.truncated_gaussian(epsilon=1.0, delta=0.1), CENTRAL, method="enumeration"),
+            TypeError,
+            "no search of truncated gaussian is published",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_families_are_pytrees_of_their_budgets():
+    family = tune.piecewise(epsilon=1.0, **SIGNED)
+    assert jax.tree.leaves(family) == [1.0, -1.0, 1.0]
+    assert isinstance(family, Piecewise)
+    assert isinstance(tune.truncated_laplace(epsilon=1.0, delta=0.1), TruncatedLaplace)
+
+
+# Few reports: their losses have few values, and eps of all is next to the sum
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("count", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 3, 4, 6, 10, 30))])
+def test_few_reports_are_no_worse_than_equal_shares(count):
+    family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=2.0, delta=1e-6)
+    found = tune.best(family, tune.worst_variance)
+    shares = dpk.piecewise(epsilon=2.0 / count, **SIGNED).worst_variance
+    assert found.value <= shares * (1 + 1e-6)
+    assert found.delta <= 1e-6
+
+
+def three_losses(m, count, epsilon):
+    """delta of reports of a uniform window on a constant base, by adding up all outcomes."""
+    inside, loss = m.width * (m.level + m.height), m.epsilon
+    up, down = np.meshgrid(np.arange(count + 1), np.arange(count + 1), indexing="ij")
+    up, down = up[up + down <= count], down[up + down <= count]
+    middle = max(1 - inside * (1 + math.exp(-loss)), 1e-300)
+    ways = gammaln(count + 1) - gammaln(up + 1) - gammaln(down + 1) - gammaln(count - up - down + 1)
+    logs = ways + (up + down) * math.log(inside) - down * loss + (count - up - down) * math.log(middle)
+    return float((np.exp(logs) * -np.expm1(np.minimum(epsilon - (up - down) * loss, 0.0))).sum())
+
+
+def brute_force(count, epsilon, delta):
+    """The least worst-case variance over widths of the window, each with all that a report may spend."""
+    one = tune.piecewise(epsilon=1.0, **SIGNED)
+    (domain,) = one.domains.values()
+    (name,) = one.domains
+
+    def variance(z):
+        def member(log_loss):
+            return dataclasses.replace(one, epsilon=math.exp(log_loss)).build({name: domain.at(np.float64(z))})
+
+        least, most = math.log(epsilon / count), math.log(min(epsilon, 19.9))
+        if three_losses(member(most), count, epsilon) <= delta:
+            return float(member(most).worst_variance)
+        found = brentq(lambda t: three_losses(member(t), count, epsilon) - delta, least, most, xtol=1e-9)
+        return float(member(found).worst_variance)
+
+    grid = np.linspace(*domain.span, 25)
+    best = int(np.argmin([variance(z) for z in grid]))
+    ends = grid[max(best - 1, 0)], grid[min(best + 1, len(grid) - 1)]
+    return float(minimize_scalar(variance, bounds=ends, method="bounded", options={"xatol": 1e-5}).fun)
+
+
+def is_best(count, epsilon, delta):
+    """Whether the best of composed piecewise reports is next to a brute-force optimum."""
+    family = tune.composed(tune.piecewise(epsilon=1.0, **SIGNED), count=count, epsilon=epsilon, delta=delta)
+    return tune.best(family, tune.worst_variance).value <= brute_force(count, epsilon, delta) * (1 + 1e-4)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "budget", [(9, 3.127991591097064, 3.1089726828310746e-4), (34, 5.738497911942349, 7.180778780228309e-10)]
+)
+def test_the_deepest_of_narrow_dips_is_found(budget):
+    assert is_best(*budget)
+
+
+@pytest.mark.slow
+def test_composed_piecewise_is_next_to_a_brute_force_optimum():
+    """200 random budgets, none of them infeasible."""
+    random = np.random.default_rng(12)
+    for _ in range(200):
+        count, epsilon = round(math.exp(random.uniform(math.log(2), math.log(60)))), float(random.uniform(0.6, 6.0))
+        delta = float(10.0 ** random.uniform(-10, -3))
+        assert is_best(count, epsilon, delta), (count, epsilon, delta)

@@ -1,0 +1,251 @@
+"""Imports run one way and without cycles, and no file names a place on the machine that wrote it."""
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import dpkernels
+
+ROOT = Path(__file__).parents[2]
+
+
+def listed(*patterns):
+    """The repository's files, committed or about to be: not what else lies in the folder."""
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.splitlines()
+    return sorted(path for name in set(names) if (path := ROOT / name).is_file())
+
+
+SOURCES = listed("dpkernels/*.py", "accountants/*.py")
+pytestmark = pytest.mark.skipif(not SOURCES, reason="not a git checkout")
+every_source = pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+
+# Nothing else of what is read may be a place on the machine that wrote it.
+PLACES = ("/work/", "/tmp/", "/root/", "/home/")
+
+
+def module_name(path):
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(path):
+    """Full names of the modules and of the names that a file imports, wherever in it."""
+    package = module_name(path).split(".")
+    package = package if path.name == "__init__.py" else package[:-1]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            yield from (f"{source}.{alias.name}" for alias in node.names)
+
+
+def inside(name, package):
+    return name == package or name.startswith(package + ".")
+
+
+def imports_any(path, *packages):
+    return [name for name in imports_of(path) if any(inside(name, package) for package in packages)]
+
+
+@every_source
+def test_imports_run_one_way(path):
+    """accountants -> dpkernels; only the command line has both; nothing imports the command line."""
+    name = module_name(path)
+    if not inside(name, "dpkernels.cli"):
+        assert imports_any(path, "dpkernels.cli") == []
+        if inside(name, "dpkernels"):
+            assert imports_any(path, "accountants") == []
+
+
+MODULES = {module_name(path): path for path in SOURCES}
+ROOMS = {name for name, path in MODULES.items() if path.name == "__init__.py"}
+
+
+@cache
+def arrows():
+    """Of every file the files that it imports."""
+    return {name: {home(target) for target in imports_of(path)} - {name, None} for name, path in MODULES.items()}
+
+
+def home(target):
+    """The file that an imported name is of."""
+    return target if target in MODULES else (parent if (parent := target.rpartition(".")[0]) in MODULES else None)
+
+
+def inside_of(room, name):
+    """Which file or folder of a room a module is in."""
+    return name[len(room) + 1 :].partition(".")[0] if name.startswith(room + ".") else None
+
+
+def circles(graph):
+    """A circle of a graph, or nothing."""
+    try:
+        list(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_no_circle_of_files():
+    assert circles(arrows()) == []
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_no_circle_of_what_is_in_a_room(room):
+    """Files and folders of one folder: what a folder imports, its files import."""
+    graph = {}
+    for name, targets in arrows().items():
+        if here := inside_of(room, name):
+            graph.setdefault(here, set()).update({there for t in targets if (there := inside_of(room, t))} - {here})
+    assert circles(graph) == []
+
+
+def test_a_circle_is_seen():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}})
+    assert arrows()["dpkernels.exact.registry"] >= {"dpkernels.exact.sampler", "dpkernels.exact.noise.sampler"}
+
+
+# Imported where it is used: what is optional, what takes long to load, and what only some systems
+# or versions have.
+LAZY = (
+    "click",
+    "cryptography",
+    "fcntl",
+    "jax._src",
+    "jax.experimental",
+    "matplotlib",
+    "pyarrow",
+    "ray",
+    "rich",
+    "scipy",
+)
+
+
+@every_source
+def test_imports_are_at_the_top(path):
+    """The command imports a subcommand's work when it runs, dpkernels its public names when they are asked for."""
+    name, tree = module_name(path), ast.parse(path.read_text())
+    if name == "dpkernels" or inside(name, "dpkernels.cli"):
+        return
+    late = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom) and node not in tree.body]
+    names = [node.module if isinstance(node, ast.ImportFrom) else node.names[0].name for node in late]
+    assert [found for found in names if not any(inside(found, lazy) for lazy in LAZY)] == []
+    body = [node for node in tree.body if not isinstance(node, ast.Try)]
+    first = next((i for i, node in enumerate(body[1:], 1) if not isinstance(node, ast.Import | ast.ImportFrom)), 0)
+    assert not any(isinstance(node, ast.Import | ast.ImportFrom) for node in body[first:] if first)
+
+
+LOWER = ("dpkernels.mechanisms", "dpkernels.distributions", "dpkernels.random", "dpkernels.checks")
+UPPER = ("dpkernels.exact", "dpkernels.release")
+
+
+@every_source
+def test_mechanisms_know_nothing_of_their_release(path):
+    if any(inside(module_name(path), package) for package in LOWER):
+        assert imports_any(path, *UPPER) == []
+
+
+def test_numerics_imports_nothing_of_ours():
+    assert imports_any(ROOT / "dpkernels" / "numerics.py", "dpkernels", "accountants") == []
+
+
+def test_imports_are_seen():
+    """The scan itself: it finds what is known to be there, relative imports too."""
+    assert imports_any(ROOT / "dpkernels" / "release" / "perturb.py", "dpkernels.release.engines")
+    assert any(imports_any(path, "accountants") for path in SOURCES)
+
+
+def modules():
+    """Every module of both packages but the command line, imported."""
+    for package in ("dpkernels", "accountants"):
+        root = importlib.import_module(package)
+        names = [info.name for info in pkgutil.walk_packages(root.__path__, package + ".")]
+        for name in (package, *names):
+            if not inside(name, "dpkernels.cli") and not name.endswith("__main__"):
+                yield importlib.import_module(name)
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_importing_the_package_does_not_start_jax():
+    code = "import sys, dpkernels; dir(dpkernels); print({'jax', 'numpy', 'scipy'} & set(sys.modules))"
+    assert run(code) == "set()"
+
+
+def test_importing_either_package_changes_no_flag_of_jax():
+    code = """
+import jax
+before = dict(jax.config.values)
+import dpkernels, accountants
+for name in dpkernels.__all__: getattr(dpkernels, name)
+print(before == dict(jax.config.values))
+"""
+    assert run(code) == "True"
+
+
+@pytest.mark.parametrize("name", dpkernels.__all__)
+def test_public_names_are_what_they_say(name):
+    """Importing submodules must not put a module in the place of a public function."""
+    assert list(modules())
+    assert not inspect.ismodule(getattr(dpkernels, name))
+    assert name in dir(dpkernels)
+
+
+def test_submodules_do_not_hide_perturb():
+    code = """
+import dpkernels.release.perturb, dpkernels.release.estimate, dpkernels.release, dpkernels.cli
+print(type(dpkernels.perturb).__name__, type(dpkernels.estimate_mean).__name__)
+"""
+    assert run(code) == "function function"
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="no attribute 'laplace_noise_of_my_own'"):
+        dpkernels.laplace_noise_of_my_own  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    "name", ["README.md", "LICENSE", "pyproject.toml", "dpkernels/py.typed", "accountants/py.typed"]
+)
+def test_the_usual_files_exist(name):
+    assert (ROOT / name).is_file()
+
+
+def test_the_top_level_is_what_was_agreed():
+    folders = {path.relative_to(ROOT).parts[0] for path in listed("*.py")} - {"conftest.py"}
+    assert folders == {"dpkernels", "accountants", "benchmarks", "tests", "notebooks", "docs"}
+
+
+def tracked_texts():
+    """The repository's text files but the tests."""
+    for path in listed():
+        if not path.is_relative_to(ROOT / "tests"):
+            try:
+                yield str(path.relative_to(ROOT)), path.read_text()
+            except UnicodeDecodeError:
+                continue
+
+
+def test_no_file_names_a_place_on_this_machine():
+    found = [(name, place) for name, text in tracked_texts() for place in PLACES if place in text]
+    assert found == []
+
+
+# Tests
+
+
+def test_quick_slices_are_some_of_their_tests_and_in_every_file(slices_that_are_wrong):
+    assert slices_that_are_wrong == []
