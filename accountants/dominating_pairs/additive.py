@@ -24,7 +24,16 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution, PiecewiseExponential
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.staircase import Staircase
-from dpkernels.numerics import Real, RealArray, exponential_moment, floating, like, namespace, without_derivative
+from dpkernels.numerics import (
+    Real,
+    RealArray,
+    exponential_moment,
+    floating,
+    gauss_legendre,
+    like,
+    namespace,
+    without_derivative,
+)
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -34,6 +43,8 @@ REACH, PANELS = 18.0, 30
 _UNSEEN = 2e-72
 # Other noise is followed out to this probability on either side; its panels between two of its quantiles.
 _TAIL, _FEW_GENERAL = 1e-40, 2
+# Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
+(_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
 # Steps of bisection for where the loss is eps.
 _BISECTIONS = 60
 # Periods of a staircase, on either side, whose steps a pair keeps: under tracing, and at most.
@@ -124,7 +135,7 @@ def _periods(noise: Distribution) -> int:
 class NoiseFormulas:
     """The profile and the privacy loss of noise whose loss is monotone between knots, quantiles and turning points.
 
-    The general case: numbers are good to rounding errors of 1, in absolute terms.
+    The general case.
 
     Attributes:
         pair: the pair.
@@ -186,9 +197,26 @@ class NoiseFormulas:
             start, end = (xp.where(known, inner, outer) for inner, outer in ((start, left), (end, right)))
             start, end = xp.where(there, start, 0.0), xp.where(there, end, 0.0)
             gap = weight_p * source.mass(start, end) - xp.exp(level) * weight_q * source.mass(start - D, end - D)
-            return xp.where(gap < 0, 0.0, gap).sum(-1)
+            short, direct = self._gap_by_quadrature(start, end, level - change)
+            gap = xp.where(short & known, weight_p * direct, gap)
+            return xp.where(gap < 0, 0.0, gap).sum(-1) * (1 + _UNITS_REWEIGHTED * np.finfo(gap.dtype).eps)
 
         return at
+
+    def _gap_by_quadrature(self, start: Any, end: Any, level: Any) -> tuple[Any, Any]:
+        """Return where the integral of f (1 - e^(level - loss)) is exact to rounding by quadrature, and its value.
+
+        The difference of two masses would lose its digits where the loss varies little, as next to its maximum.
+        """
+        source, D = self.pair.noise.unweighted, self.pair.shift
+        xp = namespace(start, level)
+        change = [source.log_prob(end - at) - source.log_prob(start - at) for at in (0.0 * D, D)]
+        short = (xp.abs(change[0]) <= _SMOOTH) & (xp.abs(change[1]) <= _SMOOTH)
+        width = xp.where(short, end - start, 0.0)[..., None]
+        x = xp.where(short, start, 0.0)[..., None] + width * like(_NODES, start)
+        over = source.loss(x, D) - xp.where(short, level, 0.0)[..., None]
+        over = xp.where(over > 0, over, 0.0)
+        return short, -(width * like(_WEIGHTS, start) * source.prob(x) * xp.expm1(-over)).sum(-1)
 
     def _finite(self, left: Any, right: Any, weight_p: Any, weight_q: Any) -> tuple[Any, Any, Any, Any]:
         """Return finite ends, whether both weights are positive, and what they add to the loss."""

@@ -52,7 +52,7 @@ class Student(Symmetric):
 
     def log_prob(self, z: Real) -> Real:
         nu, xp = self.degrees, namespace(z, self.scale)
-        log_norm = math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2) - math.log(math.pi * nu) / 2
+        log_norm = _log_gamma_ratio(nu / 2) - math.log(math.pi * nu) / 2
         # The square of a large distance would overflow.
         far, t = xp.log(xp.maximum(xp.abs(z / self.scale), 1.0)), z / self.scale
         relative = xp.where(xp.abs(t) > 1, 1 / xp.maximum(xp.abs(t), 1.0), xp.abs(t))
@@ -123,7 +123,7 @@ class Student(Symmetric):
     def absolute_moment(self) -> Real:
         """Return 2 s sqrt(nu) Gamma((nu + 1)/2) / (sqrt(pi) (nu - 1) Gamma(nu/2))."""
         nu = self.degrees
-        ratio = math.exp(math.lgamma((nu + 1) / 2) - math.lgamma(nu / 2))
+        ratio = math.exp(_log_gamma_ratio(nu / 2))
         return 2 * self.scale * math.sqrt(nu / math.pi) * ratio / (nu - 1)
 
 
@@ -135,13 +135,20 @@ def check_degrees(degrees: Any) -> None:
     checks.within("degrees", checks.number("degrees", degrees), 3.0, 1000.0)
 
 
+def _log_gamma_ratio(x: float) -> float:
+    """Return log(Gamma(x + 1/2) / Gamma(x)), without the difference of two large logarithms."""
+    if x < 100:
+        return math.log(math.gamma(x + 0.5) / math.gamma(x))
+    return math.log(x) / 2 - 1 / (8 * x) + 1 / (192 * x**3) - 1 / (640 * x**5)
+
+
 def _tail(t: Any, nu: float) -> Any:
-    """Return P(T > t) at unit scale, for t >= 0."""
+    """Return P(T > t) at unit scale, for t >= 0; the complement, which loses the digits of a small tail, is for t < 1."""
     xp, special = namespace(t), special_functions(t)
-    small = t**2 < nu
+    small = t < 1
     square = xp.where(small, t, 1.0) ** 2
     near = 0.5 - special.betainc(0.5, nu / 2, square / (square + nu)) / 2
-    far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, nu, t**2) / nu)) / 2
+    far = special.betainc(nu / 2, 0.5, 1 / (1 + xp.where(small, 1.0, t**2) / nu)) / 2
     return xp.where(small, near, far)
 
 

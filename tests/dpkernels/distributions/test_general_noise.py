@@ -119,6 +119,61 @@ def test_logistic_delta_in_50_digits():
         assert found == pytest.approx(exact, rel=1e-12, abs=1e-15)
 
 
+def student_tail(nu, z):
+    """P(Z > z) at unit scale, in 50 digits."""
+    nu, z = mp.mpf(nu), mp.mpf(z)
+    tail = mp.betainc(nu / 2, 0.5, 0, nu / (nu + z * z), regularized=True) / 2
+    return tail if z >= 0 else 1 - tail
+
+
+@pytest.mark.parametrize("nu", [3.0, 30.0, 300.0, 1000.0])
+def test_student_tails_and_density_in_50_digits(nu):
+    """Also far out at many degrees of freedom, where 1 less the rest has no digits: brackets end at a quantile."""
+    noise = dpk.Student(1.0, nu)
+    with mp.workdps(50):
+        for z in (0.01, 0.5, 0.999, 1.0, 3.0, 7.0, 12.0, 25.0):
+            assert float(noise.tail(np.float64(z))) == pytest.approx(float(student_tail(nu, z)), rel=2e-13)
+            exact = mp.gamma((mp.mpf(nu) + 1) / 2) / mp.gamma(mp.mpf(nu) / 2) / mp.sqrt(nu * mp.pi)
+            exact *= (1 + mp.mpf(z) ** 2 / nu) ** (-(mp.mpf(nu) + 1) / 2)
+            assert float(noise.prob(np.float64(z))) == pytest.approx(float(exact), rel=4e-14)
+        for u in (1e-5, 1e-16, 1e-40, 1e-160):
+            z = float(noise.inverse(np.array([u]), np.ones(1, bool))[0])
+            assert float(student_tail(nu, -z) / u) == pytest.approx(1.0, rel=2e-13)
+
+
+def student_delta(s, nu, D, eps):
+    """P[l > eps] - e^eps Q[l > eps] between the roots of k z^2 + 2 D z + nu s^2 k - D^2, k = e^(2 eps/(nu + 1)) - 1."""
+    with mp.workdps(60):
+        s, nu, D, eps = map(mp.mpf, (s, nu, D, eps))
+        a, k = nu * s**2, mp.expm1(2 * eps / (nu + 1))
+        root = D**2 - k * (a * k - D**2)
+        if root <= 0:
+            return mp.mpf(0)
+        far = -(D + mp.sqrt(root))
+        low, high = far / k, (a * k - D**2) / far
+        p, q = (student_mass(nu, (low - at) / s, (high - at) / s) for at in (0, D))
+        return p - mp.exp(eps) * q
+
+
+def student_mass(nu, low, high):
+    """P(low < Z < high), on the side of 0 where the tails are small."""
+    if high <= 0:
+        low, high = -high, -low
+    return student_tail(nu, low) - student_tail(nu, high)
+
+
+@pytest.mark.parametrize(
+    ("s", "nu", "D"), [(1e-3, 30.0, 30.0), (7.0, 4.5, 1.0), (1e3, 30.0, 1e-3), (1.0, 1000.0, 30.0)]
+)
+def test_student_delta_is_never_below_the_truth(s, nu, D):
+    """Up to next to the largest loss, where the difference of two masses would have lost all digits."""
+    top = float((nu + 1) * mp.asinh(D / (2 * s * mp.sqrt(nu))))
+    for share in (1e-3, 0.3, 0.9, 0.999, 1 - 1e-6, 1 - 1e-9):
+        exact = float(student_delta(s, nu, D, top * share))
+        found = accountants.delta(Additive(dpk.Student(s, nu), D), top * share)
+        assert exact <= found <= exact * (1 + 1e-10) + 8 * 2.0**-52 * (1 + top), share
+
+
 @every_noise
 @pytest.mark.parametrize("D", [0.05, 1.0, 9.0])
 def test_profiles_by_quadrature(noise, D):
