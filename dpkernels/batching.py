@@ -26,7 +26,7 @@ def vmap_in_batches(function: Callable[..., Any], together: Callable[..., int]) 
     @mapped.def_vmap
     def _(size: int, batched: Any, *given: Any) -> Any:
         many = tuple(batched)
-        if not any(jax.tree.leaves(many)):  # Only tangents are batched.
+        if not any(jax.tree.leaves(many)):  # No argument is batched.
             found = one(*given)
             return found, jax.tree.map(lambda _: False, found)
         every = jax.vmap(one, jax.tree.map(lambda each: 0 if each else None, many))

@@ -78,7 +78,7 @@ def trim(programs: Path, most: int) -> None:
 def _is_ours_alone(place: Path) -> bool:
     """Return whether the folder, made if necessary, belongs to this user alone and cannot be replaced by another user.
 
-    A user who can write to a parent folder can rename the folder, except in folders such as /tmp, where only owners can.
+    A user who can write to a parent folder can rename the folder, except in folders like /tmp, where only owners can.
     """
     if not hasattr(os, "getuid") or not place.is_absolute():  # On Windows, file modes carry no information.
         return False

@@ -143,7 +143,7 @@ def _log_gamma_ratio(x: float) -> float:
 
 
 def _tail(t: Any, nu: float) -> Any:
-    """Return P(T > t) at unit scale, for t >= 0; the complement, which loses the digits of a small tail, is for t < 1."""
+    """Return P(T > t) at unit scale, for t >= 0; for t < 1 as a complement, which would cancel in a small tail."""
     xp, special = namespace(t), special_functions(t)
     small = t < 1
     square = xp.where(small, t, 1.0) ** 2
