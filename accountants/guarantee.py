@@ -170,7 +170,8 @@ class Guarantee:
     @property
     def _has_few_samples(self) -> bool:
         counts = [checks.concrete(term.count) for term in self.terms]
-        if None in counts or sum(counts) == 1 or sum(counts) > _FEW:
+        total = sum(float(count) for count in counts if count is not None)
+        if None in counts or total == 1 or total > _FEW:
             return False
         return any(term.sampling_rate is not None for term in self.terms)
 

@@ -78,8 +78,9 @@ class Shuffled:
             A float for a number, otherwise a NumPy float64 array. JAX arguments give a JAX array, differentiable in
             eps, n and every parameter of the mechanism, always by the integral. For few reports of few outcomes the
             integral is inaccurate (flat windows, eps0 4: 2 % too small at n = 3, 0.3 % at 100, 1e-7 at 10,000): use it
-            for gradients, not for guarantees. A derivative in a
-            parameter has a larger relative error (flat windows, eps0 2: 1e-2 at n = 100, 1e-5 at 1,000, 1e-8 at 10,000).
+            for gradients, not for guarantees.
+            A derivative in a parameter has a larger relative error (flat windows, eps0 2: 1e-2 at n = 100, 1e-5 at
+            1,000, 1e-8 at 10,000).
 
         Raises:
             ValueError: epsilon is out of range, or JAX values have 32 bits.
