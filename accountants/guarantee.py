@@ -45,7 +45,9 @@ from dpkernels import checks
 from dpkernels.numerics import Real, namespace, plain
 from dpkernels.pytrees import pytree
 
-_FEW = 32  # Up to this number, values of releases on samples are kept inside their brackets.
+# Up to these, values of releases on samples are kept inside their brackets: the rate, and the mean number of samples
+# that a record is in.
+_TINY_RATE, _HARDLY = 0.002, 0.1
 
 
 @pytree
@@ -154,26 +156,28 @@ class Guarantee:
         return found
 
     def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[Bracket, float], tuple[float, float]]) -> Any:
-        """Return values of plain numbers, moved into their brackets where few releases are on samples.
+        """Return values of plain numbers; where one is outside its bracket, the upper end of the bracket.
 
-        There the losses can be as close together as the points of the grid, which the kink of the profile then shows.
+        Brackets are computed only for samples so small that hardly a record takes part. Their losses are as close
+        together as the points of the grid, and the values of the FFT are not reliable.
         """
-        if namespace(found) is not np or not self._has_few_samples:
+        if namespace(found) is not np or not self._has_tiny_samples:
             return found
         try:
             ends = [bracket(self._bracket, float(one)) for one in np.ravel(at)]
         except ValueError:  # A shape that states no bound on its density has no bracket.
             return found
         low, high = np.reshape(np.transpose(ends), (2, *np.shape(found)))
-        return plain(np.clip(found, low, high))
+        return plain(np.where((low <= found) & (found <= high), found, high)[()])
 
     @property
-    def _has_few_samples(self) -> bool:
-        counts = [checks.concrete(term.count) for term in self.terms]
-        total = sum(float(count) for count in counts if count is not None)
-        if None in counts or total == 1 or total > _FEW:
+    def _has_tiny_samples(self) -> bool:
+        sampled = [term for term in self.terms if term.sampling_rate is not None]
+        numbers = [(checks.concrete(term.count), checks.concrete(term.sampling_rate)) for term in sampled]
+        known = [(float(count), float(rate)) for count, rate in numbers if count is not None and rate is not None]
+        if not sampled or len(known) < len(sampled) or (len(self.terms) == 1 and known[0][0] == 1):
             return False
-        return any(term.sampling_rate is not None for term in self.terms)
+        return min(rate for _, rate in known) <= _TINY_RATE and sum(count * rate for count, rate in known) <= _HARDLY
 
     @cached_property
     def _bracket(self) -> Bracket:
