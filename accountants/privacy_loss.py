@@ -21,6 +21,8 @@ from dpkernels.pytrees import pytree
 _NODES, _WEIGHTS = gauss_legendre(16)
 # The panels of a piece on which only smooth functions of the loss are integrated.
 FEW = 4
+# The mass that quadrature may miss by rounding.
+_MISSED = 1e-6
 # Above this loss, e^loss is or will soon be close to overflow.
 _LARGE = 30.0
 # On CPUs, XLA compiles sums of multiples of this number of terms quickly; other lengths need extra code for their ends.
@@ -244,6 +246,17 @@ class PrivacyLossDistribution:
         loss = xp.where(last, np.inf, xp.where(above, cap, self.loss))
         p = self.p * xp.exp(down) + xp.where(last, lost, 0.0)
         return PrivacyLossDistribution(p, self.q, loss, xp.where(above, 0.0, self.width))
+
+    def completed(self) -> PrivacyLossDistribution:
+        """Return outcomes with the mass that quadrature missed at an infinite loss.
+
+        Quadrature misses noise that is so narrow that it lies between its nodes. Without this the missed mass would
+        count as no loss.
+        """
+        missed = 1 - without_derivative(self.p.sum(-1, keepdims=True))
+        xp = namespace(missed)
+        p = xp.where(missed > max(_MISSED, 4 * float(np.finfo(missed.dtype).eps) ** 0.5), missed, 0.0)
+        return join([self, PrivacyLossDistribution(p, 0 * p, p + np.inf, 0 * p)])
 
     @property
     def finite(self) -> tuple[Any, Any]:

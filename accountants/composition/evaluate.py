@@ -40,6 +40,8 @@ _STEEPEST = 0.25
 _BISECTIONS = 16  # For a tilt, which need not be precise.
 _FEW = 32  # Up to this number, releases of plain numbers are composed from samples of their loss densities.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
+# Delta of one release may be larger than that of all by this factor, by rounding.
+_SLACK = 1 + 1e-3
 _STEEPEST_OF_FEW = 1e9  # Next to the largest losses, which few releases may reach.
 
 
@@ -256,7 +258,23 @@ def _evaluate_direction(
             nothing,
         )
         found = _compute_if(three.possible, lambda: _value_of(three.losses, question, known, three.to_parts), found)
+    if what == "epsilon":
+        impossible = _delta_of_one_release(parts, xp.where(xp.isinf(found.found), 0.0, found.found)) > _SLACK * at
+        found = found._replace(found=xp.where(impossible, np.inf, found.found))
     return found._replace(by_parts=back((found.by_parts, xp.ones_like(infinite)))[0]) if back else found
+
+
+def _delta_of_one_release(parts: RepeatedLosses, epsilon: Any) -> Any:
+    """Return delta of the worst single release, which that of all releases cannot be below.
+
+    Where losses are so large that the FFT does not resolve them, an eps that contradicts this is no answer.
+    """
+    xp = namespace(epsilon, *jax.tree.leaves(parts))
+    nodes: list[Any] = [part.losses for part in parts if part.losses is not None]
+    if not nodes:
+        return 0.0 * epsilon
+    gains = [-xp.expm1(xp.minimum(epsilon - one.loss, 0.0)) for one in nodes]
+    return xp.stack([(one.p * gain).sum(-1) for one, gain in zip(nodes, gains, strict=True)]).max()
 
 
 def _value_of(

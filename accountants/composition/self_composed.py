@@ -118,7 +118,10 @@ class SelfComposed:
         xp = namespace(*leaves)
         known = xp.where(xp.stack([xp.any(leaf != leaf) for leaf in leaves]).any(), np.nan, 1.0)
         several = [one.scaled(known) for one in self._nodes(panels)]
-        directed = [pointwise_maximum([one.mirrored() for one in several] if mirror else several) for mirror in mirrors]
+        ways = [[one.mirrored() for one in several] if mirror else several for mirror in mirrors]
+        if any(one.pieces for one in self._privacy_losses):
+            ways = [[one.completed() for one in way] for way in ways]
+        directed = [pointwise_maximum(way) for way in ways]
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
         sampled = xp is np and len(self.pairs) == 1 and self.sampling_rate is not None
         smooth = self._privacy_losses[0] if sampled else None

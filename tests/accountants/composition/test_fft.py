@@ -562,3 +562,28 @@ def test_both_precisions_in_one_process(first):
     }
     found = {way: ways[way]() for way in (first, *ways)}
     np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)
+
+
+@pytest.mark.parametrize("sigma", [6e-9, 1e-4, 1e-2])
+def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
+    """Kernels far narrower than the shift: quadrature misses their mass, which must not count as no loss."""
+
+    def composed(sigma):
+        return guarantee(dpk.Additive(dpk.Reweighted(dpk.Gaussian(sigma), -50.0, 50.0, 0.3)), 1.0).repeat(300)
+
+    assert composed(sigma).delta(1.0) == pytest.approx(1.0)
+    assert composed(sigma).epsilon(1e-5) == np.inf
+    delta, epsilon = jax.jit(lambda s: (composed(s).delta(1.0), composed(s).epsilon(1e-5)))(jnp.float64(sigma))
+    assert delta == pytest.approx(1.0)
+    assert epsilon == np.inf
+
+
+@pytest.mark.parametrize(
+    ("rate", "count", "delta"), [(1e-6, 32, 1e-10), (1e-4, 2, 1e-6), (1e-6, 2, 1e-10), (1e-6, 33, 1e-6)]
+)
+def test_values_of_tiny_samples_are_not_below_their_bracket(rate, count, delta):
+    made = guarantee(dpk.gaussian(sigma=1.0, sensitivity=1.0)).subsample(rate).repeat(count)
+    low, high = made.bracket(delta=delta)
+    assert low <= made.epsilon(delta) <= high
+    eps = max(low, 1e-9)
+    assert made.bracket(epsilon=eps)[0] <= made.delta(eps) <= made.bracket(epsilon=eps)[1]
