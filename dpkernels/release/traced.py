@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -85,7 +86,7 @@ def _check_lattice(lattice: Any, values: Array) -> None:
     if lattice is None:
         return
     exact = np.issubdtype(values.dtype, np.integer) and values.dtype.itemsize <= 4 and values.dtype != np.uint32
-    if not (exact and (1 / float(lattice)).is_integer()):
+    if not (exact and Fraction(float(lattice)).numerator == 1):
         raise ValueError(
             f"x: has type {values.dtype}; values on the lattice {float(lattice):g} must be integers, of int32 or a "
             "narrower type, all of which must be on the lattice"
