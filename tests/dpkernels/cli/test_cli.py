@@ -31,13 +31,17 @@ from command_helpers import (
     assert_refused,
     column_options,
     command,
+    known_secret,
     read,
+    small_pieces,
     write,
 )
 from key_helpers import column_key
 
 import dpkernels as dpk
 from dpkernels.random.keys import column_secret
+
+__all__ = ["known_secret", "small_pieces"]  # Fixtures.
 
 run = pytest.fixture(command, name="run")
 
