@@ -26,7 +26,7 @@ html_extra_path = [_explorer]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
 # Pages are Markdown; notebooks are percent scripts, run once and kept beside the site.
-exclude_patterns = ["conf.py", "notebooks/data"]
+exclude_patterns = ["conf.py", "notebooks/data", "notebooks/README.md"]
 source_suffix = {".rst": "restructuredtext", ".md": "myst-nb", ".py": "myst-nb"}
 nb_custom_formats = {".py": ["jupytext.reads", {"fmt": "py:percent"}]}
 nb_execution_mode = "cache"
