@@ -23,7 +23,7 @@ import numpy as np
 from accountants.composition import enumeration, fft, grid, self_composed
 from accountants.composition.base import ComposedProfile
 from accountants.composition.gaussian import GaussianProfile, are_gaussian
-from accountants.composition.self_composed import GREATEST_TILT, RepeatedLoss, RepeatedLosses, infinity_mass
+from accountants.composition.self_composed import GREATEST_TILT, RepeatedLosses, infinity_mass
 from accountants.dominating_pairs.base import profile
 from accountants.privacy_loss import PrivacyLossDistribution
 from accountants.profile import epsilon_of
@@ -319,10 +319,6 @@ def _tilt_for(parts: RepeatedLosses, at: Any, log_delta: Any, greatest: float) -
     if log_delta is None:
         return self_composed.saddle_point(parts, at, _BISECTIONS, greatest), at
     return self_composed.saddle_point_of_delta(parts, log_delta, _BISECTIONS, greatest)
-
-
-def _is_sampled(part: RepeatedLoss) -> bool:
-    return part.losses is None or part.smooth is not None
 
 
 def _is_few(parts: RepeatedLosses) -> bool:

@@ -22,7 +22,6 @@ from dpkernels.numerics import Real
 _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _RESAMPLES, _MOST_RESAMPLES = 400, 100_000
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
-_CONFIDENCE = 0.95
 # The range of bootstrap quantiles that is examined.
 _LIKELY = np.linspace(0.1, 0.9, 9)
 
