@@ -10,13 +10,15 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
+from importlib import import_module
+from pkgutil import walk_packages
 from types import UnionType
 from typing import Any, get_args
 
 import click
 
 import dpkernels
-from dpkernels import _HOMES, checks
+from dpkernels import checks, mechanisms
 from dpkernels.cli.options import OPTIONS, flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
@@ -250,10 +252,11 @@ def _constructors() -> Iterator[tuple[str, Constructor]]:
         "recycled-gaussian": _recycled_gaussian,
     }
     yield from special.items()
-    for name in [name for name, home in _HOMES.items() if home.startswith("mechanisms.")]:  # others load for long
-        one = getattr(dpkernels, name)
-        if (word := name.replace("_", "-")) not in special and inspect.isfunction(one) and _is_constructor(one):
-            yield word, one
+    modules = [import_module(one.name) for one in walk_packages(mechanisms.__path__, f"{mechanisms.__name__}.")]
+    functions = {name: one for module in modules for name, one in vars(module).items() if inspect.isfunction(one)}
+    for name in sorted(functions.keys() & dpkernels.__all__):  # getattr of all public names would load SciPy and others
+        if (word := name.replace("_", "-")) not in special and _is_constructor(functions[name]):
+            yield word, functions[name]
 
 
 def _is_constructor(function: Callable[..., Any]) -> bool:

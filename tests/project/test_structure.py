@@ -213,7 +213,7 @@ print(type(dpkernels.perturb).__name__, type(dpkernels.estimate_mean).__name__)
 
 
 def test_an_unknown_name_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="no attribute 'laplace_noise_of_my_own'"):
+    with pytest.raises(AttributeError, match="laplace_noise_of_my_own"):
         dpkernels.laplace_noise_of_my_own  # noqa: B018
 
 
