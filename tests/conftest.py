@@ -34,9 +34,9 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
 
-# The default set's programs are compiled without optimisation, in a quarter of the time: it asks whether the formulas
-# are right. CI asks it of what users run, optimised, as does `XLA_FLAGS= python -m pytest`. XLA ends a process that
-# names a flag of another version.
+# Programs are compiled without optimisation, in a quarter of the time: most tests ask whether the formulas are right.
+# `XLA_FLAGS= python -m pytest` tests what users run, optimised; CI does so for the thorough tests of dpkernels. XLA ends
+# a process that names a flag of another version.
 UNOPTIMISED = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
@@ -44,9 +44,10 @@ UNOPTIMISED = (
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before workers start, and before XLA does."""
-    if "not thorough" in config.option.markexpr and jax.__version_info__ < (0, 11):
+    long = config.option.markexpr in ("slow", "notebook")
+    if not long and jax.__version_info__ < (0, 11):
         os.environ.setdefault("XLA_FLAGS", UNOPTIMISED)
-    if config.option.markexpr in ("slow", "notebook") and config.getoption("dist", "no") == "loadfile":
+    if long and config.getoption("dist", "no") == "loadfile":
         config.option.dist = "load"  # Each is long: none waits for the others of its file.
 
 
