@@ -97,7 +97,7 @@ def test_gradient_of_acceptance():
 # As published
 
 
-@pytest.mark.quick("row0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("row", TABLE)
 def test_published_against_exact(row):
     """The derivations' table: its published numbers to all their digits, its exact ones or better."""
@@ -120,6 +120,7 @@ def test_algorithm_one_is_unsound_for_a_wide_theta():
     assert float(recycling.profile(kernel, 5.0, exact, 1.0, 3.0)) <= DELTA
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("D", "eps", "times"), [(1.0, 1.0, 2.0), (5.0, 3.0, 3.11), (5.0, 4.0, 4.09)])
 def test_algorithm_two_exceeds_the_target_with_laplace_kernels(D, eps, times):
     found = published.published_budget(Laplace, theta=1.0, epsilon=eps, delta=DELTA, sensitivity=D)
@@ -168,6 +169,7 @@ def test_both_readings_of_a_redraw_by_enumeration():
     assert once - anew > 0.05
 
 
+@pytest.mark.thorough
 def test_equation_thirteen_claims_what_it_cannot():
     """At n = 300 and p = 0.584 its reciprocal, which the sources' search maximises, is 0.791; the truth is 0.125."""
     n, p, share = 300, 0.584, 0.1

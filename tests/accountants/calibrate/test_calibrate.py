@@ -203,6 +203,7 @@ def test_truncated_gaussian_at_a_bound(epsilon, delta, bound):
         assert float(additive_profile(narrower, 2.0, epsilon)) > delta
 
 
+@pytest.mark.thorough
 def test_least_bound():
     """Just above it there is a sigma, just below it none: delta is not monotone in sigma."""
     for epsilon, delta in ((1.0, 1e-3), (0.1, 0.1)):

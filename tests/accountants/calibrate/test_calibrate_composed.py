@@ -111,6 +111,7 @@ def sigma(epsilon, delta, D, rate=None):
     return calibrate.composed_scale(Gaussian(1.0), epsilon=epsilon, delta=delta, sensitivity=D, count=100, rate=rate)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("at", [(1.0, 1e-6, 1.2), pytest.param((1.0, 1e-6, 1.2, 0.1), marks=pytest.mark.slow)])
 def test_jax_values_derivatives_and_vmap(x64, at):
     """The precise root; central differences, extrapolated; several targets at once."""
@@ -125,6 +126,7 @@ def test_jax_values_derivatives_and_vmap(x64, at):
     assert float(slopes[0][2]) == pytest.approx(float(values[0]) / 1.2, rel=1e-8)
 
 
+@pytest.mark.thorough
 def test_32_bits_have_a_scale_too():
     """Their values end at 1e-5 or so from 0, which is a root for all that."""
     scale = jax.jit(lambda e, d: calibrate.composed_scale(Laplace(1.0), epsilon=e, delta=d, sensitivity=1.0, count=8))

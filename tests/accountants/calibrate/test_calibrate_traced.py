@@ -63,12 +63,14 @@ def test_the_same_function_under_jit_and_grad(name):
         assert float(slope) == pytest.approx(difference, rel=slope_rtol)
 
 
+@pytest.mark.thorough
 def test_a_traced_budget_is_not_above_the_precise_one():
     with jax.enable_x64(True):
         level = jax.jit(lambda e: calibrate.composed_budget(two_points, epsilon=e, delta=1e-5, count=10).epsilon)(1.0)
     assert guarantee(two_points(epsilon=float(level))).repeat(10).delta(1.0) == pytest.approx(1e-5, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_an_infeasible_traced_budget_is_nan():
     def level(epsilon, delta):
         return calibrate.composed_budget(two_points, epsilon=epsilon, delta=delta, count=10).epsilon
@@ -88,6 +90,7 @@ def test_arguments_of_the_constructor_are_differentiated():
     assert float(slope) == pytest.approx((plain[1] - plain[0]) / 0.2, rel=1e-6)
 
 
+@pytest.mark.thorough
 def test_batches_of_bounds():
     deltas = np.array([0.02, 0.1])
     with jax.enable_x64(True):
@@ -95,6 +98,7 @@ def test_batches_of_bounds():
     np.testing.assert_allclose(found, [calibrate.least_bound(0.5, float(d)) for d in deltas], rtol=1e-8)
 
 
+@pytest.mark.quick("3.0-1e-06")
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.02), (0.5, 0.05), (1.0, 1e-3), (3.0, 1e-6)])
 def test_no_bound_is_feasible_below_the_least_one_and_the_best_has_the_least_variance(epsilon, delta):
     least, best = calibrate.least_bound(epsilon, delta), calibrate.best_bound(epsilon, delta)

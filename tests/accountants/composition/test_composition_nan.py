@@ -38,7 +38,7 @@ def of(name, rate):
     return (lambda z: made(z).delta(0.1), math.nan), (lambda z: made(z).epsilon(1e-3), math.inf)
 
 
-@pytest.mark.quick("laplace-1.0")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "rate"), VALUES)
 def test_nan_stays(x64, name, rate):
     for function, unknown in of(name, rate):

@@ -98,7 +98,7 @@ COUNTED = [
 ]
 
 
-@pytest.mark.quick("*0", "*1")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eps", "p", "losses", "n"), COUNTED)
 def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
     """In every mass and loss, in eps, and in the count: what the last report adds."""
@@ -122,6 +122,7 @@ def test_derivatives_of_three_losses_by_enumeration(eps, p, losses, n, x64):
     assert np.allclose(found.counts.sum(), last, **near)
 
 
+@pytest.mark.thorough
 def test_derivatives_of_three_losses_far_apart_in_32_bits():
     """A loss of 200 more has no finite ratio in floats."""
     counts = jnp.array([30.0, 29.0], jnp.float32)
@@ -478,7 +479,7 @@ def test_an_infinite_loss_is_no_atom_at_0():
     assert made.delta(1.0) == pytest.approx(0.244648117441945936, rel=5e-8)
 
 
-@pytest.mark.quick("3.0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("scale", [2.0, 3.0])
 def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
     """Their sum is 1, or above it by a rounding; on samples one finite loss is left. Counts of such reports."""
@@ -499,7 +500,7 @@ def test_noise_narrower_than_the_shift_has_infinite_losses_alone(x64, scale):
     assert made.compose(guarantee(Additive(Laplace(1.0)), 1.0)).delta(1.0) == 1.0
 
 
-@pytest.mark.quick("laplace")
+@pytest.mark.thorough
 @pytest.mark.parametrize("kernel", [Laplace(2.0), Gaussian(2.0)], ids=["laplace", "gaussian"])
 def test_an_infinite_eps_leaves_infinite_losses(x64, kernel):
     for noise in (kernel, Reweighted(kernel, -4.0, 4.0, 0.0)):
@@ -520,6 +521,7 @@ def test_staircases_that_cross_at_many_steps_are_not_cut_short():
         assert low * (1 - 1e-6) <= made.delta(eps) <= high * (1 + 1e-6)
 
 
+@pytest.mark.thorough
 def test_numbers_of_32_bits_where_there_are_64(x64):
     made = guarantee(Additive(Laplace(2.0), 1.0)).repeat(5)
     assert float(made.delta(jnp.float32(1.0))) == pytest.approx(made.delta(1.0), rel=1e-5)
@@ -564,6 +566,7 @@ def test_both_precisions_in_one_process(first):
     np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)
 
 
+@pytest.mark.quick("0.01")
 @pytest.mark.parametrize("sigma", [6e-9, 1e-4, 1e-2])
 def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
     """Kernels far narrower than the shift: quadrature misses their mass, which must not count as no loss."""
@@ -578,6 +581,7 @@ def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
     assert epsilon == np.inf
 
 
+@pytest.mark.quick("1e-06-33-1e-06")
 @pytest.mark.parametrize(
     ("rate", "count", "delta"), [(1e-6, 32, 1e-10), (1e-4, 2, 1e-6), (1e-6, 2, 1e-10), (1e-6, 33, 1e-6)]
 )

@@ -33,6 +33,7 @@ def exact(epsilon: float) -> float:
         return float(max(mpmath.fsum(max(p - factor * q, 0) for p, q in zip(*way, strict=True)) for way in ways))
 
 
+@pytest.mark.quick("1.0")
 @pytest.mark.parametrize("epsilon", [0.0, 0.3, 1.0, 3.0])
 def test_a_grid_that_is_too_small_is_allowed_for(monkeypatch, epsilon):
     """Without the bound the whole bracket lies above the truth at epsilon 0, and below it at the other three."""

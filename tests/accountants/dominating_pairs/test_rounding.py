@@ -246,6 +246,7 @@ def exact_best_delta(rho, eps):
     return min(mpf(1), mp.exp(high * ((1 + high) * rho - eps) - mp.log(high) - (1 + high) * mp.log1p(1 / high)))
 
 
+@pytest.mark.thorough
 def test_delta_of_concentrated_privacy():
     """rho and eps up to 10^9: products of order and budget cancel."""
     random = np.random.default_rng(2)

@@ -291,7 +291,7 @@ def test_laplace_for_one_count_is_no_worse_than_the_bound():
     assert exact <= laplace_histogram_delta(1, 1.0, 2.0, 0.2)
 
 
-@pytest.mark.quick("1.0-1e-09")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("eps", "delta"), [(0.1, 1e-6), (1.0, 1e-9), (3.0, 1e-5)])
 def test_gaussian_noise_wins_from_the_crossing_on(eps, delta):
     crossing = gaussian_crossing(eps, delta)

@@ -85,6 +85,7 @@ def check_tree(seed):
     assert Accountant(relation, bracket=True).compose(event).get_epsilon(delta) == upper
 
 
+@pytest.mark.quick("3", "5", "8")
 @pytest.mark.parametrize("seed", [*range(9), 169, 232])
 def test_random_trees_agree_with_their_accountant(seed):
     check_tree(seed)
@@ -237,6 +238,7 @@ def test_pure_budgets(event, level):
     assert ours.get_epsilon(0.0) < Accountant(bracket=True).compose(event, 2).get_epsilon(0.0)
 
 
+@pytest.mark.thorough
 def test_mixtures_of_gaussians():
     two = Mixture(2.0, [0.0, 4.0], [0.75, 0.25])
     assert Accountant().compose(two).guarantee == Accountant().compose(Sampled(0.25, Gaussian(0.5))).guarantee
@@ -251,6 +253,7 @@ def test_mixtures_of_gaussians():
         Accountant().compose(Mixture(1.0, [0.0, 1.0], [0.5, 0.6]))
 
 
+@pytest.mark.quick("0.02")
 @pytest.mark.parametrize("rho", [1e-4, 0.02, 0.5, 8.0])
 def test_concentrated_events_are_bounded_by_their_conversion(rho):
     event = dp_event.ZCDpEvent(rho / 4)
@@ -275,6 +278,7 @@ def test_concentrated_events_with_an_offset():
     assert 0.5 + best_epsilon(0.1, 1e-6) - 1e-9 <= accountant.get_epsilon(1e-6) <= 0.502 + best_epsilon(0.1, 1e-6)
 
 
+@pytest.mark.thorough
 def test_their_calibration_takes_our_accountant():
     delta = 1e-6
 

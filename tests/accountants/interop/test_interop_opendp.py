@@ -57,6 +57,7 @@ def test_reports_have_keys_of_their_own(local, noise, counts):
     assert len({tuple(wide([0, 0, 0])) for _ in range(50)}) == 50
 
 
+@pytest.mark.thorough
 def test_reports_are_unbiased(local):
     """Six standard errors of the mean of 4,000 reports."""
     reports = np.array([local(3.0) for _ in range(4000)])
@@ -86,6 +87,7 @@ def test_the_map_of_noise_is_the_one_of_the_table(noise):
     assert noise.map(0) == (0.0, 0.0)
 
 
+@pytest.mark.thorough
 def test_another_delta_is_another_epsilon():
     assert make_measurement(NOISE, delta=1e-3, T=int).map(10)[0] < make_measurement(NOISE, delta=1e-9, T=int).map(10)[0]
 

@@ -66,7 +66,7 @@ HARD = {
 }
 
 
-@pytest.mark.quick("*float32*")
+@pytest.mark.quick("float32-all*")
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
 def test_no_example_is_longer_than_the_sensitivity(name, dtype, noise):
@@ -313,6 +313,7 @@ def test_the_description_has_the_certificate(noise):
     assert noise.total_variation >= claim.dimensions * (over - 2 * error)
 
 
+@pytest.mark.thorough
 def test_poisson_batches():
     """Every row is in a sample at the rate, and rows are independent; six standard errors."""
     n, rate, draws = 200, 0.1, 400

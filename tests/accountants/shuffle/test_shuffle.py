@@ -262,7 +262,7 @@ def test_vectorised_and_traced_values_are_the_integral():
         shuffled(made, 10**6).delta(jnp.float32(0.1))
 
 
-@pytest.mark.quick("0.9-sine", "1.2-triangle")
+@pytest.mark.thorough
 @pytest.mark.parametrize("window", ["sine", "triangle"])
 @pytest.mark.parametrize("width", [0.9, 1.2])
 def test_the_ends_are_worst_by_exhaustion(window, width):
@@ -320,6 +320,7 @@ def test_planted_faults_are_seen():
     assert bracket.of_blanket(wrong, n, eps) < truth
 
 
+@pytest.mark.thorough
 def test_a_round_as_a_pair_is_no_less_than_it():
     made, eps = shuffled(piecewise(2.0), 2000), np.array([0.0, 0.03, 0.1, 0.3])
     pair = made.guarantee()
@@ -461,6 +462,7 @@ def test_the_command_tunes_for_a_shuffled_budget(run, monkeypatch):
     assert "--delta: missing" in refused.err
 
 
+@pytest.mark.thorough
 def test_the_grid_at_the_level_does_not_hide_the_root():
     """At 12.5 the grid from above has 1e-3 where delta is 0; epsilon was the level for it."""
     made = [shuffled(dpk.hybrid(epsilon=level, lower=0.0, upper=1.0), 70_000_000) for level in (12.499, 12.5)]

@@ -124,7 +124,7 @@ def test_piecewise_is_type_one_and_type_two():
     assert second.value == pytest.approx(float(known.worst_variance), rel=1e-10)
 
 
-@pytest.mark.quick("1.0-2.0")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("D", "eps"), [key if key[1] == 2 else SLOW(*key) for key in REACHED])
 def test_recycled_gaussian_acceptance(D, eps):
     found = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
@@ -284,7 +284,7 @@ def test_truncated_gaussian_is_as_calibrated():
         assert found.value <= float(known.noise.variance) * (1 + 1e-8)
 
 
-@pytest.mark.quick("truncated_laplace-some")
+@pytest.mark.thorough
 @pytest.mark.parametrize("budgets", [[*ANY_BUDGET[:6], (20.0, 1e-10, 1.0)], SLOW(ANY_BUDGET[6:])], ids=["some", "all"])
 @pytest.mark.parametrize("family", [tune.truncated_gaussian, tune.truncated_laplace])
 def test_truncated_noise_meets_any_budget(family, budgets):
@@ -553,6 +553,7 @@ def value(objective, mechanism):
     return float(objectives.evaluate(as_float64(objective), mechanism))
 
 
+@pytest.mark.thorough
 def test_objectives_of_bounded_mechanisms():
     """Against the mechanism's own methods, and quadrature of its density."""
     m = dpk.piecewise(epsilon=1.5, **SKEW)
@@ -571,6 +572,7 @@ def test_objectives_of_bounded_mechanisms():
         assert value(tune.average_variance(edges, weights), traced) == pytest.approx(mean, rel=1e-3)
 
 
+@pytest.mark.thorough
 def test_objectives_of_noise_and_of_atoms():
     noise = dpk.budget_recycled(Gaussian(2.0), theta=1.0, q=0.7)
     points = dpk.duchi(epsilon=1.0, **SIGNED)

@@ -563,6 +563,7 @@ def test_a_listing(run: Run) -> None:
     assert_refused(run("ledger", "people.ledger"), 1, "people.ledger: is damaged or not a ledger")
 
 
+@pytest.mark.thorough
 def test_what_is_charged_is_the_total_of_a_row(run: Run) -> None:
     pq.write_table(pa.table({"a": ages(9), "b": ages(9)}), "in.parquet")
     columns = ["--column", "a", "--column", "b", "--mechanism", "gaussian", "--sensitivity", "1", "--delta", "3e-7"]

@@ -520,6 +520,7 @@ def test_a_hundred_million_rows_in_a_gibibyte(run: Run) -> None:
 # compare and certify
 
 
+@pytest.mark.thorough
 def test_compare_sorts_by_worst_case_and_has_laplace(run: Run) -> None:
     result = run("compare", "--epsilon", "1", "--lower", "0", "--upper", "120", "--json")
     rows = json.loads(result.out)
@@ -556,6 +557,7 @@ def test_headers_of_arrays_that_cannot_be_read(run: Run, header: bytes) -> None:
     assert_refused(run("perturb", "in.npy", "out.npy", *AGE), 1, "in.npy: is not a readable .npy file")
 
 
+@pytest.mark.thorough
 def test_compare_draws(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     from dpkernels.cli import compare
 

@@ -38,7 +38,7 @@ def assert_profile(form: dict[str, Any], made: Any) -> None:
     assert form["pure_epsilon"] == (pure if math.isfinite(pure) else None)
 
 
-@pytest.mark.quick("laplace", "recycled-gaussian, q")
+@pytest.mark.quick("laplace")
 @pytest.mark.parametrize("case", CASES)
 def test_additive_mechanisms(run: Run, case: str) -> None:
     given, make = ADDITIVE[case]
@@ -95,6 +95,7 @@ def test_points_that_are_asked_for(run: Run) -> None:
     assert_profile(form, dpk.gaussian(sigma=3.0, sensitivity=2.0))
 
 
+@pytest.mark.thorough
 def test_the_text_has_the_tables_and_what_they_are_for(run: Run) -> None:
     given, make = ADDITIVE["truncated-laplace"]
     text = run("account", "truncated-laplace", *given).out

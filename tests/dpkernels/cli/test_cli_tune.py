@@ -54,6 +54,7 @@ def families(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setattr(command_tune, "_FAMILIES", FEW)
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("families")
 def test_bounded_families_for_the_worst_variance(run: Run) -> None:
     form = tuned(run, *INTERVAL)
@@ -69,6 +70,7 @@ def test_bounded_families_for_the_worst_variance(run: Run) -> None:
         assert accountants.epsilon(made) <= 1 + 1e-9
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("families")
 def test_noise_for_an_acceptance(run: Run) -> None:
     form = tuned(run, *NOISE, "--objective", "acceptance", "--theta", "2", "--plot", "search.png")
@@ -82,6 +84,7 @@ def test_noise_for_an_acceptance(run: Run) -> None:
         assert made.sensitivity == 2.0
 
 
+@pytest.mark.thorough
 def test_pure_noise_without_a_delta(run: Run) -> None:
     done = run("tune", "--epsilon", "2", "--sensitivity", "1", "--objective", "absolute-error")
     assert done.code == 0, done.err
@@ -150,6 +153,7 @@ def test_bounded_families_for_the_distribution(run: Run, monkeypatch: pytest.Mon
     assert float(wave.half_width) < 0.2561  # The published width is for fewer reports.
 
 
+@pytest.mark.thorough
 def test_auto_for_the_distribution_is_a_narrow_piecewise(run: Run) -> None:
     np.save("in.npy", np.linspace(-3, 5, 1001))
     done = run("perturb", "in.npy", "out.npy", "--mechanism", "auto", "--objective", "distribution", *INTERVAL)

@@ -48,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.quick("README*")
 @pytest.mark.parametrize(
     ("page", "commands", "after"), SHOWN, ids=[f"{page.relative_to(ROOT)}-{i}" for i, (page, *_) in enumerate(SHOWN)]
 )

@@ -400,6 +400,7 @@ def dataset(rows: int, blocks: int, by: Callable[[Any], Any] | None = None) -> A
     return ray.data.range(rows, override_num_blocks=blocks).map_batches(by or made)
 
 
+@pytest.mark.thorough
 def test_a_dataset_of_ray_is_perturbed_in_the_order_of_its_blocks(
     cluster: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -427,6 +428,7 @@ def test_what_of_a_dataset_of_ray_is_refused(cluster: Any) -> None:
         dpk.perturb(source.filter(lambda row: row["id"] < 0), {"age": MECHANISM})
 
 
+@pytest.mark.thorough
 def test_a_block_that_is_another_when_it_is_computed_again_is_refused() -> None:
     import ray.cloudpickle as pickle
 
