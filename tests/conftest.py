@@ -35,8 +35,8 @@ if importlib.util.find_spec("hypothesis"):  # The environment of the programs fo
     hypothesis.settings.load_profile("untimed")
 
 # Programs are compiled without optimisation, in a quarter of the time: most tests ask whether the formulas are right.
-# `XLA_FLAGS= python -m pytest` tests what users run, optimised; CI does so for the thorough tests of dpkernels. XLA
-# ends a process that names a flag of another version.
+# `XLA_FLAGS= python -m pytest` tests what users run, optimised; CI does so for thorough tests. XLA ends a
+# process that names a flag of another version.
 UNOPTIMISED = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 )
