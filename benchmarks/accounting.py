@@ -220,7 +220,7 @@ def measured(run: Callable[[], Any], seconds: float) -> tuple[Any, float]:
 
 
 def rows(tasks: tuple[Task, ...], accountants: list[Accountant], seconds: float) -> Iterator[list[str]]:
-    """Rows of a table; the first accountant is the one whose time is the unit."""
+    """Yield the rows of a table; times are in units of the first accountant's time."""
     for task in tasks:
         reference, unit = task.reference, 0.0
         for by in accountants:
@@ -266,7 +266,7 @@ GRADIENTS: dict[str, Callable[[Any], Any]] = {
 
 
 def gradient_rows(count: int, sets: int, seconds: float) -> Iterator[list[str]]:
-    """eps of so many reports with its derivative in what widens the noise: compiled and warm, and of many at once."""
+    """Yield times of eps of ``count`` reports with its derivative in the noise scale: compiled, warm, vectorised."""
     for name, mechanism in GRADIENTS.items():
         for rate in (None, RATE):
 

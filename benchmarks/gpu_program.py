@@ -1,13 +1,14 @@
-"""What an H200 would launch, move and compute for a release, read from programs compiled without one.
+"""Count what an H200 would launch, move and compute for a release, from programs that are compiled without one.
 
     pip install -e '.[gpu-program]'
     python -m benchmarks.gpu_program                    # float32, less than a minute
     python -m benchmarks.gpu_program --dtype float64    # exact releases only
 
-XLA's compiler for GPUs takes a description of the device in its place. Two limits: 4.3 TB/s of an H200's memory, where
-tables that are looked up count once whole, as XLA counts them; and 132 processors of 64 integer operations at 1.98 GHz.
-Instructions are those of the PTX that is compiled: arithmetic, logic and comparisons on integers, those of 64 bits
-counted twice, without loads, stores, moves and jumps, ten times in ChaCha20's loop, times the threads launched.
+XLA's compiler for GPUs accepts a description of the device in its place. Two limits apply: an H200's memory moves
+4.3 TB/s, and its 132 processors compute 64 integer operations each at 1.98 GHz. A table that is looked up counts once
+as a whole, as XLA counts it. Instructions are counted in the compiled PTX: arithmetic, logic and comparisons on
+integers, times the threads launched. Those of 64 bits count twice and those of ChaCha20's loop ten times. Loads,
+stores, moves and jumps do not count.
 """
 
 from __future__ import annotations
@@ -69,13 +70,13 @@ _INTEGER = re.compile(r"\t(?!ld|st|mov|cvt|bra|ret)[a-z]+[\w.]*\.[bsu](?:16|32|(
 
 @dataclass(frozen=True)
 class Program:
-    """What a program takes, a value: ``VALUES`` of them at once.
+    """The cost of a program per value, for ``VALUES`` values at once.
 
     Attributes:
-        kernels: how many are launched.
-        bytes: read and written.
-        instructions: on integers.
-        seconds: of compilation, in all.
+        kernels: the number of kernels launched.
+        bytes: bytes read and written.
+        instructions: integer instructions.
+        seconds: time of the whole compilation.
     """
 
     kernels: int

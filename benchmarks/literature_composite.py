@@ -79,7 +79,7 @@ def base_h2_rate(mechanism: dpk.Windowed) -> float:
 
 @cache
 def searched(shape: str, epsilon: float, stop_at: float | None = None) -> Enumerated:
-    """What the source's own search finds (Algorithms 1 and 2), three rounds over a grid or until V_t is reached."""
+    """Return the result of the source's own search (Algorithms 1 and 2): three rounds over a grid, or until V_t."""
     family = tune.composite(
         WINDOWS[shape[:2]], BASES[shape[2:]], epsilon=epsilon, lower=0.0, upper=1.0, condition="sup_inf"
     )
@@ -156,9 +156,9 @@ def queries(values: np.ndarray, lower: float, upper: float, *, grain: float, thr
 
 
 def mechanisms(query: Query, epsilon: float, delta: float = DELTA) -> dict[str, Any]:
-    """What may answer a query: three composite mechanisms on all its answers, five kinds of noise for its sensitivity.
+    """Return mechanisms that answer a query: three composite ones on its range, and five kinds of additive noise.
 
-    All but the Gaussians and the truncated noise are eps-DP, those (eps, delta)-DP. Neighbouring: one row replaced.
+    The Gaussians and the truncated noise are (eps, delta)-DP, all others eps-DP. Neighbours differ by one replaced row.
     """
     interval: dict[str, Any] = {"epsilon": epsilon, "lower": query.lower, "upper": query.upper}
     budget: dict[str, Any] = {"epsilon": epsilon, "sensitivity": query.sensitivity}

@@ -1,7 +1,7 @@
-"""Jiang 2024, Table I, and Cesar & Rogers 2021, figure 5: what many reports reveal together.
+"""Jiang 2024, Table I, and Cesar & Rogers 2021, figure 5: epsilon of many reports together.
 
-Table I: 1,000 reports of eps = 0.1. Its recycled columns are of the count query of the source's section 8, theta = 3
-and D = 1; each report's budget is (0.1, 1e-5).
+Table I: 1,000 reports of eps = 0.1. Its recycled columns answer the count query of the source's section 8 with
+theta = 3 and D = 1. Each report's budget is (0.1, 1e-5).
 """
 
 from __future__ import annotations

@@ -28,22 +28,23 @@ def exact_rates(printed: Sequence[float]) -> tuple[float, ...]:
 
 
 def with_the_slip(rates: tuple[float, ...], breaks: tuple[float, ...]) -> tuple[float, float, float]:
-    """Total mass, E|X|, E[X^2] of the function with e^(-c2 r3) where continuity needs e^(+c2 r3): no density.
+    """Return mass, E|X| and E[X^2] of the printed function, which has e^(-c2 r3) where continuity needs e^(+c2 r3).
 
-    Exact integrals over the segments of the continuous law, the last one's scaled by e^(-2 c2 r3).
+    The function is no density. The integrals over the segments of the continuous distribution are exact; the last one
+    is scaled by e^(-2 c2 r3).
     """
-    law, c2 = dpk.MergedLaplace(rates, breaks), breaks[-1]
+    noise, c2 = dpk.MergedLaplace(rates, breaks), breaks[-1]
     slip = np.exp(-2 * c2 * rates[-1])
-    inner = law.mass(-c2, c2), 2 * law.first_moment(0.0, c2), 2 * law.second_moment(0.0, c2)
-    outer = 2 * law.sf(c2), 2 * law.first_moment(c2, np.inf), 2 * law.second_moment(c2, np.inf)
+    inner = noise.mass(-c2, c2), 2 * noise.first_moment(0.0, c2), 2 * noise.second_moment(0.0, c2)
+    outer = 2 * noise.sf(c2), 2 * noise.first_moment(c2, np.inf), 2 * noise.second_moment(c2, np.inf)
     mass, first, second = (float(i + slip * o) for i, o in zip(inner, outer, strict=True))
     return mass, first, second
 
 
 def table_c(eps1: float, eps2: float, eps3: float, c1: float, c2: float) -> list[float]:
-    """E|X| and E[X^2] of plain Laplace noise at eps3, merged with one break at c1 (eps2, eps3), and with two breaks.
+    """Return E|X| and E[X^2] of Laplace noise at eps3: plain, merged with one break at c1, and with two breaks.
 
-    The printed columns of two breaks have the slip. One break is the continuous law of rates (eps2, eps3).
+    The printed columns of two breaks have the slip. One break gives the continuous distribution of rates (eps2, eps3).
     """
     rates = exact_rates((eps1, eps2, eps3))
     laplace, one = dpk.Laplace(1 / rates[2]), dpk.MergedLaplace(rates[1:], (c1,))

@@ -151,10 +151,10 @@ def equal_constants() -> list[float]:
 
 
 def variance_in_middle(epsilon: float, inside: float, eta: Any) -> Any:
-    """Variance at x = 0 as the source's figure 3 has it, eps and q held: a^2 eta^2-terms with k = 1/(q (1 - e^-eps)).
+    """Return the variance at x = 0 as in the source's figure 3, which varies eta at fixed eps and q.
 
-    Window half-width a = k/(eta - 1), B = k + a, density q/(2a) inside and e^-eps q/(2a) outside: not normalised but
-    at the one eta with q = e^eps/(e^eps + eta - 1).
+    With k = 1/(q (1 - e^-eps)), the window has half-width a = k/(eta - 1) and reports end at B = k + a. The density is
+    q/(2a) inside and e^-eps q/(2a) outside; it is normalised only where q = e^eps/(e^eps + eta - 1).
     """
     k = -1 / (inside * np.expm1(-epsilon))
     a = k / (np.asarray(eta) - 1)

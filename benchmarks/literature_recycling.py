@@ -86,9 +86,9 @@ def on_samples(
     sensitivity: float,
     delta: float = DELTA,
 ) -> list[dict[str, float]]:
-    """Acceptance against the sampling rate p, with the source's sensitivity D and with D/p.
+    """Return acceptance over the sampling rate p, with the source's sensitivity D and with D/p.
 
-    The Gaussian kernel is the one that meets the sample's budget alone, and q the largest for it.
+    The Gaussian kernel meets the sample's budget by itself, and q is the largest possible for it.
 
     Args:
         rates: p, at most 1.

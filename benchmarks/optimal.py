@@ -1,14 +1,14 @@
-"""The optimal mechanism's program: time, size, and its worst-case variance beside the closed forms'; a markdown table.
+"""Time and size of the optimal mechanism's program, and its worst-case variance beside closed forms, as a table.
 
     python -m benchmarks.optimal            # about ten minutes, most of them for the finer grids
     python -m benchmarks.optimal --quick    # four budgets: a smoke run
     python -m benchmarks.optimal 12 2       # one budget and width
     python -m benchmarks.optimal --steps    # central_piecewise alone: default steps beside the source's; seconds
 
-Seconds are those of a core, of the solution alone. Variances are in units of the sensitivity squared, with all
-roundings; the best closed form is the least of piecewise, hybrid and, below the interval's width, central_piecewise;
-the gain is that of inputs and reports half as far apart. A certificate holds every weight of 64 bits, most of them
-different; the second size is that of a gzip file, the seconds those of reading and verifying it.
+Seconds are processor time of the solution alone. Variances are in units of the sensitivity squared, with all
+roundings. The best closed form is the least of piecewise, hybrid and, below the interval's width, central_piecewise.
+The gain comes from inputs and reports half as far apart. A certificate holds every weight of 64 bits, most of them
+different. The second size is that of a gzip file; the last seconds are those of reading and verifying it.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from dpkernels.interop.optax import private_aggregate
 
 
 def model(width: int) -> dict[str, jax.Array]:
-    """Return the parameters of a network from ``width`` inputs over as many hidden units to 10 outputs."""
+    """Return the parameters of a network with ``width`` inputs, ``width`` hidden units and 10 outputs."""
     first, second = jax.random.split(jax.random.key(0))
     scale = width**-0.5
     return {

@@ -1,8 +1,8 @@
-"""Shuffled reports: central eps against others' bounds, what locality costs, and speed, as markdown tables.
+"""Shuffled reports as markdown tables: central eps and published bounds, the cost of local noise, and speed.
 
     python -m benchmarks.shuffle            # about two minutes; --quick: one budget, three n
 
-eps at delta = 1e-6; neighbouring: one person's input replaced; the shuffler is trusted, n counts honest reports.
+Eps is at delta = 1e-6. Neighbours differ by one replaced input. The shuffler is trusted, and n counts honest reports.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Write the generated tables of the pages again, each from the output of its command.
+"""Regenerate the tables of the pages, each from the output of its command.
 
-    python -m benchmarks.tables                     # all of them: over an hour, and only on an idle machine
-    python -m benchmarks.tables --only recycling    # those whose command has this text
-    python -m benchmarks.tables --check             # writes nothing; fails where a cell that is no time differs
+    python -m benchmarks.tables                     # all of them: over an hour; needs an idle machine
+    python -m benchmarks.tables --only recycling    # only commands with this text
+    python -m benchmarks.tables --check             # fails if a cell other than a time differs; no page is written
 
 In a page ``<!-- table 2: recycling -->`` stands above the second table that ``python -m benchmarks.recycling`` prints,
-and ``<!-- end -->`` below it. Commands that time nothing take a minute together; each runs once.
+and ``<!-- end -->`` below it. Each command runs once. Those without timings take a minute together.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
     python -m benchmarks.tuning            # about four minutes
     python -m benchmarks.tuning --quick    # one family: a smoke run
 
-Cold is the first call of a fresh process after its imports, with all that it compiles, and how much of a core that
-took, which other work on the machine does not change as much; warm the median of five calls at
-other budgets, certificates included. The sources' searches are vectorised here, which their own code is not, and
-evaluated by the same compiled objectives; their evaluations are of the objective, for recycling of the privacy profile.
+A cold time is that of the first call in a new process after its imports, with all compilation. Its processor time
+is given as well, because other work on the machine changes it less. A warm time is the median of five calls at other
+budgets, certificates included. The sources' searches are vectorised here, unlike in their own code, and use the same
+compiled objectives. Evaluations count calls of the objective, and for recycling those of the privacy profile.
 
-The second table compares optimizers: the default, which is BFGS of this package's own; optax.lbfgs and optax.adam in
-the same compiled search; and scipy.optimize.minimize over members of plain numbers, without compiling the search. SciPy
-uses the method of Nelder and Mead, from the best of the points that the default begins at, and certifies nothing.
+The second table compares optimizers. The default is this package's own BFGS. optax.lbfgs and optax.adam run in the same
+compiled search. scipy.optimize.minimize runs over plain numbers, without compiling the search; it uses Nelder and Mead's
+method from the best starting point of the default, and does not certify its result.
 """
 
 from __future__ import annotations

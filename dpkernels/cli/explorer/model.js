@@ -1,545 +1,353 @@
 "use strict";
-// What the page knows of mechanisms. Lengths are in widths of the interval ("person") or sensitivities ("statistic");
-// inputs of the interval are in [0, 1]. Closed forms are those of the docstrings; the rest is looked up in `tables`.
+// The mechanisms as the page knows them. Lengths are in widths of the interval ("person") or in sensitivities
+// ("statistic"); inputs of the interval are in [0, 1]. Densities are those of the docstrings; everything else is a sum over
+// cells of a density, or is looked up in `tables`.
 
 function makeModel(tables) {
-  // ---------------------------------------------------------------- tables on geometric grids
-
-  const place = ([first, last, count], value) => ((count - 1) * Math.log(value / first)) / Math.log(last / first);
-
-  // The four nodes about a place, of those from `first` on, and their weights, of the cubic through them.
-  function cubic(at, count, first = 0) {
-    const start = Math.min(Math.max(Math.floor(at) - 1, first), count - 4);
-    const weights = [0, 1, 2, 3].map((i) =>
-      [0, 1, 2, 3].reduce((w, j) => (i === j ? w : (w * (at - start - j)) / (i - j)), 1)
-    );
-    return { start, weights };
-  }
-  const weighted = ({ start, weights }, values) => weights.reduce((sum, w, i) => sum + w * values[start + i], 0);
-  const onGrid = (grid, values, value) => weighted(cubic(place(grid, value), grid[2]), values);
-
-  // The same of a mechanism whose best width jumps at some budgets: by the nodes on this side of the jump.
-  function between(name, grid, values, value) {
-    const at = place(grid, value);
-    let [first, end] = [0, grid[2]];
-    for (const jump of tables.jumps[name] ?? []) {
-      if (value >= jump) first = Math.max(first, Math.ceil(place(grid, jump)));
-      else end = Math.min(end, Math.ceil(place(grid, jump)));
+  // ---------------------------------------------------------------- tables and roots
+  // The cubic through the four nodes of a geometric grid about a value. Nodes beyond a jump are left out.
+  function lookUp([first, last, count], values, value, jumps = []) {
+    const place = (v) => ((count - 1) * Math.log(v / first)) / Math.log(last / first);
+    const nodeAfter = (jump) => Math.ceil(place(jump));
+    const from = Math.max(0, ...jumps.filter((jump) => jump <= value).map(nodeAfter));
+    const end = Math.min(count, ...jumps.filter((jump) => jump > value).map(nodeAfter));
+    const at = place(value);
+    const start = Math.min(Math.max(Math.floor(at) - 1, from), end - 4);
+    let sum = 0;
+    for (let i = 0; i < 4; i++) {
+      let weight = 1;
+      for (let j = 0; j < 4; j++) if (j !== i) weight *= (at - start - j) / (i - j);
+      sum += weight * values[start + i];
     }
-    return weighted(cubic(at, end, first), values);
+    return sum;
   }
-  // The largest budget in [low, high] at which a rising function is at most the target; null if there is none.
-  function largest(rising, target, low, high) {
-    if (!(rising(low) <= target)) return null;
-    if (rising(high) <= target) return high;
-    for (let i = 0; i < 44; i++) {
-      const middle = Math.sqrt(low * high);
-      if (rising(middle) <= target) low = middle;
-      else high = middle;
+  // At a budget and a number of people, from a table by people and then by budgets.
+  const lookUpForPeople = (rows, epsilon, n, name) =>
+    lookUp(tables.grids.values, rows.map((row) => lookUp(tables.grids.distributed, row, epsilon, tables.jumps[name])), n);
+
+  // The value furthest from `good`, towards `bad`, at which a condition holds; null if it does not hold at `good`.
+  function furthest(holds, good, bad) {
+    if (!holds(good)) return null;
+    if (holds(bad)) return bad;
+    for (let i = 0; i < 36; i++) {
+      const middle = Math.sqrt(good * bad);
+      if (holds(middle)) good = middle;
+      else bad = middle;
     }
-    return low;
+    return good;
   }
 
-  // ---------------------------------------------------------------- the normal law
-
-  // Phi(-t) / phi(t): for small t by the series of Phi, else by continued fraction.
-  function mills(t) {
-    if (t < 3) {
-      let term = t;
-      let sum = t;
-      for (let k = 1; k < 3000 && Math.abs(term) > 1e-17 * Math.abs(sum); k++) sum += term *= (t * t) / (2 * k + 1);
-      return Math.sqrt(Math.PI / 2) * Math.exp((t * t) / 2) - sum;
+  // ---------------------------------------------------------------- the distribution of a report
+  // A report for the true value t has a density (y, t), which jumps or bends at knots(t) alone, and the places y_j with
+  // probability(j, t). Between two knots the density is summed over `parts` cells; one is exact where it is constant.
+  // Neighbouring inputs are those of `pairs`.
+  function distribution({ density, knots = () => [], parts = 1, places = [], probability, pairs = [[1, 0]], ...more }) {
+    function cells(t, ends = knots(t)) {
+      const sorted = Float64Array.from(ends).sort();
+      const found = places.map((y, j) => ({ y, width: 0, mass: probability(j, t) }));
+      for (let i = 1; i < sorted.length; i++) {
+        const width = (sorted[i] - sorted[i - 1]) / parts;
+        if (width * parts < 1e-12) continue;
+        for (let k = 0; k < parts; k++) {
+          const y = sorted[i - 1] + (k + 0.5) * width;
+          found.push({ y, width, mass: width * density(y, t) });
+        }
+      }
+      return found;
     }
-    let fraction = t;
-    for (let k = 80; k > 0; k--) fraction = t + k / fraction;
-    return 1 / fraction;
-  }
-  const phi = (t) => Math.exp((-t * t) / 2) / Math.sqrt(2 * Math.PI);
-  const normalTail = (t) => (t < -30 ? 1 : phi(t) * mills(t));
-  // Delta of Gaussian noise of standard deviation 1/mu sensitivities: e^eps phi(b) = phi(a), b = a - mu.
-  function gaussianDelta(mu, epsilon) {
-    const a = mu / 2 - epsilon / mu;
-    if (a > 25) return 1;
-    return Math.max(phi(a) * (mills(-a) - mills(mu - a)), 0);
-  }
-  function gaussianEpsilon(mu, delta) {
-    if (gaussianDelta(mu, 0) <= delta) return 0;
-    let low = 0;
-    let high = mu * mu + 10 * mu;
-    for (let i = 0; i < 60; i++) {
-      const middle = (low + high) / 2;
-      if (gaussianDelta(mu, middle) > delta) low = middle;
-      else high = middle;
+    const sum = (all, value) => all.reduce((total, cell) => total + cell.mass * value(cell), 0);
+    const mean = (t) => sum(cells(t), ({ y }) => y);
+    function variance(t) {
+      const all = cells(t);
+      const centre = sum(all, ({ y }) => y);
+      return sum(all, ({ y, width }) => (y - centre) ** 2 + width ** 2 / 12);
     }
-    return high;
-  }
-  const gaussianMu = (epsilon, delta) => largest((mu) => gaussianDelta(mu, epsilon), delta, 1e-9, 1e3);
-  function normalQuantile(tail) {
-    let low = 0;
-    let high = 40;
-    for (let i = 0; i < 60; i++) {
-      const middle = (low + high) / 2;
-      if (normalTail(middle) > tail) low = middle;
-      else high = middle;
+    // The cells of two inputs side by side, as [p, q].
+    let compared = null;
+    const comparedPairs = () => (compared ??= pairs.map((pair) => pair.map((t) => Float64Array.from(cells(t, pair.flatMap(knots)), ({ mass }) => mass))));
+    function delta(epsilon) {
+      const factor = Math.exp(epsilon);
+      const excess = ([p, q]) => p.reduce((sum, mass, i) => sum + Math.max(mass - factor * q[i], 0), 0);
+      return Math.max(...comparedPairs().map(excess));
     }
-    return high;
+    // Where the loss is epsilon, 0 or -epsilon: the probabilities of the three.
+    function threeLosses() {
+      const [[p, q]] = comparedPairs();
+      let [plus, minus] = [0, 0];
+      p.forEach((mass, i) => {
+        if (mass > q[i] * (1 + 1e-9)) [plus, minus] = [plus + mass, minus + q[i]];
+      });
+      return { plus, minus, zero: 1 - plus - minus };
+    }
+    // The least distance from t that symmetric noise exceeds with a probability of at most alpha.
+    function beyond(alpha) {
+      let tail = 0;
+      for (const { y, width, mass } of cells(0).sort((one, other) => other.y - one.y)) {
+        if (tail + mass > alpha / 2) return y + width / 2 - (width * (alpha / 2 - tail)) / mass;
+        tail += mass;
+      }
+      return 0;
+    }
+    let { worst } = more;
+    const worstVariance = () => (worst ??= Math.max(variance(0.5), variance(1)));
+    return { low: -Infinity, high: Infinity, cells, mean, variance, worstVariance, delta, threeLosses, beyond, ...more };
   }
 
-  // ---------------------------------------------------------------- reports with three losses: loss, 0 and -loss
+  // ---------------------------------------------------------------- bounded reports
+  const WINDOWS = {
+    uniform: { area: 1, parts: 1, at: (z) => (z >= 0 && z <= 1 ? 1 : 0) },
+    sine: { area: 2 / Math.PI, parts: 200, at: (z) => (z >= 0 && z <= 1 ? Math.sin(Math.PI * z) : 0) },
+    triangle: { area: 1 / 2, parts: 200, at: (z) => Math.max(0, 1 - 2 * Math.abs(z - 0.5)) },
+  };
 
-  // Least epsilon of `count` of them at delta: probabilities of k, k - 1, .. more plus than minus, by the recurrence of
-  // the coefficients of (minus + zero x + plus x^2)^k, whose terms are positive down to the middle.
-  function composedFlat({ loss, plus, zero, minus }, count, delta) {
-    let scale = count * Math.log(plus);
-    let before = 0;
-    let now = 1;
-    let upper = 0;
-    let lower = 0; // Under the other law, times e^((more - 1) loss): the epsilon where the next ones begin to count.
+  // level (1 + relative h((v - a)/m)) on [-1, 1] in v = scale (report - 1/2), where a moves with the input. Reports are
+  // unbiased for one scale. With another one the window stands at the input itself.
+  function windowed(windowName, m, relative, atInput = false) {
+    const { area, parts, at } = WINDOWS[windowName];
+    const level = 1 / (relative * area * m + 2);
+    const scale = (2 - m) * (atInput ? 1 : area * relative * level * m);
+    const start = (t) => (t - 0.5) * (2 - m) - m / 2;
+    return {
+      low: 0.5 - 1 / scale,
+      high: 0.5 + 1 / scale,
+      density: (y, t) => scale * level * (1 + relative * at(((y - 0.5) * scale - start(t)) / m)),
+      knots: (t) => [-1, start(t), start(t) + m / 2, start(t) + m, 1].map((v) => 0.5 + v / scale),
+      parts,
+    };
+  }
+  // The best width and height of a mechanism's window for a budget.
+  function bestWindow({ name, window }, epsilon) {
+    const value = (column) => Math.exp(lookUp(tables.grids.parameters, column, epsilon, tables.jumps[name]));
+    const [m, factor] = tables.windowed[name].map(value);
+    return windowed(window, Math.min(m, 1.999999), factor * Math.expm1(epsilon));
+  }
+  const wang2019 = (epsilon) => windowed("uniform", 2 / (1 + Math.exp(epsilon / 2)), Math.expm1(epsilon));
+
+  function duchi(epsilon) {
+    const B = 0.5 / Math.tanh(epsilon / 2);
+    const [low, high] = [0.5 - B, 0.5 + B];
+    return { low, high, places: [low, high], probability: (j, t) => 0.5 + ((j ? 1 : -1) * (t - 0.5)) / (2 * B) };
+  }
+  // Piecewise with probability w, else two points.
+  function hybrid(epsilon) {
+    const [spread, points] = [wang2019(epsilon), duchi(epsilon)];
+    if (epsilon <= tables.jumps.hybrid[0]) return points;
+    const w = -Math.expm1(-epsilon / 2);
+    return {
+      ...spread,
+      low: Math.min(spread.low, points.low),
+      high: Math.max(spread.high, points.high),
+      density: (y, t) => w * spread.density(y, t),
+      places: points.places,
+      probability: (j, t) => (1 - w) * points.probability(j, t),
+    };
+  }
+  // The width of the piecewise mechanism that shows most of the distribution of n values, as 2/m, to the digits written.
+  const narrowEta = (epsilon, n) => Number((2 / Math.exp(lookUpForPeople(tables.narrow.widths, epsilon, n))).toPrecision(6));
+  function narrow(epsilon, { n }) {
+    const eta = narrowEta(epsilon, n);
+    return { ...windowed("uniform", 2 / eta, Math.expm1(epsilon)), own: { eta } };
+  }
+  function squareWave(epsilon, { n }) {
+    const eta = narrowEta(epsilon, n);
+    const half_width = Number((0.5 / (eta - 1)).toPrecision(6));
+    return { ...windowed("uniform", 2 / eta, Math.expm1(epsilon), true), biased: true, own: { half_width } };
+  }
+  // The linear program's optimum: its error at any budget, its reports at the budgets of which the page has the table.
+  function optimal(epsilon) {
+    const [worst, half] = tables.optimum.map((column) => Math.exp(lookUp(tables.grids.optimum, column, epsilon)));
+    const table = tables.drawn.find((one) => one.epsilon === epsilon);
+    const ends = { low: 0.5 - half, high: 0.5 + half, worst };
+    if (!table) return { ...ends, untabulated: true };
+    const { rows } = table;
+    const steps = rows.length - 1;
+    const inputs = rows.map((_, i) => i / steps);
+    return {
+      ...ends,
+      places: table.reports.map((y) => 0.5 + y),
+      probability(j, t) {
+        const i = Math.min(Math.floor(t * steps + 1e-9), steps - 1);
+        return rows[i][j] + (t * steps - i) * (rows[i + 1][j] - rows[i][j]);
+      },
+      pairs: inputs.flatMap((s) => inputs.map((t) => [s, t])),
+    };
+  }
+
+  // ---------------------------------------------------------------- noise, for a sensitivity of 1
+  const smooth = (height, reach) => ({ density: (y, t) => height(Math.abs(y - t)), knots: (t) => [t - reach, t, t + reach], parts: 1000 });
+
+  const laplace = (epsilon) => ({ ...smooth((z) => (epsilon / 2) * Math.exp(-z * epsilon), 20 / epsilon), worst: 2 / epsilon ** 2 });
+  function gaussian(epsilon, { delta }) {
+    const mu = gaussianMu(epsilon, delta);
+    const height = (z) => (mu * Math.exp((-mu * mu * z * z) / 2)) / Math.sqrt(2 * Math.PI);
+    return { ...smooth(height, 8.5 / mu), worst: 1 / mu ** 2 };
+  }
+  function truncatedLaplace(epsilon, { delta }) {
+    const bound = Math.log1p(Math.expm1(epsilon) / (2 * delta)) / epsilon;
+    const mass = -Math.expm1(-bound * epsilon);
+    const height = (z) => (z > bound ? 0 : (epsilon / (2 * mass)) * Math.exp(-z * epsilon));
+    return { ...smooth(height, bound), low: -bound, high: bound };
+  }
+  // The height falls by q at gamma, gamma + 1, gamma + 2, ..
+  function staircase(epsilon) {
+    const gamma = 1 / (1 + Math.exp(epsilon / 2));
+    const q = Math.exp(-epsilon);
+    const top = (1 - q) / (2 * (gamma + q * (1 - gamma)));
+    const falls = Array.from({ length: Math.ceil(20 / epsilon) + 1 }, (_, k) => k + gamma);
+    const plus = 0.5 + top * gamma;
+    return {
+      density: (y, t) => top * q ** Math.floor(Math.abs(y - t) + 1 - gamma),
+      knots: (t) => falls.flatMap((z) => [t - z, t + z]),
+      threeLosses: () => ({ plus, minus: q * plus, zero: 1 - plus - q * plus }),
+    };
+  }
+  // Laplace noise in whole numbers, in units of a sensitivity of D of them. Very fine steps are as good as none.
+  function discreteLaplace(epsilon, { sensitivity: D }) {
+    if (epsilon / D < 1e-3) return laplace(epsilon);
+    const q = Math.exp(-epsilon / D);
+    const reach = Math.ceil((20 * D) / epsilon);
+    return {
+      places: Array.from({ length: 2 * reach + D + 1 }, (_, j) => (j - reach) / D),
+      probability: (j, t) => ((1 - q) / (1 + q)) * q ** Math.abs(j - reach - Math.round(t * D)),
+    };
+  }
+
+  // ---------------------------------------------------------------- mechanisms
+  const LAWS = {
+    optimal, hybrid, duchi, laplace, staircase, gaussian,
+    "piecewise-wang2019": wang2019, "piecewise-narrow": narrow, "square-wave": squareWave,
+    "truncated-laplace": truncatedLaplace, "discrete-laplace": discreteLaplace,
+  };
+  const distributions = new Map();
+  function distributionOf(one, epsilon, state) {
+    const key = [one.name, epsilon, one.delta && state.delta, one.narrow && state.n, one.whole && state.sensitivity].join();
+    if (distributions.size > 1000) distributions.clear();
+    if (!distributions.has(key)) distributions.set(key, distribution(one.window ? bestWindow(one, epsilon) : LAWS[one.name](epsilon, state)));
+    return distributions.get(key);
+  }
+
+  // ---------------------------------------------------------------- several reports, shuffled reports
+  // The least epsilon of `count` reports with losses epsilon, 0 and -epsilon at delta: probabilities of k, k - 1, .. more
+  // plus than minus, by the recurrence of the coefficients of (minus + zero x + plus x^2)^k, positive down to the middle.
+  function composedThreeLosses({ plus, zero, minus }, epsilon, count, delta) {
+    // `lower` is the sum under the neighbour, times e^((more - 1) epsilon): where the next probabilities begin to count.
+    let [scale, before, now, upper, lower] = [count * Math.log(plus), 0, 1, 0, 0];
     for (let i = 0; i < count; i++) {
       const more = count - i;
       const p = now * Math.exp(scale);
       upper += p;
-      lower = (lower + p) * Math.exp(-loss);
-      if (upper - lower >= delta) return (more - 1) * loss + Math.log((upper - delta) / lower);
+      lower = (lower + p) * Math.exp(-epsilon);
+      if (upper - lower >= delta) return (more - 1) * epsilon + Math.log((upper - delta) / lower);
       const next = ((count - i) * zero * now + (2 * count - i + 1) * minus * before) / ((i + 1) * plus);
-      before = now;
-      now = next;
+      [before, now] = [now, next];
       if (now > 1e150) {
         scale += Math.log(1e150);
-        now /= 1e150;
-        before /= 1e150;
+        [before, now] = [before / 1e150, now / 1e150];
       }
     }
     return 0;
   }
-  const flatProfile = (flat) => (e) => (e >= flat.loss ? 0 : flat.plus - Math.exp(e) * flat.minus);
-
-  // ---------------------------------------------------------------- laws of a report on [0, 1]
-
-  const WINDOWS = {
-    uniform: { area: 1, spread: 1 / 12, at: (z) => (z >= 0 && z <= 1 ? 1 : 0) },
-    sine: { area: 2 / Math.PI, spread: 1 / 4 - 2 / Math.PI ** 2, at: (z) => (z >= 0 && z <= 1 ? Math.sin(Math.PI * z) : 0) },
-    triangle: { area: 1 / 2, spread: 1 / 24, at: (z) => Math.max(0, 1 - 2 * Math.abs(z - 0.5)) },
-  };
-
-  // y + k h((v - a)/m) on [-1, 1], v the report scaled by C about the middle.
-  function windowedLaw(windowName, m, relative) {
-    const window = WINDOWS[windowName];
-    const level = 1 / (relative * window.area * m + 2);
-    const k = relative * level;
-    const S1 = window.area * k * m;
-    const S2 = 2 * level;
-    const C = 2 * S1 * (1 - m / 2);
-    const start = (t) => ((t - 0.5) * C) / S1 - m / 2;
-    const scaled = (v, t) => level + k * window.at((v - start(t)) / m);
-    const inside = S2 / 3 + S1 * window.spread * m * m;
-    const variance = (t) => (inside + (((t - 0.5) * C) ** 2 * S2) / S1) / C ** 2;
-    const law = { low: 0.5 - 1 / C, high: 0.5 + 1 / C, variance, worst: Math.max(variance(0.5), variance(1)), S1 };
-    law.atoms = () => [];
-    law.density = (t) => {
-      const a = start(t);
-      const points = [];
-      for (let i = 0; i <= 120; i++) points.push(-1 + i / 60);
-      for (let i = 0; i <= 60; i++) points.push(a + (i / 60) * m);
-      if (windowName === "uniform") points.push(a - 1e-9, a + m + 1e-9);
-      const kept = points.filter((v) => v >= -1 && v <= 1).sort((p, q) => p - q);
-      return kept.map((v) => [0.5 + v / C, scaled(v, t) * C]);
-    };
-    if (windowName === "uniform") {
-      const both = Math.max(0, 2 * m - 2); // Where the windows of the two ends overlap.
-      const minus = (m - both) * level;
-      const plus = minus * (1 + relative);
-      law.flat = { loss: Math.log1p(relative), plus, zero: 1 - plus - minus, minus };
-      law.profile = flatProfile(law.flat);
-    } else law.profile = sampledProfile((v) => scaled(v, 1), (v) => scaled(v, 0));
-    return law;
-  }
-  function sampledProfile(p, q) {
-    const count = 3000;
-    let [x, y] = [null, null];
-    return (e) => {
-      x ??= Float64Array.from({ length: count }, (_, i) => p(-1 + (2 * i + 1) / count));
-      y ??= Float64Array.from({ length: count }, (_, i) => q(-1 + (2 * i + 1) / count));
-      const factor = Math.exp(e);
-      let sum = 0;
-      for (let i = 0; i < count; i++) if (x[i] > factor * y[i]) sum += x[i] - factor * y[i];
-      return (sum * 2) / count;
-    };
-  }
-
-  function duchiLaw(epsilon) {
-    const B = 0.5 / Math.tanh(epsilon / 2);
-    const plus = 1 / (1 + Math.exp(-epsilon));
-    const flat = { loss: epsilon, plus, zero: 0, minus: 1 - plus };
-    const variance = (t) => B * B - (t - 0.5) ** 2;
-    return {
-      low: 0.5 - B,
-      high: 0.5 + B,
-      variance,
-      worst: B * B,
-      atoms: (t) => [
-        [0.5 - B, 0.5 - (t - 0.5) / (2 * B)],
-        [0.5 + B, 0.5 + (t - 0.5) / (2 * B)],
-      ],
-      density: () => [],
-      flat,
-      profile: flatProfile(flat),
-    };
-  }
-  const wangLaw = (epsilon) => windowedLaw("uniform", 2 / (1 + Math.exp(epsilon / 2)), Math.expm1(epsilon));
-
-  // The uniform window placed at the input itself: those reports, drawn together about the middle by S1.
-  function squareWaveLaw(m, epsilon) {
-    const found = windowedLaw("uniform", m, Math.expm1(epsilon));
-    const { S1 } = found;
-    const drawn = (y) => 0.5 + (y - 0.5) * S1;
-    return {
-      ...found,
-      low: drawn(found.low),
-      high: drawn(found.high),
-      mean: drawn,
-      variance: (t) => found.variance(t) * S1 ** 2,
-      worst: found.worst * S1 ** 2,
-      density: (t) => found.density(t).map(([y, f]) => [drawn(y), f / S1]),
-    };
-  }
-
-  // Wang 2019, equation (7).
-  const root = 405 * Math.sqrt(241);
-  const HYBRID = Math.log((-5 + 2 * Math.cbrt(6353 - root) + 2 * Math.cbrt(6353 + root)) / 27);
-  function hybridLaw(epsilon) {
-    const points = duchiLaw(epsilon);
-    if (epsilon <= HYBRID) return points;
-    const spread = wangLaw(epsilon);
-    const w = -Math.expm1(-epsilon / 2);
-    const mix = (a, b) => w * a + (1 - w) * b;
-    const variance = (t) => mix(spread.variance(t), points.variance(t));
-    const flat = { loss: epsilon };
-    for (const part of ["plus", "zero", "minus"]) flat[part] = mix(spread.flat[part], points.flat[part]);
-    return {
-      low: Math.min(spread.low, points.low),
-      high: Math.max(spread.high, points.high),
-      variance,
-      worst: Math.max(variance(0.5), variance(1)),
-      atoms: (t) => points.atoms(t).map(([y, p]) => [y, (1 - w) * p]),
-      density: (t) => spread.density(t).map(([y, f]) => [y, w * f]),
-      flat,
-      profile: flatProfile(flat),
-    };
-  }
-
-  // The linear program's optimum: its error at any budget, its reports at the budgets of which the page has the table.
-  function optimalLaw(epsilon) {
-    const [worst, half] = tables.optimum.map((column) => Math.exp(onGrid(tables.grids.optimum, column, epsilon)));
-    const table = tables.drawn.find((one) => one.epsilon === epsilon);
-    const law = { low: 0.5 - half, high: 0.5 + half, worst };
-    if (!table) return { ...law, untabulated: true };
-    const { reports, rows: lower } = table;
-    const rows = [...lower, ...lower.slice(0, -1).reverse().map((row) => [...row].reverse())];
-    const mixed = (t) => {
-      const i = Math.min(Math.floor(t * (rows.length - 1)), rows.length - 2);
-      const share = t * (rows.length - 1) - i;
-      return reports.map((_, j) => (1 - share) * rows[i][j] + share * rows[i + 1][j]);
-    };
-    law.atoms = (t) => mixed(t).map((p, j) => [0.5 + reports[j], p]).filter(([, p]) => p > 0);
-    law.variance = (t) => mixed(t).reduce((sum, p, j) => sum + p * reports[j] ** 2, 0) - (t - 0.5) ** 2;
-    law.density = () => [];
-    const excess = (p, q, factor) => p.reduce((sum, value, j) => sum + Math.max(value - factor * q[j], 0), 0);
-    law.profile = (e) => Math.max(...lower.flatMap((p) => rows.flatMap((q) => [excess(p, q, Math.exp(e)), excess(q, p, Math.exp(e))])));
-    return law;
-  }
-
-  // ---------------------------------------------------------------- laws of noise, for a sensitivity of 1
-
-  const curve = (height, reach) => (t) =>
-    Array.from({ length: 241 }, (_, i) => ((i - 120) / 120) * reach).map((z) => [t + z, height(Math.abs(z))]);
-  const noise = (law) => ({ low: -Infinity, high: Infinity, variance: () => law.worst, atoms: () => [], ...law });
-
-  function laplaceLaw(epsilon) {
-    const b = 1 / epsilon;
-    return noise({
-      worst: 2 * b * b,
-      density: curve((z) => Math.exp(-z / b) / (2 * b), 6 * b),
-      profile: (e) => (e >= epsilon ? 0 : -Math.expm1((e - epsilon) / 2)),
-      beyond: (alpha) => -b * Math.log(alpha),
-    });
-  }
-  function staircaseLaw(epsilon) {
-    const q = Math.exp(-epsilon);
-    const gamma = 1 / (1 + Math.exp(epsilon / 2));
-    const a = -Math.expm1(-epsilon) / (2 * (gamma + q * (1 - gamma)));
-    const sums = [1 / (1 - q), q / (1 - q) ** 2, (q * (1 + q)) / (1 - q) ** 3]; // of q^k, k q^k, k^2 q^k
-    const high = gamma * sums[2] + gamma ** 2 * sums[1] + (gamma ** 3 / 3) * sums[0];
-    const low = (1 - gamma) * sums[2] + (1 - gamma ** 2) * sums[1] + ((1 - gamma ** 3) / 3) * sums[0];
-    const plus = 0.5 + a * gamma;
-    const flat = { loss: epsilon, plus, zero: a * q * (1 - 2 * gamma), minus: q * plus };
-    // P(|Z| > z) falls by q a step; within one it is broken once.
-    const beyond = (alpha) => {
-      const k = Math.floor(Math.log(alpha) / -epsilon);
-      const left = 1 - alpha / q ** k; // of the period's mass on both sides
-      const first = 2 * a * gamma;
-      return left <= first ? k + left / (2 * a) : k + gamma + (left - first) / (2 * a * q);
-    };
-    const reach = Math.max(3, Math.ceil(6 / epsilon));
-    const density = (t) => {
-      const right = [];
-      for (let k = 0; k < reach; k++) {
-        const [up, down] = [a * q ** k, a * q ** (k + 1)];
-        right.push([k, up], [k + gamma, up], [k + gamma, down], [k + 1, down]);
-      }
-      return [...right.map(([z, f]) => [t - z, f]).reverse(), ...right.map(([z, f]) => [t + z, f])];
-    };
-    return noise({ worst: 2 * a * (high + q * low), density, flat, profile: flatProfile(flat), beyond });
-  }
-  function truncatedLaplaceLaw(epsilon, { delta }) {
-    const b = 1 / epsilon;
-    const beta = Math.log1p(Math.expm1(epsilon) / (2 * delta)); // The bound, in scales.
-    const mass = -Math.expm1(-beta);
-    const cdf = (z) => {
-      const t = Math.min(Math.max(z / b, -beta), beta);
-      const below = (Math.exp(-Math.abs(t)) - Math.exp(-beta)) / (2 * mass);
-      return t < 0 ? below : 1 - below;
-    };
-    return noise({
-      low: -beta * b,
-      high: beta * b,
-      worst: (b * b * (2 - Math.exp(-beta) * (beta * beta + 2 * beta + 2))) / mass,
-      density: curve((z) => (z > beta * b ? 0 : Math.exp(-z / b) / (2 * b * mass)), Math.min(6, beta) * b),
-      profile: (e) => {
-        const at = e >= epsilon ? 1 - beta * b : (1 - e * b) / 2;
-        return cdf(at) - Math.exp(e) * cdf(at - 1);
-      },
-      beyond: (alpha) => -b * Math.log(alpha * mass + Math.exp(-beta)),
-    });
-  }
-  function gaussianLaw(epsilon, { delta }) {
-    const mu = gaussianMu(epsilon, delta);
-    return noise({
-      mu,
-      worst: 1 / (mu * mu),
-      density: curve((z) => mu * phi(mu * z), 4 / mu),
-      profile: (e) => gaussianDelta(mu, e),
-      beyond: (alpha) => normalQuantile(alpha / 2) / mu,
-    });
-  }
-
-  // Laplace noise in whole numbers; the sensitivity is one, too.
-  function discreteLaplaceLaw(epsilon, { sensitivity: D }) {
-    const q = Math.exp(-epsilon / D);
-    const p = (k) => ((1 - q) / (1 + q)) * q ** Math.abs(k);
-    const reach = Math.ceil((6 * D) / epsilon);
-    const drawn = (t) => Array.from({ length: 2 * reach + 1 }, (_, i) => [t + (i - reach) / D, p(i - reach)]);
-    const flat = { loss: epsilon, plus: 1 / (1 + q), zero: 0, minus: q / (1 + q) };
-    const few = reach <= 200;
-    return noise({
-      worst: (2 * q) / (1 - q) ** 2 / D ** 2,
-      atoms: few ? drawn : () => [],
-      density: few ? () => [] : curve((z) => p(z * D) * D, reach / D),
-      flat: D === 1 ? flat : null,
-      profile: (e) => {
-        let sum = flat.plus * Math.max(0, 1 - Math.exp(e - epsilon));
-        for (let k = 1; k < D; k++) sum += p(k) * Math.max(0, 1 - Math.exp(e - epsilon * (1 - (2 * k) / D)));
-        return sum;
-      },
-      beyond: (alpha) => Math.max(0, Math.ceil(Math.log((alpha * (1 + q)) / 2) / Math.log(q) - 1 - 1e-9)) / D,
-    });
-  }
-
-  // ---------------------------------------------------------------- mechanisms
-
-  function tabulated(name, window) {
-    return (epsilon) => {
-      const { parameters: grid } = tables.grids;
-      const [m, factor] = tables.windowed[name].map((column) => Math.exp(between(name, grid, column, epsilon)));
-      return windowedLaw(window, Math.min(m, 1.999999), factor * Math.expm1(epsilon));
-    };
-  }
-  const composite = (window, base) => ({
-    python: (a) => `dpk.composite("${window}", "${base}", ${a})`,
-    law: tabulated(`${window}-${base}`, window),
-  });
-  // The width of a piecewise mechanism that tells most of the distribution of so many values, to the digits written.
-  const narrowWidth = (epsilon, { n }) => 2 / Number((2 / Math.exp(ofCrowd(tables.narrow.widths, epsilon, n))).toPrecision(6));
-  const halfWidth = (m) => Number((m / (4 - 2 * m)).toPrecision(6));
-  const named = (name, law, more) => ({ python: (a) => `dpk.${name}(${a})`, law, ...more });
-  const PERSON = {
-    optimal: named("optimal", optimalLaw, { most: tables.grids.optimum[1] }),
-    hybrid: named("hybrid", hybridLaw),
-    duchi: named("duchi", duchiLaw),
-    piecewise: named("piecewise", tabulated("piecewise", "uniform")),
-    "piecewise-wang2019": named("piecewise_wang2019", wangLaw),
-    "piecewise-triangle": named("piecewise_triangle", tabulated("piecewise-triangle", "triangle")),
-    "sine-constant": composite("sine", "constant"),
-    "triangle-constant": composite("triangle", "constant"),
-    "piecewise-narrow": named("piecewise", (e, state) => windowedLaw("uniform", narrowWidth(e, state), Math.expm1(e)), {
-      command: "piecewise",
-      narrow: true,
-      own: (e, state) => ({ eta: Number((2 / narrowWidth(e, state)).toPrecision(6)) }),
-    }),
-    "square-wave": named("square_wave", (e, state) => squareWaveLaw(narrowWidth(e, state), e), {
-      narrow: true,
-      own: (e, state) => ({ half_width: halfWidth(narrowWidth(e, state)) }),
-    }),
-    laplace: named("laplace", laplaceLaw, { noise: true }),
-    staircase: named("staircase", staircaseLaw, { noise: true }),
-  };
-  const STATISTIC = {
-    laplace: PERSON.laplace,
-    staircase: PERSON.staircase,
-    "truncated-laplace": named("truncated_laplace", truncatedLaplaceLaw, { noise: true, delta: true, once: true }),
-    "discrete-laplace": named("discrete_laplace", discreteLaplaceLaw, { noise: true, whole: true }),
-    gaussian: {
-      python: (a) => `accountants.calibrate.gaussian(${a})`,
-      law: gaussianLaw,
-      noise: true,
-      delta: true,
-    },
-  };
-  for (const list of [PERSON, STATISTIC]) for (const [name, one] of Object.entries(list)) one.name = name;
-
-  const laws = new Map();
-  function law(one, epsilon, state) {
-    const key = `${one.name} ${epsilon} ${one.delta ? state.delta : ""} ${one.narrow ? state.n : ""} ${one.whole ? state.sensitivity : ""}`;
-    if (laws.size > 4000) laws.clear();
-    if (!laws.has(key)) laws.set(key, one.law(epsilon, state));
-    return laws.get(key);
-  }
-
-  // ---------------------------------------------------------------- the distribution of the values
-
-  // At a budget and a crowd, of a table by crowds and then by budgets.
-  function ofCrowd(rows, epsilon, n, name) {
-    const { distributed, values } = tables.grids;
-    return onGrid(values, rows.map((row) => between(name, distributed, row, epsilon)), n);
-  }
-  // The expected error of the cdf, in widths of the interval.
-  const distributionError = (one, epsilon, n) =>
-    Math.exp(ofCrowd(one.narrow ? tables.narrow.errors : tables.distribution[one.name], epsilon, n, one.name));
-
-  // ---------------------------------------------------------------- several reports, shuffled reports
-
-  const least = 0.01;
-  const most = (one, state) => {
-    if (state.shuffle) return hideable(state.n, state.delta);
-    const composing = state.count > 1 && !flatOf(one) && one.name !== "gaussian";
-    return Math.min(one.most ?? 20, composing ? tables.grids.reports[1] : 20, state.know === "distribution" ? tables.grids.distributed[1] : 20);
-  };
-  const FLAT = ["duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-narrow", "square-wave", "staircase", "discrete-laplace"];
-  const flatOf = (one) => FLAT.includes(one.name);
+  const ofDelta = (table, delta) => table[tables.deltas.indexOf(delta)];
+  // Gaussian noise of standard deviation 1/mu.
+  const gaussianMu = (epsilon, delta) => Math.exp(lookUp(tables.grids.gaussian, ofDelta(tables.gaussian, delta), epsilon));
 
   // Epsilon of `count` reports at delta, each of its own epsilon.
   function composed(one, epsilon, count, state) {
     if (count === 1) return epsilon;
     const { delta } = state;
-    const found = law(one, epsilon, state);
-    if (found.flat) return composedFlat(found.flat, count, delta);
-    if (found.mu) return gaussianEpsilon(found.mu * Math.sqrt(count), delta);
-    const rows = tables.composed[one.name][tables.deltas.indexOf(delta)];
-    const row = rows[tables.counts.indexOf(count)];
-    const log = one.name === "optimal" ? row[tables.optimalReports.indexOf(epsilon)] : between(one.name, tables.grids.reports, row, epsilon);
+    if (one.threeLosses) return composedThreeLosses(distributionOf(one, epsilon, state).threeLosses(), epsilon, count, delta);
+    const mu = one.name === "gaussian" && gaussianMu(epsilon, delta) * Math.sqrt(count);
+    if (mu) return furthest((e) => gaussianMu(e, delta) <= mu, ...tables.grids.gaussian);
+    const row = ofDelta(tables.composed[one.name], delta)[tables.counts.indexOf(count)];
+    const log = one.name === "optimal" ? row[tables.optimalReports.indexOf(epsilon)] : lookUp(tables.grids.reports, row, epsilon, tables.jumps[one.name]);
     return Math.min(epsilon * Math.exp(log), count * epsilon);
   }
-  // The largest budget of a report whose crowd is tabulated; tables are by the share of it.
-  const crowd = (people) => Math.min(people, tables.grids.people[1]);
-  const hideable = (people, delta) => Math.log(crowd(people) / (8 * Math.log(2 / delta)));
-  // Epsilon of `people` shuffled reports at delta; a crowd beyond the table is taken as its end.
+  // The largest budget of a report that so many people hide; tables are by the share of it.
+  const hideable = (people, delta) => Math.log(people / (8 * Math.log(2 / delta)));
+  // Epsilon of `people` shuffled reports at delta.
   function shuffled(one, epsilon, people, delta) {
-    const rows = tables.shuffled[one.name][tables.deltas.indexOf(delta)];
     const share = epsilon / hideable(people, delta);
     if (!(share > tables.grids.shares[0] * 0.999 && share < 1.001)) return NaN;
-    const byCrowd = rows.map((row) => onGrid(tables.grids.shares, row, share));
-    return Math.min(epsilon * Math.exp(onGrid(tables.grids.people, byCrowd, crowd(people))), epsilon);
+    const byPeople = ofDelta(tables.shuffled[one.name], delta).map((row) => lookUp(tables.grids.shares, row, share));
+    return Math.min(epsilon * Math.exp(lookUp(tables.grids.people, byPeople, people)), epsilon);
   }
   const total = (one, epsilon, state) =>
     state.shuffle ? shuffled(one, epsilon, state.n, state.delta) : composed(one, epsilon, state.count, state);
-  const lowest = (state) => (state.shuffle ? tables.grids.shares[0] * hideable(state.n, state.delta) : least);
-  // What is wanted small, in the data's units: the standard deviation of the mean, or the error of the distribution.
-  const errorOf = (one, epsilon, state) =>
-    state.unit * (state.know === "distribution" ? distributionError(one, epsilon, state.n) : Math.sqrt(law(one, epsilon, state).worst / state.n));
 
+  // ---------------------------------------------------------------- errors, and the search for a budget
+  // What is wanted small, in the data's units: the standard deviation of the mean, or the expected error of the cdf.
+  function errorOf(one, epsilon, state) {
+    const { know, unit, n } = state;
+    if (know !== "distribution") return unit * Math.sqrt(distributionOf(one, epsilon, state).worstVariance() / n);
+    return unit * Math.exp(lookUpForPeople(one.narrow ? tables.narrow.errors : tables.distribution[one.name], epsilon, n, one.name));
+  }
+
+  // The smallest and the largest budget of a report.
+  function range(one, state) {
+    if (state.shuffle) return [tables.grids.shares[0], 1].map((share) => share * hideable(state.n, state.delta));
+    const tabulated = state.count > 1 && one.name in tables.composed ? tables.grids.reports[1] : 20;
+    return [0.01, Math.min(one.most ?? 20, tabulated, state.know === "distribution" ? tables.grids.distributed[1] : 20)];
+  }
   // To four digits, down or up.
   function toFour(value, round) {
     const unit = 10 ** (Math.floor(Math.log10(value)) - 3);
     return Number((round(value / unit + (round === Math.floor ? 1e-9 : -1e-9)) * unit).toPrecision(4));
   }
-  const room = (state) => 1 - (state.shuffle ? 2e-3 : 4e-4); // More than a table's interpolation is off.
 
-  // The optimum's reports are composed at the budgets of a list alone: the last that is right, or the first.
-  function listed(one, state) {
-    const found =
-      state.goal === "accuracy"
-        ? tables.optimalReports.find((e) => errorOf(one, e, state) <= state.target)
-        : tables.optimalReports.findLast((e) => total(one, e, state) <= state.epsilon);
-    return found ? { epsilon: found } : { why: "not within the budgets at which this page composes its reports" };
-  }
-
-  // Why a mechanism is none for this, if so.
-  function unfitting(one, state) {
-    if (one.whole && !state.whole) return "for whole numbers: say above that the statistic is one";
-    if (one.whole && !(Number.isInteger(state.sensitivity) && state.sensitivity <= 1000)) return "for a sensitivity that is a whole number, in this page up to 1000";
-    if (state.count > 1 && (one.once || (one.whole && state.sensitivity > 1))) return "this page composes no reports of it";
-    if (state.have === "person" && state.know === "mean" && one.narrow)
-      return one.name === "square-wave" ? "its reports are biased: for the distribution of the values alone" : "as narrow as tells most of the distribution of the values: for that alone";
-    if (state.know === "distribution" && !one.narrow && !tables.distribution[one.name])
-      return one.noise ? "is unbounded: dpkernels estimate reads distributions from bounded reports" : "not in this page: dpkernels tune --objective distribution has it";
-    if (state.shuffle && !tables.shuffled[one.name])
-      return one.noise ? "is unbounded, and no shuffler hides that" : "its crowds are not in this page: dpkernels tune --shuffle has them";
-    return null;
+  // Why a mechanism does not fit the question, if so.
+  function unfitting({ whole, refused = {} }, { have, know, shuffle, count, whole: counts, sensitivity }) {
+    if (whole && !(counts && Number.isInteger(sensitivity) && sensitivity <= 1000))
+      return "for whole numbers, with a whole sensitivity up to 1000: say above that the statistic is one";
+    const several = count > 1 && !(whole && sensitivity === 1);
+    return (have === "person" && refused[know]) || (shuffle && refused.shuffle) || (several && refused.several) || null;
   }
 
   // A mechanism's own epsilon for a budget or a target, or why there is none.
   function solve(one, state) {
-    const [low, high] = [lowest(state), most(one, state)];
-    const unfit = unfitting(one, state);
-    if (unfit) return { why: unfit };
-    if (one.name === "optimal" && state.count > 1) return listed(one, state);
-    if (state.goal === "accuracy") {
-      const error = (shrink) => errorOf(one, (low * high) / shrink, state);
-      const shrink = largest(error, state.target, low, high);
-      if (shrink === null) return { why: `not reached up to epsilon ${high} a report` };
-      return { epsilon: Math.min(toFour((low * high) / shrink, Math.ceil), high) };
-    }
-    if (state.count === 1 && !state.shuffle)
-      return state.epsilon <= high ? { epsilon: state.epsilon } : { why: `is in this page up to epsilon ${high}` };
-    const found = largest((e) => total(one, e, state), state.epsilon * room(state), low, high);
-    if (found === null) return { why: `epsilon ${low} a report would already be more than the budget` };
-    return { epsilon: Math.max(low, toFour(found, Math.floor)) };
+    const why = unfitting(one, state);
+    if (why) return { why };
+    const [low, high] = range(one, state);
+    const accuracy = state.goal === "accuracy";
+    const room = 1 - (state.shuffle ? 2e-3 : 4e-4); // More than a table's interpolation is off.
+    const fits = accuracy ? (e) => errorOf(one, e, state) <= state.target : (e) => total(one, e, state) <= state.epsilon * room;
+    let found;
+    const listed = one.name === "optimal" && state.count > 1 && tables.optimalReports;
+    if (listed) found = accuracy ? listed.find(fits) : listed.findLast(fits);
+    else if (accuracy) found = furthest(fits, high, low);
+    else if (state.count > 1 || state.shuffle) found = furthest(fits, low, high);
+    else return state.epsilon <= high ? { epsilon: state.epsilon } : { why: `in this page only up to epsilon ${high}` };
+    if (!found) return { why: `would need an epsilon per report outside ${toFour(low, Math.ceil)} to ${toFour(high, Math.floor)}, the range of this page` };
+    return { epsilon: listed ? found : Math.min(Math.max(low, toFour(found, accuracy ? Math.ceil : Math.floor)), high) };
   }
 
-  // Every mechanism for what the person has; the best first, and those that cannot.
+  // Every mechanism for what the person has; the best first, and those that do not fit.
   function ranked(state) {
-    const rows = [];
-    const refused = [];
-    for (const one of Object.values(state.have === "person" ? PERSON : STATISTIC)) {
-      const { epsilon, why } = solve(one, state);
-      if (why) {
-        refused.push({ one, why });
-        continue;
-      }
-      const found = law(one, epsilon, state);
-      const report = Math.sqrt(found.worst) * state.unit;
-      rows.push({ one, epsilon, law: found, total: total(one, epsilon, state), report, error: errorOf(one, epsilon, state) });
-    }
-    const by = state.goal === "accuracy" ? (row) => row.total : (row) => row.error;
-    const biased = (row) => Number(Boolean(row.law.mean));
+    const solved = tables[state.have].map((one) => ({ one, ...solve(one, state) }));
+    const rows = solved.filter(({ why }) => !why).map(({ one, epsilon }) => {
+      const law = distributionOf(one, epsilon, state);
+      const report = Math.sqrt(law.worstVariance()) * state.unit;
+      return { one, epsilon, law, total: total(one, epsilon, state), report, error: errorOf(one, epsilon, state) };
+    });
+    const by = state.goal === "accuracy" ? ({ total }) => total : ({ error }) => error;
+    const biased = ({ law }) => Number(Boolean(law.biased));
     rows.sort((a, b) => by(a) - by(b) || a.error - b.error || biased(a) - biased(b) || a.report - b.report);
-    return { rows, refused };
+    return { rows, by, refused: solved.filter(({ why }) => why) };
   }
 
-  // Half widths of the intervals for a mean of n reports, in widths; `estimate_mean` has both.
-  function meanIntervals(row, n, confidence) {
-    const normal = normalQuantile((1 - confidence) / 2) * Math.sqrt(row.law.worst / n);
-    if (row.law.mean) return {};
-    if (!Number.isFinite(row.law.high)) return { normal };
+  // Half widths of the intervals for a mean of n unbiased reports, in widths; `estimate_mean` has both.
+  function meanIntervals({ law }, n, confidence) {
+    if (law.biased) return {};
+    const normal = tables.normal[confidence] * Math.sqrt(law.worstVariance() / n);
+    if (!Number.isFinite(law.high)) return { normal };
     const odds = Math.log(2 / (1 - confidence));
-    const error = Math.max(row.law.high, 1 - row.law.low) + 0.05 * (row.law.high - row.law.low);
+    const error = Math.max(law.high, 1 - law.low) + 0.05 * (law.high - law.low);
     const third = (error * odds) / 3;
-    return { normal, bernstein: (third + Math.sqrt(third ** 2 + 2 * n * row.law.worst * 1.001 * odds)) / n };
+    return { normal, bernstein: (third + Math.sqrt(third ** 2 + 2 * n * law.worstVariance() * 1.001 * odds)) / n };
   }
 
   // Whether the page composes reports of this budget.
-  const composable = (one, epsilon) =>
-    one.name === "optimal" ? tables.optimalReports.includes(epsilon) : epsilon <= most(one, { count: 2 });
+  const composable = (one, epsilon, state) =>
+    !unfitting(one, { ...state, count: 2 }) && (one.name === "optimal" ? tables.optimalReports.includes(epsilon) : epsilon <= range(one, { ...state, count: 2 })[1]);
 
-  return { ranked, meanIntervals, composable, composed, shuffled, total, errorOf, law, PERSON, STATISTIC };
+  return { ranked, meanIntervals, composable, composed, shuffled, total, errorOf, distributionOf };
 }

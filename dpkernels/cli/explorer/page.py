@@ -18,14 +18,16 @@ from dpkernels.staging import naming, replaced
 
 _HERE = Path(__file__).parent
 _PARTS = {"style": "style.css", "model": "model.js", "charts": "charts.js", "page": "page.js"}
-TABLES = _HERE / "tables.json.gz"
-# Tables that are kept as differences, in units: logarithms, of which the page shows four digits.
+TABLES, MECHANISMS = _HERE / "tables.json.gz", _HERE / "mechanisms.json"
+# These tables are stored as differences of multiples of UNIT. They hold logarithms; the page shows four digits.
 PACKED, UNIT = ("composed", "shuffled", "distribution", "narrow"), 2e-5
 
 
 def tables() -> dict[str, Any]:
-    """Return the tables as the page takes them."""
-    kept: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes()))
+    """Return the tables as the page takes them, with the list of mechanisms."""
+    kept: dict[str, Any] = json.loads(gzip.decompress(TABLES.read_bytes())) | json.loads(MECHANISMS.read_text())
+    for table in kept["drawn"]:  # The rows of inputs in the upper half mirror those of the lower half.
+        table["rows"] += [row[::-1] for row in reversed(table["rows"][:-1])]
     return {name: _unpacked(one) if name in PACKED else one for name, one in kept.items()}
 
 

@@ -1,9 +1,10 @@
-"""The tables of the page of ``dpkernels explore``; the page computes everything else in closed form.
+"""The tables of the page of ``dpkernels explore``; the page computes everything else from densities.
 
-Budgets are on geometric grids. A table of composed or shuffled epsilon holds its logarithm over the report's own. A
-table of errors of the distribution holds logarithms of the expected error of the cdf, in widths of the interval.
+Budgets are on geometric grids. A table of composed or shuffled epsilon holds the logarithm of its ratio to the report's
+own epsilon. A table of errors of the distribution holds logarithms of the expected error of the cdf, in widths of the
+interval.
 
-``python -m dpkernels.cli.explorer.tables`` computes all tables, in some minutes, and writes ``tables.json.gz``.
+``python -m dpkernels.cli.explorer.tables`` computes all tables in a few minutes and writes ``tables.json.gz``.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from statistics import NormalDist
 from typing import Any
 
 import jax
 import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
 
 import accountants
 from accountants.tune.fisher import cdf_error
@@ -30,9 +34,9 @@ from dpkernels.solve import bounded_minimum, minimum_near_grid
 WINDOWED = ("piecewise", "sine-constant", "triangle-constant", "piecewise-triangle")
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 COUNTS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
-# Of those with three losses the page composes reports itself.
+# The page composes reports with three losses and Gaussian noise itself.
 COMPOSED = ("laplace", "optimal", *WINDOWED[1:])
-# Of which the error of the distribution is tabulated, as they are made for the mean; the optimum's is not smooth.
+# The error of the distribution is tabulated for these, as they are made for the mean; the optimum's is not smooth.
 DISTRIBUTED = ("hybrid", "duchi", "piecewise", "piecewise-wang2019", *WINDOWED[1:])
 SHUFFLED = ("duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle")
 DIGITS = 6
@@ -48,9 +52,11 @@ OPTIMAL_REPORTS = (0.01, 6.0, 193)  # Its losses are not smooth in the budget: o
 # Budgets at which the page draws the optimum's reports.
 DRAWN = (0.1, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.9, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0)
 ERROR_BUDGETS = (0.01, 12.0, 97)
-ERROR_VALUES = (1e2, 1e8, 25)  # Of as many people.
-_WIDTHS = (-7.0, math.log(1.9))  # log m, of the narrowest window and the widest.
-_NEAR = 0.3  # How far the best moves from one budget to the next, at most.
+ERROR_VALUES = (1e2, 1e8, 25)  # numbers of people
+GAUSSIAN = (1e-3, 1e4, 193)  # epsilon, also of many releases together
+CONFIDENCES = (0.9, 0.95, 0.99)
+_WIDTHS = (-7.0, math.log(1.9))  # log m of the narrowest and the widest window
+_NEAR = 0.3  # log m of the best window moves at most this far from one budget to the next.
 
 
 def grid(ends: tuple[float, float, int]) -> np.ndarray:
@@ -59,7 +65,7 @@ def grid(ends: tuple[float, float, int]) -> np.ndarray:
 
 
 def budgets(name: str) -> np.ndarray:
-    """Return those at which a mechanism's reports are composed; the optimum's as the page writes them."""
+    """Return the budgets at which a mechanism's reports are composed; the optimum's are rounded as in the page."""
     return np.union1d(rounded(grid(OPTIMAL_REPORTS), 4), DRAWN) if name == "optimal" else grid(REPORTS)
 
 
@@ -77,13 +83,13 @@ def _parameters(name: str) -> list[list[float]]:
 
 
 def windowed(name: str, epsilon: float) -> list[float]:
-    """log m, and log of (k/y)/(e^eps - 1)."""
+    """Return log m and log((k/y)/(e^eps - 1))."""
     one = made(name, epsilon)
     return [math.log(one.width), math.log(one.relative_height / math.expm1(epsilon))]
 
 
 def jumps(name: str) -> list[float]:
-    """Budgets at which another width becomes the best: there everything but the error jumps."""
+    """Return the budgets at which another width becomes the best; there everything but the error jumps."""
     log_m = np.array(_parameters(name)[0])
     rise = np.diff(log_m)
     usual = [np.median(np.delete(rise[max(i - 2, 0) : i + 3], min(i, 2))) for i in range(len(rise))]
@@ -100,7 +106,7 @@ def _jump(name: str, cell: int, before: float, after: float) -> float:
 
 
 def optimum(epsilon: float) -> list[float]:
-    """log of the worst-case variance, and of half the width of the reports, over the interval's width."""
+    """Return the logarithms of the worst-case variance and of half the range of reports, in widths of the interval."""
     one = made("optimal", epsilon)
     low, high = one.output_interval
     return [math.log(one.worst_variance), math.log((high - low) / 2)]
@@ -119,9 +125,23 @@ def optimal_rows(epsilon: float) -> dict[str, Any]:
 
 
 def composed(name: str, epsilon: float, count: int) -> list[float]:
-    """log of epsilon of so many reports over that of one, at each delta."""
+    """Return, for each delta, log of the epsilon of ``count`` reports over the epsilon of one."""
     reports = accountants.guarantee(made(name, epsilon)).repeat(count)
     return np.log(np.maximum(reports.epsilon(np.array(DELTAS)), 1e-12) / epsilon).tolist()
+
+
+def gaussian(delta: float) -> list[float]:
+    """Return, for each epsilon of the grid, log mu; noise of standard deviation 1/mu meets (epsilon, delta).
+
+    Source: Balle & Wang 2018, Theorem 8: delta = Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu).
+    """
+
+    def excess(log_mu: float, epsilon: float) -> float:
+        mu = math.exp(log_mu)
+        above, below = log_ndtr(mu / 2 - epsilon / mu), epsilon + log_ndtr(-mu / 2 - epsilon / mu)
+        return float(above + np.log(-np.expm1(min(below - above, -1e-300)))) - math.log(delta)
+
+    return rounded((brentq(excess, -12.0, 8.0, args=(e,), xtol=1e-10) for e in grid(GAUSSIAN)), 7)
 
 
 def hideable(people: float, delta: float) -> float:
@@ -130,13 +150,13 @@ def hideable(people: float, delta: float) -> float:
 
 
 def shuffled(name: str, share: float, people: int, delta: float) -> float:
-    """log of epsilon of so many people's shuffled reports over that of one, which is this share of ``hideable``."""
+    """Return log of the epsilon of shuffled reports over that of one report, which is ``share`` of ``hideable``."""
     epsilon = share * hideable(people, delta)
     return math.log(accountants.shuffled(made(name, epsilon), people).epsilon(delta) / epsilon)
 
 
 def rounded(values: Iterable[float], digits: int = DIGITS) -> list[float]:
-    """To the digits of the page."""
+    """Round to the digits of the page."""
     return [float(f"{value:.{digits}g}") for value in values]
 
 
@@ -149,13 +169,13 @@ _error = jax.jit(cdf_error)
 
 
 def errors(mechanism: Any) -> list[float]:
-    """Return those of a mechanism on [0, 1], for each crowd."""
+    """Return log of the expected error of the cdf for each number of people; the mechanism is on [0, 1]."""
     with jax.enable_x64(True):
         return np.log(np.asarray(_errors(mechanism, np.geomspace(*ERROR_VALUES)))).tolist()
 
 
 def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]:
-    """At each budget log m of the piecewise mechanism that tells most of the distribution, and its error."""
+    """Return, for each budget, log m of the piecewise mechanism with the least error of the cdf, and its error."""
     found: list[tuple[float, float]] = []
     for epsilon in budgets:
         found.append(_narrowest(float(epsilon), people, found[-1][0] if found else None))
@@ -163,7 +183,7 @@ def narrow(people: float, budgets: Iterable[float]) -> list[tuple[float, float]]
 
 
 def narrow_error(epsilon: float, people: float, log_m: float) -> float:
-    """Return the error of the piecewise mechanism of a width."""
+    """Return log of the error of the piecewise mechanism with this width."""
     one = piecewise(epsilon=epsilon, lower=0.0, upper=1.0, eta=2 / math.exp(log_m))
     with jax.enable_x64(True):
         return math.log(_error(one, people))
@@ -180,12 +200,12 @@ def _narrowest(epsilon: float, people: float, before: float | None) -> tuple[flo
 
 
 def people() -> list[int]:
-    """Return the crowds that are tabulated."""
+    """Return the tabulated numbers of people."""
     return [round(n) for n in grid(PEOPLE)]
 
 
 def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
-    """Return all of it, as the page takes it: some minutes."""
+    """Return all tables as the page takes them; this takes a few minutes."""
 
     def each(what: str, names: Iterable[str], make: Callable[[str], Any]) -> dict[str, Any]:
         found = {}
@@ -207,7 +227,10 @@ def tables(say: Callable[[str], object] = lambda _: None) -> dict[str, Any]:
             "optimum": OPTIMUM,
             "distributed": ERROR_BUDGETS,
             "values": ERROR_VALUES,
+            "gaussian": GAUSSIAN,
         },
+        "normal": {str(c): NormalDist().inv_cdf((1 + c) / 2) for c in CONFIDENCES},
+        "gaussian": [gaussian(delta) for delta in DELTAS],
         "optimalReports": budgets("optimal").tolist(),
         "optimum": _columns(optimum(e) for e in grid(OPTIMUM)),
         "drawn": [optimal_rows(e) for e in DRAWN],
@@ -227,7 +250,7 @@ def _distribution(name: str) -> list[list[float]]:
 
 
 def _narrow() -> dict[str, list[list[float]]]:
-    """Widths and errors of the piecewise mechanism that tells most of the distribution."""
+    """Return widths and errors of the piecewise mechanism with the least error of the cdf."""
     found = [narrow(n, grid(ERROR_BUDGETS)) for n in grid(ERROR_VALUES)]
     widths, errors = np.moveaxis(np.array(found), 2, 0)
     return {"widths": [rounded(row) for row in widths], "errors": [rounded(row) for row in errors]}
@@ -243,7 +266,7 @@ def _shuffled(name: str) -> list[list[list[float]]]:
 
 
 def packed(values: Any) -> Any:
-    """Return numbers in units, each as its difference from the one before it in the innermost lists."""
+    """Return numbers as multiples of UNIT, each as its difference from its predecessor in the innermost list."""
     if isinstance(values, dict):
         return {name: packed(one) for name, one in values.items()}
     return np.diff(np.rint(np.array(values) / UNIT).astype(int), axis=-1, prepend=0).tolist()

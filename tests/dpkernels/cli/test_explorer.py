@@ -1,4 +1,4 @@
-"""The explorer's page: its tables and its script compute what Python does, and the command hands it out."""
+"""The explorer's page: its tables and its script agree with Python, and the command writes and opens it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import webbrowser
 from pathlib import Path
 
@@ -31,7 +32,10 @@ def run(*arguments):
     return CliRunner().invoke(command, ["explore", *map(str, arguments)])
 
 
-def test_the_page_needs_nothing_else():
+def test_the_page_is_assembled_at_once_and_needs_no_other_file():
+    start = time.process_time()
+    assert page.page() == TEXT
+    assert time.process_time() - start < 1
     assert len(TEXT.encode()) < 1_500_000
     assert "default-src 'none'" in TEXT
     assert re.findall(r"""(?:src|href)=["'](?!data:)|@import|url\((?!#)|https?://""", TEXT) == []
@@ -66,17 +70,22 @@ const [model, input] = process.argv.slice(1).map((name) => fs.readFileSync(name,
 const { tables, settings } = JSON.parse(input);
 const make = new Function(model + "; return makeModel;")();
 const page = make(tables);
-const found = settings.map(({ name, have, epsilon, t, share, state }) => {
-  const one = (have === "person" ? page.PERSON : page.STATISTIC)[name];
-  const law = page.law(one, epsilon, state);
+const found = settings.map(({ name, epsilon, t, share, state }) => {
+  if (!name) return page.ranked(state).rows.map(({ one, epsilon, total, error }) => ({
+    name: one.name, epsilon, total, error, finer: page.total(one, epsilon * 1.006, state),
+    coarser: page.errorOf(one, epsilon / 1.006, state),
+  }));
+  const one = tables[state.have].find((one) => one.name === name);
+  const law = page.distributionOf(one, epsilon, state);
   const drawn = !law.untabulated;
   return {
-    own: one.own?.(epsilon, state) ?? {},
-    worst: law.worst,
+    own: law.own ?? {},
+    worst: law.worstVariance(),
+    ends: Number.isFinite(law.high) ? [law.low, law.high] : null,
     variance: drawn ? law.variance(t) : null,
-    mean: law.mean?.(t) ?? null,
-    delta: drawn ? law.profile(share * epsilon) : null,
-    beyond: law.beyond?.(0.05) ?? null,
+    mean: drawn ? law.mean(t) : null,
+    delta: drawn ? law.delta(share * epsilon) : null,
+    beyond: one.noise ? law.beyond(0.05) : null,
     mass: drawn ? mass(law, t) : null,
     total: page.total(one, epsilon, state),
     error: page.errorOf(one, epsilon, state),
@@ -84,10 +93,7 @@ const found = settings.map(({ name, have, epsilon, t, share, state }) => {
   };
 });
 function mass(law, t) {
-  const curve = law.density(t);
-  let sum = law.atoms(t).reduce((all, [, p]) => all + p, 0);
-  for (let i = 1; i < curve.length; i++) sum += ((curve[i][0] - curve[i - 1][0]) * (curve[i][1] + curve[i - 1][1])) / 2;
-  return sum;
+  return law.cells(t).reduce((sum, cell) => sum + cell.mass, 0);
 }
 console.log(JSON.stringify(found));
 """
@@ -117,7 +123,8 @@ def drawn_setting(source, kind):
     if name == "discrete-laplace" and kind == "one":
         state["sensitivity"] = int(source.integers(1, 6))
     t, share = (float(value) for value in source.uniform(0, 1, 2))
-    return {"name": name, "have": have, "epsilon": epsilon, "t": t, "share": share, "state": state}
+    state["have"] = have
+    return {"name": name, "epsilon": epsilon, "t": t, "share": share, "state": state}
 
 
 def mechanism_of(setting, own):
@@ -147,15 +154,23 @@ def check_one(setting, found):
     variance = worst if noise else float(m.variance(setting["t"]))
     assert is_close(found["variance"], variance / scale)
     epsilon = setting["share"] * setting["epsilon"]
-    # A window that is not flat has its profile from 3,000 points.
     assert is_close(found["delta"], float(accountants.delta(m, epsilon)), 2e-3, 2e-6)
-    assert is_close(found["mass"], 1.0, 0.02)
-    if found["mean"] is not None:
-        assert is_close(found["mean"], float(setting["t"] + m.bias(setting["t"])))
-    if found["beyond"] is not None:
+    assert is_close(found["mass"], 1.0, 1e-4)
+    if noise:
+        D = state["sensitivity"]
+        centre = round(setting["t"] * D) / D if setting["name"] == "discrete-laplace" else setting["t"]
+        assert found["mean"] == pytest.approx(centre, abs=1e-4)
         check_beyond(m, found["beyond"] * state["sensitivity"])
-    elif found["mean"] is None:
-        check_intervals(m, state["n"], found["intervals"])
+    else:
+        assert is_close(
+            found["mean"], float(setting["t"] + getattr(m, "bias", lambda t: 0.0)(setting["t"])), absolute=2e-3
+        )
+        # The optimum's largest report barely matters to it, and the page rounds it.
+        assert found["ends"] == pytest.approx(
+            list(m.output_interval), rel=0.02 if setting["name"] == "optimal" else 1e-3
+        )
+    if not noise and setting["name"] != "square-wave":
+        check_intervals(m, state["n"], found["intervals"], 0.02 if setting["name"] == "optimal" else 1e-3)
 
 
 def check_beyond(m, z):
@@ -164,14 +179,15 @@ def check_beyond(m, z):
         outside = [2 * float(m.noise.cdf(-w - 1.0)) for w in (z, z - 1.0)]
     else:
         outside = [float(m.noise.cdf(-w) + 1 - m.noise.cdf(w)) for w in (z * (1 + 1e-6), z * (1 - 1e-6))]
-    assert outside[0] <= 0.05 * (1 + 1e-4)
-    assert outside[1] >= 0.05 * (1 - 1e-4)
+    assert outside[0] <= 0.05 * (1 + 1e-3)
+    assert outside[1] >= 0.05 * (1 - 1e-3)
 
 
-def check_intervals(m, n, found):
-    normal = 1.959963985 * math.sqrt(float(m.worst_variance) / n)
-    assert is_close(found["normal"], normal)
-    assert found["bernstein"] > found["normal"]
+def check_intervals(m, n, found, rel):
+    reports = np.full(n, float(np.mean(m.output_interval)))
+    low, high = dpk.estimate_mean(reports, m).bernstein
+    assert is_close(found["bernstein"], (high - low) / 2, rel)
+    assert is_close(found["normal"], 1.959963985 * math.sqrt(float(m.worst_variance) / n))
 
 
 def expected_total(setting, m):
@@ -186,11 +202,15 @@ def checked(kind, count, tmp_path):
     settings = [drawn_setting(source, kind) for _ in range(count)]
     if kind == "together":
         settings = [one for one in settings if one["name"] not in ("truncated-laplace",)]
+    return list(zip(settings, of_the_script(settings, tmp_path), strict=True))
+
+
+def of_the_script(settings, tmp_path):
     (tmp_path / "input.json").write_text(json.dumps({"tables": HELD, "settings": settings}))
     script = [NODE, "-e", SCRIPT, FOLDER / "model.js", tmp_path / "input.json"]
     done = subprocess.run(script, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return list(zip(settings, json.loads(done.stdout), strict=True))
+    return json.loads(done.stdout)
 
 
 with_node = pytest.mark.skipif(NODE is None, reason="node, which runs the page's script, is not installed")
@@ -208,24 +228,61 @@ def test_reports_of_the_script_are_those_of_python(tmp_path, count):
 
 
 @with_node
-@pytest.mark.thorough
-@pytest.mark.parametrize(("kind", "count"), [("together", 150), ("shuffled", 100)])
-def test_what_several_reports_reveal_is_what_python_says(tmp_path, kind, count):
+@pytest.mark.quick("together-20")
+@pytest.mark.parametrize(("kind", "count"), [("together", 20), ("together", 1000), ("shuffled", 1000)])
+def test_epsilon_of_several_reports_is_that_of_python(tmp_path, kind, count):
     for setting, found in checked(kind, count, tmp_path):
         expected = float(expected_total(setting, mechanism_of(setting, found["own"])))
         assert is_close(found["total"], expected, 2e-3), setting
 
 
 @with_node
-@pytest.mark.thorough
-def test_errors_of_the_distribution_are_those_of_python(tmp_path):
-    for setting, found in checked("distribution", 60, tmp_path):
+@pytest.mark.quick("20")
+@pytest.mark.parametrize("count", [20, 1000], ids=str)
+def test_errors_of_the_distribution_are_those_of_python(tmp_path, count):
+    for setting, found in checked("distribution", count, tmp_path):
         m = mechanism_of(setting, found["own"])
-        if setting["name"] == "square-wave":  # the same reports as piecewise-narrow's, drawn together
+        if setting["name"] == "square-wave":  # It has the reports of piecewise-narrow in another unit.
             continue
         with jax.enable_x64(True):
             expected = float(tables._error(m, setting["state"]["n"]))
         assert is_close(found["error"], expected, 2e-3), setting
+
+
+def drawn_question(source):
+    """A random state of the page's controls."""
+    state = drawn_setting(source, "one")["state"] | {"goal": str(source.choice(["budget", "accuracy"])), "unit": 7.0}
+    state |= {"epsilon": float(f"{10 ** source.uniform(-1, 1):.3g}"), "target": float(10 ** source.uniform(-2, 1))}
+    state |= {"count": int(source.choice([1, 1, *tables.COUNTS])), "whole": True}
+    if state["have"] == "person":
+        state["know"] = str(source.choice(["mean", "distribution"]))
+        state["shuffle"] = state["count"] == 1 and state["n"] >= 1000 and bool(source.integers(2))
+    else:
+        state["n"] = 1
+    return {"state": state}
+
+
+@with_node
+@pytest.mark.quick("60")
+@pytest.mark.parametrize("count", [60, 1000], ids=str)
+def test_the_page_uses_the_budget_and_reaches_the_accuracy(tmp_path, count):
+    """The epsilon that the page chooses for a mechanism is right, and one that is 0.6 % off is not."""
+    source = np.random.default_rng(29)
+    questions = [drawn_question(source) for _ in range(count)]
+    answered = 0
+    for question, rows in zip(questions, of_the_script(questions, tmp_path), strict=True):
+        state = question["state"]
+        for row in rows:
+            answered += 1
+            if state["goal"] == "accuracy":
+                assert row["error"] <= state["target"] * (1 + 1e-9), (state, row)
+                ends = row["epsilon"] < 0.0101 or (row["name"] == "optimal" and state["count"] > 1) or state["shuffle"]
+                assert ends or row["coarser"] > state["target"], (state, row)
+            else:
+                assert row["total"] <= state["epsilon"], (state, row)
+                ends = row["name"] == "optimal" or row["epsilon"] > 5.9 or not row["finer"]
+                assert ends or row["finer"] > state["epsilon"], (state, row)
+    assert answered > 3 * count
 
 
 # The tables, against Python
@@ -245,9 +302,9 @@ def test_the_optimum(at):
     assert HELD["optimum"][1][at] == pytest.approx(found[1], abs=1e-2)  # How far it reaches barely matters to it.
 
 
-def test_a_drawn_table_is_a_law():
+def test_each_row_of_a_drawn_table_is_an_unbiased_distribution():
     for table in HELD["drawn"]:
-        inputs = np.linspace(-0.5, 0.0, len(table["rows"]))
+        inputs = np.linspace(-0.5, 0.5, len(table["rows"]))
         for row, x in zip(table["rows"], inputs, strict=True):
             assert sum(row) == pytest.approx(1, abs=1e-3)
             mean = sum(p * y for p, y in zip(row, table["reports"], strict=True))
@@ -289,7 +346,7 @@ def test_errors_of_the_distribution(name):
 
 @pytest.mark.quick("20-70")
 @pytest.mark.parametrize(("crowd", "at"), [(4, 30), (20, 70)])
-def test_the_width_that_tells_most(crowd, at):
+def test_the_width_with_the_least_error(crowd, at):
     people, epsilon = tables.grid(tables.ERROR_VALUES)[crowd], float(tables.grid(tables.ERROR_BUDGETS)[at])
     held = HELD["narrow"]["errors"][crowd][at]
     width = HELD["narrow"]["widths"][crowd][at]
