@@ -23,28 +23,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MARKED = re.compile(r"(<!-- table (\d+): (.+?) -->\n+)(.*?)(\n+<!-- end -->)", re.DOTALL)
-# Headings of what another run measures anew: times, speeds, memory and their ratios.
+# Headings of columns that change with every run: times, speeds, memory and their ratios.
 _MEASURED = re.compile(r"(^|[ ,])(ns a value|ms|s)$|values/s$|^x |of the limit|Mi?B$|/ without$|s/1e9$|^ray / local$")
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # Of numbers that are computed: the last printed digits are a platform's.
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # of computed numbers, whose last printed digits depend on the platform
 
 
 def pages() -> list[Path]:
-    """Every page that may have tables."""
+    """Return every page that may have tables."""
     return [ROOT / "README.md", ROOT / "benchmarks/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def marked(page: Path) -> Iterator[tuple[int, str, str]]:
-    """Number, command and table of each marker of a page."""
+    """Yield number, command and table of each marker of a page."""
     for found in MARKED.finditer(page.read_text()):
         yield int(found[2]), found[3], found[4]
 
 
 @cache
 def printed(command: str) -> list[str]:
-    """The tables that ``python -m benchmarks.COMMAND`` prints.
+    """Return the tables that ``python -m benchmarks.COMMAND`` prints.
 
     Raises:
-        RuntimeError: it failed.
+        RuntimeError: the command failed.
     """
     module, *arguments = shlex.split(command)
     call = [sys.executable, "-m", f"benchmarks.{module}", *arguments]
@@ -56,10 +56,10 @@ def printed(command: str) -> list[str]:
 
 
 def table(number: int, command: str) -> str:
-    """The table of a marker, made again.
+    """Return the table of a marker, made again.
 
     Raises:
-        ValueError: its command prints fewer.
+        ValueError: its command prints fewer tables.
     """
     found = printed(command)
     if not 1 <= number <= len(found):
@@ -68,7 +68,7 @@ def table(number: int, command: str) -> str:
 
 
 def cells(text: str) -> list[list[str]]:
-    """The rows of a markdown table, without the rule below its heading."""
+    """Return the rows of a markdown table, without the rule below its heading."""
     rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in text.splitlines()]
     return rows[:1] + rows[2:]
 
@@ -94,7 +94,7 @@ def _same(was: str, now: str) -> bool:
 
 
 def rewritten(page: Path, wanted: Callable[[str], bool]) -> str:
-    """The page with the wanted tables made again."""
+    """Return the page with the wanted tables made again."""
 
     def again(found: re.Match[str]) -> str:
         return found[1] + table(int(found[2]), found[3]) + found[5] if wanted(found[3]) else found[0]
@@ -103,10 +103,10 @@ def rewritten(page: Path, wanted: Callable[[str], bool]) -> str:
 
 
 def main() -> None:
-    """Write or check them."""
+    """Write or check the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="tables whose command has this text")
-    parser.add_argument("--check", action="store_true", help="write nothing, and fail where they differ")
+    parser.add_argument("--check", action="store_true", help="fail if a table differs; write no page")
     given = parser.parse_args()
     wrong = []
     for page in pages():

@@ -1,15 +1,21 @@
 """Epsilon and time of ten published training runs by dp_accounting's accountants and by ours, as a markdown table.
 
 Run ``python -m benchmarks.training_runs [--times 3]``. Every run is a number of Gaussian mechanisms on Poisson samples,
-as its source accounts for it. Neighbours differ by one record more or less. Times are processor times of ``compose``
-and ``get_epsilon`` after the imports, the least of several.
+as its source accounts for it. Neighbours differ by one record more or less. Times are the least processor times of
+``compose`` and ``get_epsilon`` after the imports.
 
-The parameters are those of the sources:
+The parameters come from these sources:
 
-* Abadi et al. 2016, "Deep Learning with Differential Privacy", section 5.1: q = 0.01, sigma = 4, 100 and 400 epochs.
-* McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models": 763,430 users, 5,000 a round.
-* tensorflow/privacy, tutorials/README.md: MNIST, batches of 256 of 60,000.
-* google-deepmind/jax_privacy, experiments/image_classification/configs, after De et al. 2022.
+* Abadi et al. 2016, "Deep Learning with Differential Privacy": q = 0.01, sigma = 4, delta = 1e-5. The paper states
+  epsilon 1.26 after 100 epochs and 2.55 after 400, by the moments accountant.
+* McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models" (arXiv 1710.06963): 5,000 of 763,430
+  users a round. The noise multiplier 1, the 4,120 rounds and delta 1e-9 are quoted from memory: the full text was not
+  at hand.
+* tensorflow/privacy, tutorials/README.md, section "Select Parameters" (commit 047e1ee): noise multipliers, epochs and
+  delta. MNIST has 60,000 training images, and the tutorial's batches have 256.
+* google-deepmind/jax_privacy, experiments/image_classification/configs (commit 22da50a), after De et al. 2022:
+  cifar10_wrn_16_4_eps1, cifar100_wrn_28_10_eps1_finetune and imagenet_nf_resnet_50_eps8 state updates, batch size,
+  ``std_relative`` and ``target_delta``. CIFAR has 50,000 training images and ImageNet 1,281,167.
 """
 
 from __future__ import annotations

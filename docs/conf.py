@@ -1,4 +1,4 @@
-"""The site: ``pip install '.[docs]' && sphinx-build -W docs site``."""
+"""Configuration of the site, which ``pip install '.[docs]' && sphinx-build -W docs site`` builds."""
 
 import os
 import re
@@ -22,6 +22,7 @@ html_title = "dpkernels"
 html_copy_source = False
 html_static_path = ["_static"]
 html_js_files = ["accessible.js"]
+html_css_files = ["site.css"]
 html_extra_path = [_explorer]
 extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx-mathjax-offline", "sphinx_click"]
 
@@ -33,7 +34,7 @@ nb_execution_mode = "cache"
 nb_execution_timeout = 600
 nb_execution_raise_on_error = True
 nb_merge_streams = True
-myst_enable_extensions = ["dollarmath", "amsmath"]
+myst_enable_extensions = ["dollarmath", "amsmath", "colon_fence"]
 myst_heading_anchors = 3
 
 # Docstrings name types in words; signatures are shown as they are.
@@ -44,7 +45,7 @@ napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 
-# Markup of the theme, of pandas' tables and of our markers that is no valid HTML, and what stands in its place.
+# Invalid HTML of the theme, of pandas' tables and of our markers, and its replacements.
 _INVALID = {
     r'class="caption" role="heading"(?! aria-level)': r'class="caption" role="heading" aria-level="2"',
     r"<style scoped>.*?</style>": "",
@@ -55,14 +56,14 @@ _SECTION = re.compile(r"(Args|Attributes|Example|Raises|Returns|Yields):$")
 
 
 def _plain(line: str) -> str:
-    """Docstrings are plain text but for what stands in double backquotes: |z| is no substitution, * no emphasis."""
+    """Escape marks of reStructuredText outside double backquotes: |z| is no substitution, and * no emphasis."""
     parts = re.split(r"(``.*?``)", line)
     line = "".join(part if part.startswith("``") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
     return re.sub(r"(: [A-Za-z])\.(?=\s|$)", r"\1\\.", line)  # "sensitivity: D." begins no list.
 
 
 def _formulas_stand_alone(lines: list[str]) -> list[str]:
-    """Indented lines before the first section are formulas: kept as they are."""
+    """Mark indented lines before the first section, which are formulas, as literal blocks."""
     found: list[str] = []
     for number, line in enumerate(lines):
         if _SECTION.match(line):
@@ -89,7 +90,7 @@ def _help(app: Any, context: Any, lines: list[str]) -> None:
 
 
 def setup(app: Any) -> None:
-    """Before napoleon reads docstrings; and for the command's help."""
+    """Connect the handlers; that of docstrings runs before napoleon."""
     app.connect("autodoc-process-docstring", _docstring, priority=100)
     app.connect("html-page-context", _valid, priority=900)  # After the theme's.
     for part in ("description", "usage", "options", "arguments", "epilog"):

@@ -13,6 +13,8 @@
 # %% [markdown]
 # # Budget recycling: what it buys, and where its published accounting breaks
 #
+# Does it pay to draw noise again when it is too large, and is the published price right?
+#
 # Budget recycling (Jiang et al. 2024) draws noise from a kernel and, where |noise| exceeds a tolerance theta, draws
 # again with probability q. More reports land within theta of the truth. What that costs in privacy is the question
 # here: the source's formula treats two losses as independent which are not.
@@ -103,8 +105,8 @@ for axis, (D, part) in zip(panels, rows.groupby("D"), strict=True):
     for name, (style, color) in styles.items():
         axis.plot(part["eps"], part[name], style, color=color, label=name)
     axis.set(title=f"D = {D:g}", xlabel="eps", ylim=(0, 1))
+    axis.legend(loc="upper left", fontsize="small")
 panels[0].set_ylabel("P(|noise| <= 1)")
-panels[1].legend(loc="upper left")
 figure.suptitle("Acceptance at theta = 1, delta = 1e-5")
 plt.show()
 
@@ -115,7 +117,7 @@ plt.show()
 # At eps = 2, D = 1 the published algorithms raise the acceptance from 0.384 to 0.466, exact accounting to 0.766. But
 # plain Laplace noise has 0.865, with delta = 0: where D = theta, recycling a Gaussian does not pay. Where D is 5 theta
 # it does from eps = 2 on: 0.648 at eps = 3, against 0.451 of Laplace noise. The last column of the table is what the
-# published choice really spends of delta = 1e-5: at theta = 1 at most half of it, and next to nothing at eps = 3.
+# published choice really spends of delta = 1e-5: at theta = 1 at most half of it, and hardly any at eps = 3.
 #
 # ## Where the published accounting is unsound
 #
@@ -225,18 +227,18 @@ print(f"within 10 visits: {share:.4f} of a million draws, {mechanism.noise.accep
 assert abs(share - mechanism.noise.acceptance) < 0.005
 
 # %% [markdown]
-# What it costs: against the Gaussian nothing, but against Laplace noise the errors beyond theta are larger, and so is
-# the mean absolute error. Recycling is for a tolerance that is really one; where errors of all sizes matter, Laplace
-# noise is better here.
+# Recycled noise is better than the Gaussian in every row below. Against Laplace noise it has larger errors beyond
+# theta, and a larger mean absolute error. Use recycling where only the tolerance counts. Where errors of all sizes
+# matter, Laplace noise is better here.
 
 # %%
 gaussian = calibrate.gaussian(epsilon=3.0, delta=DELTA, sensitivity=50.0).noise
-laws = {"recycled": mechanism.noise, "Gaussian": gaussian, "Laplace": dpk.Laplace(50 / 3)}
+noises = {"recycled": mechanism.noise, "Gaussian": gaussian, "Laplace": dpk.Laplace(50 / 3)}
 pd.DataFrame(
     {
-        "within 10 visits": [float(noise.mass(-10.0, 10.0)) for noise in laws.values()],
-        "mean absolute error": [noise.absolute_moment for noise in laws.values()],
-        "standard deviation": [noise.variance**0.5 for noise in laws.values()],
+        "within 10 visits": [float(noise.mass(-10.0, 10.0)) for noise in noises.values()],
+        "mean absolute error": [noise.absolute_moment for noise in noises.values()],
+        "standard deviation": [noise.variance**0.5 for noise in noises.values()],
     },
-    index=list(laws),
+    index=list(noises),
 )

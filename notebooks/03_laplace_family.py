@@ -13,7 +13,8 @@
 # %% [markdown]
 # # The Laplace family: truncated, merged, staircase
 #
-# Two mechanisms of Mugunthan, Xiao and Kagal (2020), with the tables of their appendix computed again, and corrected:
+# Is there additive noise with less error than Laplace and Gaussian noise at the same budget? Two mechanisms of
+# Mugunthan, Xiao and Kagal (2020), with the tables of their appendix computed again, and corrected:
 #
 # - *truncated Laplace*: Laplace noise cut to [A, B], which costs a delta;
 # - *merged Laplace*: the log-density falls at different rates on different segments.
@@ -58,10 +59,10 @@ right = {
     "staircase, eps 5": (staircase, "tab:red"),
 }
 figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
-for axis, laws, reach in ((panels[0], left, 6.5), (panels[1], right, 2.6)):
+for axis, noises, reach in ((panels[0], left, 6.5), (panels[1], right, 2.6)):
     z = np.linspace(-reach, reach, 4001)
-    for name, (law, color) in laws.items():
-        density = law.prob(z)
+    for name, (noise, color) in noises.items():
+        density = noise.prob(z)
         axis.semilogy(z, np.maximum(density, 1e-9), "--" if color == "tab:gray" else "-", color=color, label=name)
     axis.set(xlabel="noise (unit of D)", ylabel="density (1 / unit of D)")
     axis.legend(loc="lower center", fontsize="small")
@@ -76,9 +77,10 @@ plt.show()
 # ## First table: truncated Laplace against the Gaussian
 #
 # Scale D/eps, cut at the symmetric bound B = (D/eps) ln(1 + (e^eps - 1)/(2 delta)). sigma is the analytic Gaussian's at
-# the same (eps, delta). The source's columns are A, L1* = E|X|/sigma and L2* = E[X^2]/sigma^2. All 31 rows of its
-# appendix table B, printed and computed. The two columns on the right are ours: E|X| divided by the Gaussian's own
-# E|X|, and the delta that the truncated density really has at eps, by `accountants.delta`.
+# the same (eps, delta). The source's columns are A, L1* = E|X|/sigma and L2* = E[X^2]/sigma^2. These are all 31 rows of
+# its appendix table B; the computed values agree with the printed ones to the last digit. The two columns on the right
+# are ours: E|X| divided by the Gaussian's own E|X|, and the delta that the truncated density really has at eps, by
+# `accountants.delta`.
 
 # %%
 printed_b = tables()["Mugunthan 2020, appendix table B"]
@@ -88,12 +90,8 @@ for given, row in zip(printed_b.inputs, printed_b.values, strict=True):
     assert np.allclose(made, row, rtol=0, atol=0.005)  # all to the printed digit
     mechanism = dpk.truncated_laplace(epsilon=given["eps"], delta=given["delta"])
     normal = calibrate.gaussian(epsilon=given["eps"], delta=given["delta"]).noise
-    line = {
-        f"{name}, {kind}": value
-        for kind, values in (("printed", row), ("computed", made))
-        for name, value in zip(printed_b.columns, values, strict=True)
-    }
-    line["E|X| / Gaussian's"] = mechanism.noise.absolute_moment / normal.absolute_moment
+    line = dict(zip(printed_b.columns, row, strict=True))
+    line["E|X| ratio"] = mechanism.noise.absolute_moment / normal.absolute_moment
     rows.append(given | line | {"realised delta": accountants.delta(mechanism, given["eps"])})
 table = pd.DataFrame(rows)
 assert len(table) == 31
@@ -128,7 +126,7 @@ for axis in panels:
     axis.set(xscale="log", xlabel="eps", ylim=(0, 1.05))
     axis.set_xticks([0.02, 0.1, 0.5, 2, 10], ["0.02", "0.1", "0.5", "2", "10"])
     axis.minorticks_off()
-panels[1].legend()
+    axis.legend()
 figure.suptitle("Cost of truncated Laplace noise, relative to the analytic Gaussian at the same (eps, delta)")
 plt.show()
 print(f"largest ratio on the grid: {worst:.3f}")
@@ -167,8 +165,8 @@ assert (costs.drop(3) > symmetric).to_numpy().all()
 asymmetric
 
 # %% [markdown]
-# Every asymmetric choice costs more in E|X| and in E[X^2] than the symmetric one in the fourth row; at a small delta
-# there is nothing to choose.
+# Every asymmetric choice costs more in E|X| and in E[X^2] than the symmetric one in the fourth row. At a small delta
+# the interval of choices is too short to matter.
 #
 # ## Second table: merged Laplace
 #
@@ -192,17 +190,20 @@ for given, row in zip(printed_c.inputs, printed_c.values, strict=True):
     mass, _, _ = literature.with_the_slip(rates, (given["c1"], given["c2"]))
     line = dict(zip(printed_c.columns, row, strict=True))
     line |= {"1/rates": ", ".join(f"{1 / r:.0f}" for r in rates), "breaks": f"{given['c1']:g}, {given['c2']:g}"}
-    line |= {"mass, with the slip": mass}
+    line |= {"mass": mass}
     first, second = literature.corrected(**given)
-    rows.append(line | {"L1* two breaks, corrected": first, "L2* two breaks, corrected": second})
+    rows.append(line | {"L1* corrected": first, "L2* corrected": second})
 rows = pd.DataFrame(rows).set_index(["1/rates", "breaks"])
 assert len(rows) == 35
-assert (rows["L1* two breaks, corrected"] > rows["L1* Laplace"]).all()
-assert (rows["L2* two breaks, corrected"] > rows["L2* Laplace"]).all()
+assert (rows["L1* corrected"] > rows["L1* Laplace"]).all()
+assert (rows["L2* corrected"] > rows["L2* Laplace"]).all()
 for cost in ("L1*", "L2*"):
-    gap = rows[f"{cost} two breaks, corrected"] / rows[f"{cost} Laplace"] - 1
+    gap = rows[f"{cost} corrected"] / rows[f"{cost} Laplace"] - 1
     print(f"{cost}, two breaks corrected: {gap.min():.1%} to {gap.max():.1%} above plain Laplace noise")
-rows
+order = [f"{cost} {kind}" for cost in ("L1*", "L2*") for kind in ("Laplace", "one break", "two breaks", "corrected")]
+shown = rows[["mass", *order]]
+shown.columns = pd.MultiIndex.from_tuples([("", "mass"), *(tuple(name.split(" ", 1)) for name in order)])
+shown
 
 # %% [markdown]
 # The corrected costs are above those of plain Laplace noise in all 35 rows, by 1 to 30 % in E|X| and 1 to 46 % in
@@ -230,12 +231,12 @@ def merged_family(eps):
 comparison = []
 for eps in eps_grid:
     family = merged_family(eps)
-    best = min(family, key=lambda law: law.absolute_moment)
-    best_square = min(family, key=lambda law: law.variance)
+    best = min(family, key=lambda noise: noise.absolute_moment)
+    best_square = min(family, key=lambda noise: noise.variance)
     budget = accountants.epsilon(dpk.Additive(best), 0.0, sensitivity=1.0)
     assert abs(budget - eps) < 1e-9
     stairs = dpk.staircase(epsilon=eps).noise
-    stairs_square = min((dpk.Staircase(eps, 1.0, g) for g in widths), key=lambda law: law.variance)
+    stairs_square = min((dpk.Staircase(eps, 1.0, g) for g in widths), key=lambda noise: noise.variance)
     comparison.append(
         {
             "eps": eps,
@@ -257,15 +258,16 @@ for axis, cost in zip(panels, ("E|X|", "E[X^2]"), strict=True):
     axis.plot(comparison[f"staircase {cost}"], "s-", color="tab:red", label="staircase, best gamma")
     axis.axhline(1, color="black", linewidth=0.8, label="Laplace")
     axis.set(title=cost, xlabel="eps (pure)", ylim=(0, 1.1))
+    axis.legend()
 panels[0].set_ylabel("cost / Laplace's")
-panels[1].legend()
 figure.suptitle("Pure eps-DP noise for D = 1, relative to Laplace noise")
 plt.show()
 
 # %% [markdown]
 # *Figure 3. Costs (no unit) over eps; in each panel g and gamma are the best for that cost.*
 #
-# At eps = 5 merging brings E|X| to 0.616 of Laplace's, the staircase to 0.413. Below eps = 2 this shape gains nothing.
+# At eps = 5 merging brings E|X| to 0.616 of Laplace's, the staircase to 0.413. Below eps = 2 this shape does not
+# gain.
 # The staircase is the better one at every eps, as it must be: it is optimal among pure additive noise (Geng and
 # Viswanath 2014).
 #

@@ -13,6 +13,7 @@
 # %% [markdown]
 # # Top words of a text: histograms, known and unknown domain
 #
+# Which words are the most frequent ones of a text, and how often do they occur, if no single author may be recognised?
 # The text is the help that every CPython ships as `pydoc_data.topics`. One *person* is one topic entry; a person's data
 # is the set of words in it. The histogram counts in how many topics a word occurs.
 #
@@ -22,8 +23,8 @@
 # a person who wrote several topics.
 #
 # Figure 6 of Cesar and Rogers (2021) releases the counts of the most frequent words of Macbeth: Gaussian counts under
-# the discovered order, against Laplace noise at the same overall budget. That text ships with nothing that is installed
-# here, and its values are not printed. Figures 1 and 2 below make the same comparison on the topics.
+# the discovered order, against Laplace noise at the same overall budget. No installed package
+# ships that text, and its values are not printed. Figures 1 and 2 below make the same comparison on the topics.
 #
 # Words and numbers below depend on the Python version.
 
@@ -135,8 +136,8 @@ for axis, (kind, release) in zip(panels, releases.items(), strict=True):
     axis.set_xticks(place, [domain[item] for item in release.items], rotation=45, ha="right")
     axis.set(title=f"{kind} noise", xlabel="name, in the order found")
     axis.axhline(0, color="black", linewidth=0.8)
+    axis.legend()
 panels[0].set_ylabel("topics with this name")
-panels[1].legend()
 figure.suptitle(f"Top {K} of {len(domain)} names at eps = 2, delta = 1e-5, {len(entries)} topics")
 plt.show()
 
@@ -144,11 +145,14 @@ plt.show()
 # *Figure 1. One release with each kind of noise. Bars: the true counts of the names found. Crosses: with noise. Line:
 # the released counts, projected to the order found.*
 #
+# **Result:** at this budget the noise is about as large as the differences between the counts, so the order found is
+# only roughly the true one.
+#
 # ## How accurate, at which budget
 #
 # 100 simulated releases a budget (float kernels, `exact=False`). A name counts as found rightly if its true count is at
-# least the tenth largest. The unit matters: with one *paragraph* as the person there are over 30 times as many people,
-# and the right names are found at every eps shown. But then only a paragraph is protected, and a topic has many.
+# least the tenth largest. The unit matters. If one *paragraph* is the person, there are over 30 times more people, and
+# the right names are found at every eps shown. But then only a paragraph is protected, and a topic has many.
 
 # %%
 units = {"topic": counts, "paragraph": histogram(paragraphs)}
@@ -206,6 +210,9 @@ plt.show()
 # %% [markdown]
 # *Figure 2. Means over 100 simulated releases. Left: share (no unit) of the ten names that belong there. Right: error
 # of their counts, after isotonic regression.*
+#
+# **Result:** Gaussian counts have the smaller error at every budget. With one topic as the person it takes eps = 4 to
+# find most of the right names.
 #
 # ## Unknown domain
 #
@@ -298,7 +305,7 @@ for axis in panels:
     axis.set(xlabel="D0, words kept of a person", xscale="log")
     axis.set_xticks([2, 5, 10, 20, 40], ["2", "5", "10", "20", "40"])
     axis.minorticks_off()
-panels[1].legend(loc="center")
+    axis.legend(loc="center")
 figure.suptitle("Unknown domain at eps = 2, delta = 1e-5")
 plt.show()
 

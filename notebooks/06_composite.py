@@ -13,11 +13,12 @@
 # %% [markdown]
 # # Composite mechanisms: the source's tables and query experiments
 #
-# Zhang et al. (2024) put a window (uniform A1, sine A2, triangle A3) on a base (constant B1, quartic B2). Reports are
-# bounded, unbiased and eps-DP for *any two inputs of an interval*. This notebook computes the true optima beside the
-# printed variances, the other printed numbers from closed forms, repeats the query experiments on real data, and says
-# where each claim holds. Metrics and settings are those of the authors' released code. `python -m benchmarks.printed
-# zhang --cells` prints every number beside its printed one.
+# Are bounded and unbiased reports better than Laplace and Gaussian noise? Zhang et al. (2024) put a window (uniform
+# A1, sine A2, triangle A3) on a base (constant B1, quartic B2). Reports are bounded, unbiased and eps-DP for *any two
+# inputs of an interval*. This notebook computes the true optima beside the printed variances, the other printed
+# numbers from closed forms, repeats the query experiments on real data, and says where each claim holds. Metrics and
+# settings are those of the authors' released code. `python -m benchmarks.printed zhang --cells` prints every number
+# beside its printed one.
 
 # %%
 import sys
@@ -105,7 +106,7 @@ table
 
 # %%
 def as_printed(quantity):
-    """A printed column of Table II, by shape and eps."""
+    """Return a printed column of Table II, by shape and eps."""
     table = tables()[f"Zhang 2024, Table II, {quantity}"]
     epsilons = pd.Index([given["eps"] for given in table.inputs], name="eps")
     return pd.DataFrame(table.values, index=epsilons, columns=pd.Index(table.columns, name="shape")).T.stack()
@@ -122,7 +123,7 @@ by_shape[["H1", "H1, source's search", "H1, printed", "H2, middle", "H2, end", "
 # **Printed H1**: of the constant base, six of fifteen are to the digit what the source's own grid search finds (steps
 # 0.1, 0.01, 0.001), the others within 7 %; of the quartic base up to 25 % above. **Printed H2** is 0.333 for every
 # constant base: that is the ratio of the *base's* areas alone. With the window's area, as the definition reads, it is
-# 0.357 to 0.509 at the middle. So the printed column says nothing about the window.
+# 0.357 to 0.509 at the middle. So the printed column does not depend on the window.
 
 # %%
 constant = by_shape.index.get_level_values("shape").str.endswith("B1")
@@ -229,7 +230,7 @@ for name in section:
 # %% [markdown]
 # **Holds at the source's setting**, and only there: R = D means that the interval of all answers is as wide as one
 # person's influence, and the middle is where the variance is least. At an end A1B1's mean gain in RE over Laplace noise
-# falls from 39 % to 27 %. The accuracy losses of the count are these errors over n: nothing in them depends on data.
+# falls from 39 % to 27 %. The accuracy losses of the count are these errors over n and do not depend on data.
 #
 # ## Figures 7 to 12: six queries, six shapes
 #
@@ -250,9 +251,9 @@ for axis, metric in zip(panels, closed.METRICS, strict=True):
     axis.set(xscale="log", yscale="log", xlabel="eps")
     axis.set_xticks(closed.EPSILONS, [f"{eps:g}" for eps in closed.EPSILONS])
     axis.minorticks_off()
+    axis.legend(fontsize="x-small", ncols=2)
 panels[0].set_ylabel("RE, mean |error| (sensitivities)")
 panels[1].set_ylabel("MSE (squared sensitivities)")
-panels[1].legend(fontsize="x-small", ncols=2)
 figure.suptitle("Errors at the source's setting, R = D, the answer in the middle")
 plt.show()
 at_end = np.mean([1 - closed.error("A1B1", eps, "RE", 1.0) * eps for eps in closed.EPSILONS])
@@ -261,7 +262,9 @@ assert 0.26 < at_end < 0.275
 
 # %% [markdown]
 # *Figure 3. Left: RE, right: MSE, both logarithmic, for all six shapes (quartic bases, dotted, lie on the constant
-# ones) and four kinds of noise.*
+# ones) and four kinds of noise. RE: mean absolute error; MSE: mean squared error.*
+#
+# **Result:** at this setting A1B1 has the least error of the bounded mechanisms, and less than Laplace noise.
 #
 # ## The source's query setting
 #
@@ -360,12 +363,15 @@ for axis, part in zip(panels, (order[:3], order[3:]), strict=True):
 panels[0].set(ylim=(0, 3.6), ylabel="RMSE / RMSE of Laplace noise")
 panels[1].set(yscale="log", ylim=(0.5, 2e4))
 panels[0].legend(fontsize="small", ncols=2, loc="center", bbox_to_anchor=(0.5, 0.62))
+panels[1].legend(fontsize="small", ncols=2, loc="upper left")
 figure.suptitle("Six queries on visits to a doctor, 5,638 people, eps = 1")
 plt.show()
 
 # %% [markdown]
 # *Figure 4. Root mean square error of 1,000 repetitions over the exact one of Laplace noise (no unit); lower is better.
-# Left: linear, right: logarithmic.*
+# Left: linear, right: logarithmic. R is the width of all possible answers, D the sensitivity.*
+#
+# **Result:** the composite mechanisms win where R = D and lose by orders of magnitude elsewhere.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(11, 4.2), layout="constrained")
@@ -379,6 +385,7 @@ for axis, query in zip(panels, ("maximum", "count"), strict=True):
     axis.minorticks_off()
 panels[0].set_ylabel("RE, mean |error| (visits)")
 panels[1].set_ylabel("RE, mean |error| (people)")
+panels[0].legend(fontsize="x-small", ncols=2, loc="lower left")
 panels[1].legend(fontsize="small", ncols=2, loc="center", bbox_to_anchor=(0.5, 0.58))
 figure.suptitle("RE against eps, 1,000 repetitions")
 plt.show()
@@ -392,7 +399,7 @@ plt.show()
 # nearly vanishes for small eps: 0 to 5 % at eps = 0.2, 7 to 21 % at eps = 1 (exactly, below). **Does not hold** for
 # variance, mean and count, where R is thousands of times D and the composite mechanisms are worse by that factor.
 # Between the kinds of noise: discrete Laplace on the count has half the MSE of continuous at eps = 3, and the same on
-# the other queries; truncation at 1e-6 changes nothing visible.
+# the other queries; truncation at 1e-6 has no visible effect.
 
 # %%
 mse = results.set_index(["column", "query", "eps", "mechanism"])["exact MSE"]
@@ -484,9 +491,9 @@ assert odds.max() / odds.sum() > 1 - 1e-9
 # %% [markdown]
 # ## What bounded and unbiased buy
 #
-# Laplace noise can be made bounded for nothing: clamp the report to [0, 1]. That makes it biased. A1B1's reports are
-# bounded too, but by an interval wider than the inputs' (at eps = 1 by 4.1), so that clamping them has an effect as
-# well. MSE and bias against the answer, R = D = 1, eps = 1, by integration over 4,001 quantiles:
+# Laplace noise can be made bounded at no cost of privacy: clamp the report to [0, 1]. That makes it biased. A1B1's
+# reports are bounded too, but by an interval wider than the inputs' (at eps = 1 by 4.1), so that clamping them has an
+# effect as well. MSE and bias against the answer, R = D = 1, eps = 1, by integration over 4,001 quantiles:
 
 # %%
 x = np.linspace(0, 1, 41)
@@ -516,6 +523,8 @@ plt.show()
 # *Figure 8. Left: mean squared error (logarithmic) of one report. Right: its mean minus the answer, what is left after
 # averaging many.*
 #
+# **Result:** clamped reports have the smaller error each, and a bias that averaging does not remove.
+#
 # For one report, clamping is better by a factor of 4 and more: bias is cheap. For many reports it is not: with T
 # answers averaged, such as the maxima of T clinics, each near the lower end as visits are:
 
@@ -539,10 +548,10 @@ averaged
 # - *Composite mechanisms are bounded, unbiased and eps-DP*: yes, for an interval fixed beforehand that holds every
 #   answer.
 # - *Table II*: near the optima for the constant base, six of thirty below what is possible; the quartic base was not
-#   optimised, and needs the exact condition to be of use. Its H2 column is of the base alone.
+#   optimised, and needs the exact condition to be of use. Its H2 column depends on the base alone.
 # - *Table III*: mean absolute errors over an answer, no bias.
 # - *Section 5.3*: reproduced at R = D with the answer in the middle, but for the discrete Gaussian.
 # - *Less error than Laplace and Gaussian noise on all six queries*: for mode, maximum and minimum. For variance, mean
 #   and count only if the interval is made from the data, which is not private.
 # - *Bounded and unbiased*: unbiasedness pays where many reports are averaged. For one report clamped noise is better,
-#   and boundedness costs nothing by clamping.
+#   and clamping makes it bounded at no cost of privacy.

@@ -13,11 +13,12 @@
 # %% [markdown]
 # # Piecewise transformations: the source's comparison, corrected
 #
-# Ma et al. (2021, OPTT) perturb a number in [-1, 1] so that the report is unbiased and lies in [-B, B]. Type I is a
-# uniform window on a constant base, type II a triangle window. This notebook draws the comparison with Duchi's
-# two-point mechanism, Wang et al.'s (2019) Piecewise Mechanism and hybrid, and Laplace noise, from the mechanisms
-# themselves, and says which of the source's statements hold. Formulas are the corrected ones; its figures 1 to 3 are
-# drawn again from what they plot, its few printed numbers are compared by `python -m benchmarks.printed "Ma 2021"`.
+# When does a piecewise mechanism beat Duchi's two-point mechanism? Ma et al. (2021, OPTT) perturb a number in [-1, 1]
+# so that the report is unbiased and lies in [-B, B]. Type I is a uniform window on a constant base, type II a triangle
+# window. This notebook draws the comparison with Duchi's two-point mechanism, Wang et al.'s (2019) Piecewise Mechanism
+# and hybrid, and Laplace noise, from the mechanisms themselves, and says which of the source's statements hold.
+# Formulas are the corrected ones; its figures 1 to 3 are drawn again from what they plot, its few printed numbers are
+# compared by `python -m benchmarks.printed "Ma 2021"`.
 #
 # Every report is eps-DP by itself: any two inputs of the interval are neighbours (local differential privacy).
 
@@ -62,8 +63,8 @@ for axis, name in zip(panels, ("type I", "type II"), strict=True):
     for x, style in ((-1.0, ":"), (0.0, "-"), (0.5, "--")):
         axis.plot(y, m.pdf(y, x), style, color=COLORS[name], label=f"x = {x:g}")
     axis.set(title=f"{name}, eta = {2 / m.width:.3f}", xlabel="report y", ylim=(0, None))
+    axis.legend()
 panels[0].set_ylabel("density")
-panels[1].legend()
 figure.suptitle("Density of a report at eps = 1, eta of least worst-case variance")
 plt.show()
 for name, constants in (("type I", literature.type_one), ("type II", literature.type_two)):
@@ -74,7 +75,7 @@ for name, constants in (("type I", literature.type_one), ("type II", literature.
     print(f"{name}: k = {k:.4f}, a = {a:.4f}, B = {k + a:.4f}")
 
 # %% [markdown]
-# *Figure 1. Density of a report (per unit of the input) for three inputs. Reports spread far beyond [-1, 1].*
+# *Figure 1. Density of a report (per unit of the input) for three inputs. Result: reports spread far beyond [-1, 1].*
 #
 # ## Theorem 4 and figure 3: an optimum that is none
 #
@@ -186,7 +187,7 @@ for axis, budget in zip(panels, (1.0, 3.0), strict=True):
         if name != "type II":
             axis.plot(x, literature.mechanism(name, budget).variance(x), color=COLORS[name], label=name)
     axis.set(title=f"eps = {budget:g}", xlabel="input x", ylabel="variance of a report", ylim=(0, None))
-panels[0].legend(fontsize="small", loc="lower center")
+    axis.legend(fontsize="small", loc="lower center")
 figure.suptitle("Variance of a report against its input, interval [-1, 1]")
 plt.show()
 
@@ -330,10 +331,10 @@ for axis, (column, part) in zip(panels, means.groupby("column", sort=False), str
         axis.plot(laplace.index, own["exact"] / laplace, color=COLORS[name], label=name)
         axis.plot(laplace.index, own["simulated"] / laplace, "o", markersize=4, color=COLORS[name])
     axis.set(title=column, xlabel="eps", xscale="log", ylim=(0, 1.7))
+    axis.legend(fontsize="small", loc="lower left")
     axis.set_xticks(epsilons, [f"{budget:g}" for budget in epsilons])
     axis.minorticks_off()
 panels[0].set_ylabel("RMSE of the mean / Laplace's")
-panels[0].legend(fontsize="small", loc="lower left")
 figure.suptitle("Error of the mean of 5,638 reports, relative to Laplace noise at the same eps")
 plt.show()
 table = means.pivot_table(index=["column", "eps"], columns="mechanism", values="exact", sort=False)

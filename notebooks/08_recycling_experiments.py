@@ -13,10 +13,11 @@
 # %% [markdown]
 # # Budget recycling: the source's experiments
 #
-# Notebook 2 shows the mechanism, acceptance against eps, and where the published accounting is unsound. This one goes
-# through the other experiments of Jiang et al. (2024): acceptance against the tolerance theta and against delta, the
-# split of the budget between kernel and recycler, the sampling rate, and queries on real data; notebook 9 has many
-# reports together, Table I, and the best rates. The source's *algorithms* are run here beside exact accounting.
+# Does budget recycling hold what its experiments promise? Notebook 2 shows the mechanism, acceptance against eps, and
+# where the published accounting is unsound. This one goes through the other experiments of Jiang et al. (2024):
+# acceptance against the tolerance theta and against delta, the split of the budget between kernel and recycler, the
+# sampling rate, and queries on real data; notebook 9 has many reports together, Table I, and the best rates. The
+# source's *algorithms* are run here beside exact accounting.
 #
 # Acceptance is P(|report - answer| <= theta). Neighbouring: datasets whose answers differ by at most D; a guarantee is
 # (eps, delta)-DP of one report, and delta = 1e-5 unless stated otherwise. Five ways to spend it:
@@ -79,8 +80,8 @@ for axis, (eps, table) in zip(panels, by_theta.items(), strict=True):
     axis.set(title=f"eps = {eps:g}", xlabel="theta (unit of D)", xscale="log", ylim=(0, 1.03))
     axis.set_xticks(table["theta"], [f"{theta:g}" for theta in table["theta"]])
     axis.minorticks_off()
+    axis.legend(loc="upper left", fontsize="small")
 panels[0].set_ylabel("P(|report - answer| <= theta)")
-panels[0].legend(loc="upper left", fontsize="small")
 figure.suptitle("Acceptance against the tolerance, delta = 1e-5")
 plt.show()
 pd.concat(by_theta, names=["eps"]).droplevel(1)
@@ -126,7 +127,7 @@ by_delta
 # ## Kernel and recycler
 #
 # Algorithm 2 splits eps: a share for the kernel, the rest for the redraws. The curve over the share is what its search
-# climbs. With exact accounting there is nothing to split, as the two losses are one; here the kernel is that of the
+# climbs. With exact accounting there is no split, because the two losses are one; here the kernel is that of the
 # same share, with the largest q the true delta allows.
 
 # %%
@@ -139,10 +140,10 @@ for axis, (name, table) in zip(panels, split.items(), strict=True):
     bad = table[table["published delta"] > DELTA * (1 + 1e-6)]
     axis.plot(bad["share"], 1 - bad["published"], "x", color="tab:red", markersize=10, label="published, not private")
     axis.set(title=name, xlabel="kernel's share of eps", yscale="log")
+    axis.legend(fontsize="small")
 panels[0].set(ylabel="P(|report - answer| > theta)", ylim=(0.2, 1))
 panels[0].set_yticks([0.2, 0.3, 0.5, 1.0], ["0.2", "0.3", "0.5", "1"])
 panels[0].minorticks_off()
-panels[2].legend()
 figure.suptitle("Rejection against the kernel's share of the budget, delta = 1e-5; lower is better")
 plt.show()
 narrow, third, wide = split.values()
@@ -164,7 +165,7 @@ assert wide["published delta"].max() > 100 * DELTA
 # in the middle has the setting of the source's figure 3: eps = 3, D = 1, theta = 1.*
 #
 # **Holds:** under the published accounting the split has an inner optimum, at about 0.6. **Does not hold** under exact
-# accounting: the best of these kernels is the one that spends all of eps by itself, since recycling thins the tails in
+# accounting: the best of these kernels spends all of eps by itself, since recycling thins the tails in
 # which its delta is, and so pays for the step. Left free, the optimiser takes a kernel that is narrower still, and
 # alone would exceed the budget: 0.95 of that sigma, for an acceptance of 0.766. For theta = 5 D the published optimum
 # lies where it is not private.
@@ -207,8 +208,8 @@ for axis, (name, table) in zip(panels, curves.items(), strict=True):
     axis.plot(table["rate"], table["D/p"], "o-", color="tab:orange", markersize=4, label="sensitivity D/p")
     axis.set(title=name, xlabel="sampling rate p", xscale="log", ylim=(0, 1.03))
     axis.title.set_fontsize("medium")
+    axis.legend(loc="upper left", fontsize="small")
 panels[0].set_ylabel("P(|report - true answer| <= theta)")
-panels[0].legend(loc="upper left", fontsize="small")
 figure.suptitle("Acceptance on a sample, recycled Gaussian noise, delta = 1e-5, 5,638 people")
 plt.show()
 
@@ -225,8 +226,8 @@ for name, (_, case) in sampled.items():
     p, D = float(rates[at]), case["sensitivity"]
     inner = dict(zip(("epsilon", "delta"), map(float, on_sample(case["epsilon"], DELTA, p)), strict=True))
     kernel = calibrate.gaussian(sensitivity=D, **inner).noise
-    law = calibrate.budget_recycled(kernel, theta=case["theta"], sensitivity=D, **inner)
-    true = amplified(float(accountants.epsilon(law, inner["delta"], sensitivity=D / p)), inner["delta"], p)[0]
+    noise = calibrate.budget_recycled(kernel, theta=case["theta"], sensitivity=D, **inner)
+    true = amplified(float(accountants.epsilon(noise, inner["delta"], sensitivity=D / p)), inner["delta"], p)[0]
     best = curves[name]["D/p"].idxmax()
     row = {"query": name.split(",")[0], "claimed eps": case["epsilon"], "best p, D kept": p, "true eps there": true}
     spent.append(row | {"best p, D/p": rates[best]})
@@ -264,8 +265,8 @@ for axis, (name, table) in zip(panels, utility.groupby("query", sort=False), str
     axis.set(title=f"{name}, theta = {table['theta / D'].iloc[0]:.2f} D", xlabel="eps", xscale="log", ylim=(0, 1.03))
     axis.set_xticks([1, 2, 4], ["1", "2", "4"])
     axis.minorticks_off()
+    axis.legend(loc="lower right", fontsize="small")
 panels[0].set_ylabel("P(|report - answer| <= 0.1 % of the answer)")
-panels[2].legend(loc="lower right", fontsize="small")
 figure.suptitle("Queries on 5,638 people, delta = 1e-5")
 plt.show()
 assert (utility["exact"] > utility["Laplace"]).sum() == 1
@@ -275,6 +276,9 @@ utility.set_index(["query", "eps"])
 # %% [markdown]
 # *Figure 5. Share of reports within 0.1 % of the answer (no unit) against eps, logarithmic. Red crosses as in figure
 # 1.*
+#
+# **Result:** the staircase is accepted most often in all nine cases, and Laplace noise more often than recycled
+# Gaussian noise in eight.
 #
 # The same by simulation, 1,000 repetitions at eps = 2 by `vmap`:
 

@@ -13,11 +13,12 @@
 # %% [markdown]
 # # Budget recycling: many reports, Table I, and the best rate of a sample
 #
-# What is left of the source's experiments (Jiang et al. 2024): composition (figure 5, Table I), what it says of
-# mechanisms of which only (eps, delta) is known (Remarks 2 to 4), the search of the sampling rate by the printed
-# acceptance rate (eq. 10 and 13, Algorithm 4, figure 6), and the settings of figures 7 and 8. Printed numbers stand
-# beside computed ones; `python -m benchmarks.printed jiang --cells` prints them too. The figures have no readable
-# values: what they plot is computed here.
+# What remains of the gain of recycling after many reports, and which sampling rate is best? The remaining experiments
+# of the source (Jiang et al. 2024): composition (figure 5, Table I), what it says of mechanisms of which only (eps,
+# delta) is known (Remarks 2 to 4), the search of the sampling rate by the printed acceptance rate (eq. 10 and 13,
+# Algorithm 4, figure 6), and the settings of figures 7 and 8. Printed numbers stand beside computed ones; `python -m
+# benchmarks.printed jiang --cells` prints them too. The figures have no readable values: what they plot is computed
+# here.
 #
 # Neighbouring: datasets whose answers differ by at most D. A guarantee is (eps, delta)-DP, delta = 1e-5 unless
 # stated otherwise.
@@ -80,7 +81,7 @@ five
 # **Does not hold:** that their eps is smaller than that of the kernel with the same (eps, delta) a report. From T = 100
 # on it is larger, and Algorithm 3 is above it everywhere.
 #
-# Table I has eps of 1,000 reports of 0.1 each. Its recycled rows are of the count query below (theta = 3, D = 1):
+# Table I has eps of 1,000 reports of 0.1 each. Its recycled rows answer the count query below (theta = 3, D = 1):
 
 # %%
 table = tables()["Jiang 2024, Table I, eps of 1,000 reports"]
@@ -103,7 +104,7 @@ one
 # samples of rate 0.23, exactly, D kept.* The Gaussian row is within 1.3 % of the print, the Laplace row 17 % above it.
 # At theta = 3, a tenth of sigma, recycling has almost no effect: the same choice composed exactly has the eps of plain
 # noise. The printed sampled columns are 2.8 times the unsampled ones; for reports that each have (0.1, 1e-5) on the
-# whole data nothing explains that: exactly accounted they reveal less than the unsampled ones.
+# whole data we found no explanation: exactly accounted they cost less than the unsampled ones.
 #
 # ## Parallel composition: Remark 2
 #
@@ -162,9 +163,10 @@ parallel
 # ## Sequential composition: Remarks 3 and 4
 #
 # Remark 3 is basic composition, (T eps, T delta). Remark 4 is advanced composition, but one delta stands for two: it
-# is the slack in the logarithm, and the T delta of the mechanisms themselves is lost. The counterexample is a mechanism
-# that prints its input with probability delta, and nothing else. It is (0, delta)-DP, so Remark 4 says that T of them
-# are (0, delta)-DP. In truth one of them prints the input with probability 1 - (1 - delta)^T, whatever eps is.
+# is the slack in the logarithm, and the T delta of the mechanisms themselves is lost. The counterexample is a
+# mechanism that prints its input with probability delta and otherwise a constant. It is (0, delta)-DP, so Remark 4
+# says that T of them are (0, delta)-DP. In truth one of them prints the input with probability 1 - (1 - delta)^T,
+# whatever eps is.
 
 # %%
 rows = []
@@ -297,7 +299,7 @@ eight
 #
 # ## What stands
 #
-# - *Recycled reports reveal less after composition*: less than plain reports that are accepted as often; from 100
+# - *Recycled reports cost less after composition*: less than plain reports that are accepted as often; from 100
 #   reports on more than the kernel that has the same budget a report.
 # - *Table I*: the recycled Gaussian column follows from Algorithms 2 and 3, within 1.3 %; the others are not met.
 # - *Parallel composition*: (eps, delta) for added and removed records; for replaced ones (2 eps, delta (1 + e^eps)).

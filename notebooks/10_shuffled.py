@@ -13,9 +13,9 @@
 # %% [markdown]
 # # Shuffled reports: the privacy of many local reports together
 #
-# Each of n people sends one report of the same local mechanism. A trusted shuffler hides who sent which report.
-# Throughout, neighbours differ in one person's input, which is replaced by any other. n counts honest reports. This
-# notebook reads no data and draws no samples.
+# How private is a local report once it is mixed with the reports of others? Each of n people sends one report of the
+# same local mechanism. A trusted shuffler hides who sent which report. Throughout, neighbours differ in one person's
+# input, which is replaced by any other. n counts honest reports. This notebook reads no data and draws no samples.
 
 # %%
 import math
@@ -77,9 +77,15 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# Few reports of three outcomes lie next to a lattice: the integrand comes back far out, and they are enumerated
-# instead. Rigorous are neither but `bracket`: losses on a grid, split so that their mean is kept (more, in the convex
-# order) or gathered (less), their sum by FFT with truncation and rounding inside.
+# *Figure 1. The integrand (no unit, 1 at the saddle) over the imaginary part of s in widths of the saddle, for three
+# n.*
+#
+# **Result:** for many reports the integrand is a single bell, so few nodes suffice.
+#
+# The sum of few reports with three outcomes lies on a lattice. Its integrand does not vanish far out, so such sums are
+# enumerated instead. Both ways are estimates. `bracket` is rigorous: it rounds losses to a grid, once so that their
+# mean is kept (which is more, in the convex order) and once gathered (less). It sums them by FFT and includes the
+# errors of truncation and rounding.
 
 # %%
 rows = []
@@ -94,15 +100,15 @@ pd.DataFrame(rows, columns=["n", "bracket, low", "some inputs", "any inputs", "b
 # %% [markdown]
 # ## Against what others know
 #
-# Bounds that know eps0 alone, and Hoeffding's and Bennett's inequalities for the same losses.
-# eps at delta 1e-6, over ours.
+# Published bounds use eps0 alone, or Hoeffding's and Bennett's inequalities for the same losses. The table has our eps
+# at delta 1e-6, and how many times larger the eps of each bound is.
 
 # %%
 DELTA = 1e-6
 
 
 def epsilons(mechanism, n):
-    """eps of ours, and of the published bounds."""
+    """Return eps by this package and by the published bounds."""
     made = shuffled(mechanism, n)
     level = float(made.inputs.level)
     bounds = {
@@ -139,6 +145,11 @@ axes.legend(fontsize=8)
 plt.show()
 
 # %% [markdown]
+# *Figure 2. eps of the shuffled reports (nats) at delta 1e-6 over the number of honest reports, both logarithmic;
+# lower is better.*
+#
+# **Result:** the value from the mechanism itself is below every published bound at every n.
+#
 # ## What locality costs
 #
 # The mean of n values in [0, 1] at a central (0.2, 1e-6): shuffled reports, each with the largest eps0 that the budget

@@ -13,10 +13,11 @@
 # %% [markdown]
 # # Private training with optax
 #
-# A small network learns to read scikit-learn's digits, by gradients of single examples that are clipped, added up and
-# made noisy. `private_aggregate` takes the place of `optax.contrib.differentially_private_aggregate`. Its noise is
-# drawn from certified integers. Neighbouring data sets differ by one digit more or less. The privacy of the run is
-# computed by this package and by dp_accounting.
+# Can a network be trained with certified noise, and what does the training cost in privacy? A small network learns to
+# read scikit-learn's digits, by gradients of single examples that are clipped, added up and made noisy.
+# `private_aggregate` takes the place of `optax.contrib.differentially_private_aggregate`. Its noise is drawn from
+# certified integers. Neighbouring data sets differ by one digit more or less. The privacy of the run is computed by
+# this package and by dp_accounting.
 
 # %%
 import math
@@ -78,7 +79,7 @@ def loss(params, x, y):
 
 
 def trained(aggregate, mask_is_argument):
-    """Accuracy, least seconds of a step, and the state of the aggregation."""
+    """Return the accuracy, the least seconds of a step, and the state of the aggregation."""
     optimiser = optax.chain(aggregate, optax.sgd(2.0, momentum=0.9))
     params = initial()
     state = optimiser.init(params)
@@ -163,7 +164,13 @@ proved = [gaussian.repeat(n).epsilon(delta) for n in epochs]
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 axes.plot(epochs, claimed, label="Poisson samples")
 axes.plot(epochs, proved, label="shuffled batches, batch known")
-axes.set(xlabel="epochs", ylabel="epsilon at delta 1e-5")
+axes.set(xlabel="epochs", ylabel="epsilon at delta 1e-5", title="Epsilon of the training run")
 axes.legend(frameon=False)
 plt.show()
 print(f"after 15 epochs: {claimed[-1]:.2f} for samples, {proved[-1]:.2f} for batches that are known")
+
+# %% [markdown]
+# *Figure 1. Epsilon (nats) at delta 1e-5 over the epochs of training with the same noise.*
+#
+# **Result:** the sampled run costs epsilon 4.0 after 15 epochs. For shuffled batches only 12.8 is proved, so the
+# smaller number must not be claimed for them.
