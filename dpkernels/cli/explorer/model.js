@@ -157,13 +157,14 @@ function makeModel(tables) {
   function optimal(epsilon) {
     const [worst, half] = tables.optimum.map((column) => Math.exp(lookUp(tables.grids.optimum, column, epsilon)));
     const table = tables.drawn.find((one) => one.epsilon === epsilon);
-    const ends = { low: 0.5 - half, high: 0.5 + half, worst };
-    if (!table) return { ...ends, untabulated: true };
+    if (!table) return { low: 0.5 - half, high: 0.5 + half, worst, untabulated: true };
     const { rows } = table;
     const steps = rows.length - 1;
     const inputs = rows.map((_, i) => i / steps);
     return {
-      ...ends,
+      worst,
+      low: 0.5 + table.reports[0],
+      high: 0.5 + table.reports.at(-1),
       places: table.reports.map((y) => 0.5 + y),
       probability(j, t) {
         const i = Math.min(Math.floor(t * steps + 1e-9), steps - 1);
