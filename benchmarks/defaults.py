@@ -27,7 +27,6 @@ from accountants import tune
 from benchmarks.estimation import AT, BINS, SHAPES, UNIT
 from benchmarks.shown import markdown, parser_of
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.distribution import Distribution
 
 EPSILONS, QUICK = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0), (1.0,)
 SHAPES_SHOWN, N, RELEASES = ("skewed", "ages"), 100_000, 3
@@ -63,7 +62,7 @@ def distance(mechanism: Any, shape: str, releases: int) -> float:
             _ = counts.channel.squares
         except ValueError:
             return float("nan")
-        found = Distribution(counts, BINS, "splines", resamples=40, seed=0).best
+        found = dpk.estimate(counts, bins=BINS, model="splines").distribution
         truth = np.searchsorted(np.sort(x), AT, side="right") / N
         errors.append(float(np.abs(found.cdf(AT) - truth).mean()))
     return float(np.mean(errors))

@@ -7,6 +7,7 @@ an input that is uniform on a bin, the probability is the average over the bin, 
 from __future__ import annotations
 
 import abc
+import math
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -14,7 +15,7 @@ import numpy as np
 from scipy import signal
 
 from dpkernels.decimals import shortest
-from dpkernels.estimation.tables import Squares, inputs_of, integrals_of, reports_of, row_means, squares_of, unbiased
+from dpkernels.estimation.tables import Squares, inputs_of, integrals_of, probabilities_of, reports_of, row_means, squares_of, unbiased
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable
@@ -27,6 +28,7 @@ _FARTHEST = 2.0**62
 _FINE = 64
 # The number of positions at which variances are compared; they are convex in the position, or constant.
 _MOST_SHIFTS = 256
+_MOST_PLACES = 512  # inputs at which a distribution can have mass
 _COMPARED = 5  # edges of bins whose reports are compared
 _NO_SQUARES = "its reports tell the mean only: values with the same mean but another spread are reported alike"
 
@@ -40,16 +42,18 @@ class Channel(abc.ABC):
         written: (m,) the possible reports as written, increasing.
         values: (m,) the unbiased values of the reports: their mean, given an input, is the input. They are the reports
             less the mean of the noise. Reports that became equal by rounding to decimals have their mean value.
-        missed: a bound on the bias of the values; 0 unless rounding to decimals has made reports equal.
+        bias_bound: a bound on the bias of the values; 0 unless rounding to decimals has made reports equal.
         epsilon: the budget of a report, if it is known.
+        lattice: the distance between possible inputs, if the mechanism assumes that they are on a lattice.
     """
 
     lower: float
     upper: float
     written: np.ndarray
     values: np.ndarray
-    missed: float
+    bias_bound: float
     epsilon: float | None = None
+    lattice: float | None = None
 
     @abc.abstractmethod
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
@@ -61,6 +65,24 @@ class Channel(abc.ABC):
 
         Returns:
             (g, k), in data units.
+        """
+
+    @abc.abstractmethod
+    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return (g, k) P(report in group | input x).
+
+        Args:
+            x: (k,) inputs.
+            groups: (g,) the first report of every group, increasing from 0.
+        """
+
+    @property
+    @abc.abstractmethod
+    def places(self) -> np.ndarray:
+        """Return (k,) increasing inputs between which P(report | x) is linear.
+
+        Every distribution of inputs has the same distribution of reports as one on these places: the mass between two
+        places moves to both in proportion. If there would be too many places, P is linear between them approximately.
         """
 
     @property
@@ -148,7 +170,7 @@ class TableChannel(Channel):
         stand_for = np.concatenate([reports_of(unbiased(table)) for _, table in parts])
         values = np.bincount(places, stand_for) / np.bincount(places) - self.middle
         self._places = np.split(places, np.cumsum([table.codes for _, table in parts])[:-1])
-        right, self.missed = self._made_right(values, 1)
+        right, self.bias_bound = self._made_right(values, 1)
         self.values = right + self.middle
 
     @property
@@ -161,8 +183,18 @@ class TableChannel(Channel):
             np.add.at(total, places, weight * integrals_of(table, x))
         return np.add.reduceat(total, groups)
 
+    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        total = np.zeros((len(self.written), len(x)))
+        for (weight, table), places in zip(self.parts, self._places, strict=True):
+            np.add.at(total, places, weight * probabilities_of(table, x))
+        return np.add.reduceat(total, groups)
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        return np.unique(np.concatenate([inputs_of(table) for _, table in self.parts]))
+
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        x = np.unique(np.concatenate([inputs_of(table) for _, table in self.parts]))
+        x = self.places
         means = np.zeros(len(x))
         for (weight, table), places in zip(self.parts, self._places, strict=True):
             means += weight * np.interp(x, inputs_of(table), row_means(table, weights[places]))
@@ -177,8 +209,8 @@ class TableChannel(Channel):
         # A part without information contributes 0, and the others are scaled up.
         each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
         places = np.concatenate(self._places)
-        g, missed = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
-        return g, missed + max(squares[1] for _, _, squares in found if squares)
+        g, bias_bound = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
+        return g, bias_bound + max(squares[1] for _, _, squares in found if squares)
 
 
 class NoiseChannel(Channel):
@@ -203,6 +235,7 @@ class NoiseChannel(Channel):
         self._grain, self._grains = (
             (float(table.bin_width), 1) if on_lattice else (2.0**table.grid_log2, table.points_per_bin)
         )
+        self.lattice = self._grain if on_lattice else None
         asked = f"bounds: [{shortest(lower)}, {shortest(upper)}]"
         if max(abs(lower), abs(upper)) / self._grain >= _FARTHEST:
             raise ValueError(f"{asked} is too far from 0 for the noise, whose values are {self._grain:.3g} apart")
@@ -219,7 +252,7 @@ class NoiseChannel(Channel):
         rounded = exact if decimals is None else exact.round(decimals)
         self.written, self._begin, self._places = np.unique(rounded, return_index=True, return_inverse=True)
         values = np.bincount(self._places, exact) / np.bincount(self._places) - float(table.mean) - self.middle
-        right, self.missed = self._made_right(values, 1)
+        right, self.bias_bound = self._made_right(values, 1)
         self.values = right + self.middle
 
     @property
@@ -227,8 +260,28 @@ class NoiseChannel(Channel):
         return len(self.written) < self._points
 
     def integrals(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        ends = self._first + np.append(self._begin[groups], self._points)
-        return np.diff(self._below(ends[:, None], x), axis=0)
+        return np.diff(self._below(self._ends(groups), x), axis=0)
+
+    def at(self, x: np.ndarray, groups: np.ndarray) -> np.ndarray:
+        """Return P(report in group | x); G(n) = P(code < n), and x is rounded to q + 1 with probability f/M."""
+        q, f = np.divmod(np.floor(x / self._grain + 0.5).astype(np.int64), self._grains)
+        n = self._ends(groups) - q
+        below = (1 - f / self._grains) * self._noise(n) + f / self._grains * self._noise(n - 1)
+        return np.diff(below, axis=0)
+
+    @cached_property
+    def places(self) -> np.ndarray:
+        """Return the lattice positions that inputs are rounded to, or some of them, and both ends of the interval."""
+        width = float(self.table.bin_width)
+        count = round((self.upper - self.lower) / width)
+        if count > _MOST_PLACES:
+            return np.linspace(self.lower, self.upper, _MOST_PLACES + 1)
+        inner = width * np.arange(math.ceil(self.lower / width), math.floor(self.upper / width) + 1)
+        return np.unique(np.concatenate([[self.lower], inner, [self.upper]]))
+
+    def _ends(self, groups: np.ndarray) -> np.ndarray:
+        """Return (g + 1, 1) the first lattice point of every group, and the first one after all groups."""
+        return (self._first + np.append(self._begin[groups], self._points))[:, None]
 
     def means(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the means at every lattice position, or at some of them and both ends if no report was rounded."""

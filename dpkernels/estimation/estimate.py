@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -11,19 +13,36 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.decimals import shortest
 from dpkernels.estimation.counts import Counts
-from dpkernels.estimation.distribution import SMOOTHINGS, Distribution, Shares
-from dpkernels.estimation.intervals import Histogram, Resampled, TooFewReportsError, shown
+from dpkernels.estimation.dictionaries import Dictionary, Ends
+from dpkernels.estimation.distribution import InputDistribution
+from dpkernels.estimation.intervals import Functional, Histogram, Interval, TooFewReportsError, shown
 from dpkernels.estimation.likelihood import Fit
-from dpkernels.estimation.moments import Moment, deviation_of, mean_of, variance_of
+from dpkernels.estimation.models import MODELS, ReportModels, Weights, grid_points, models_of
+from dpkernels.estimation.moments import Moment, check_enough, deviation_of, mean_of, variance_of
 from dpkernels.estimation.plot import plot_estimate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
 
+ASSUMPTIONS = ("nothing", "smooth")
 _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
-_RESAMPLES, _MOST_RESAMPLES = 400, 100_000
+_MOST_ATOMS, _MOST_POINTS = 64, 1024
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
-# The range of bootstrap quantiles that is examined.
-_LIKELY = np.linspace(0.1, 0.9, 9)
+_CONFIDENCE = 0.95
+# Intervals are about half as wide with four times as many reports.
+_MANY_TIMES = 4
+_NAMED = 5  # places of point masses that a sentence names
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of ``estimate`` that say what the distribution may be."""
+
+    bins: int
+    model: str
+    atoms: tuple[float, ...]
+    grid: float | None
+    assume: str
+    seed: int
 
 
 def estimate(
@@ -34,8 +53,10 @@ def estimate(
     bounds: tuple[float, float] | None = None,
     decimals: int | None = None,
     bins: int = _BINS,
-    smoothing: str = "splines",
-    resamples: int = _RESAMPLES,
+    model: str = "auto",
+    atoms: Sequence[float] = (),
+    grid: float | None = None,
+    assume: str = "nothing",
     seed: int = 0,
 ) -> Estimate:
     """Estimate the distribution and the moments of the values behind reports, by post-processing, at no privacy cost.
@@ -51,10 +72,9 @@ def estimate(
         e.gap                                      # certificate of the likelihood's optimality
         e.plot(label="age in years")               # Matplotlib axes, shown in a notebook
 
-    Estimates of moments make no assumption about the values. Estimates of the distribution, and the intervals of its
-    cdf, quantiles and histograms, assume a density that is smooth on a scale of about 1/60 of the inputs' interval. If
-    many inputs have the same value (many zeros, for example), the cdf near that value can be wrong by up to their
-    share, and its intervals do not hold.
+    Moments and all intervals make no assumption about the values, unless ``grid`` or ``assume`` make one. The estimated
+    distribution is the model among splines, smoothed expectation maximisation, splines with point masses, and point
+    masses alone that predicts held-out reports best (``Estimate.model`` names it).
 
     Args:
         reports: the output of ``perturb``, of any shape and without rows left out, as float64 or float32, also after it
@@ -66,11 +86,17 @@ def estimate(
         decimals: the number of decimals to which the reports were rounded; a sidecar contains it. The intervals of mean
             and variance include the largest effect of this rounding.
         bins: the number of equal bins of the distribution, 24 to 1,024; it is uniform within a bin.
-        smoothing: "splines", a mixture of quadratic splines whose number is chosen by penalised likelihood; "ems",
-            expectation maximisation with a smoothing step (Li et al. 2020); "none", the maximum likelihood shares of
-            the bins. Intervals are always computed with splines.
-        resamples: the number of bootstrap samples for the intervals of distributions, 40 to 100,000.
-        seed: the seed of the bootstrap.
+        model: the model of the distribution: "auto", the one with the greatest cross-validated likelihood of the reports;
+            "splines", a mixture of quadratic splines whose number is chosen by penalised likelihood; "ems", expectation
+            maximisation with a smoothing step (Li et al. 2020); "atoms", splines with point masses at places that the
+            reports choose; "none", the maximum likelihood masses of all places.
+        atoms: places of point masses that the distribution may have, such as 0; the reports choose others.
+        grid: the distance between possible values, which are its multiples: 1 for whole numbers. None if values may lie
+            between; noise on a lattice of inputs has that lattice.
+        assume: "nothing", so that intervals hold for all distributions (on the grid, if there is one), or "smooth", so
+            that they hold for distributions with a smooth density and point masses only at ``atoms`` and the places
+            that were found. These are narrower.
+        seed: the seed of the division of reports for cross-validation.
 
     Returns:
         An ``Estimate``, in data units.
@@ -93,12 +119,41 @@ def estimate(
         counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
     if not counts.total:
         raise ValueError("reports: is empty; there is nothing to estimate from")
+    settings = _settings(counts, bins, model, atoms, grid, assume, seed)
+    return Estimate(counts, settings)
+
+
+def _settings(
+    counts: Counts, bins: int, model: str, atoms: Sequence[float], grid: float | None, assume: str, seed: int
+) -> Settings:
+    """Return checked settings.
+
+    Raises:
+        ValueError: one is out of range or does not apply.
+    """
+    channel = counts.channel
     checks.whole("bins", bins, _FEWEST_BINS, _MOST_BINS)
-    checks.whole("resamples", resamples, 40, _MOST_RESAMPLES)
     checks.whole("seed", seed, 0, 1 << 32)
-    if smoothing not in SMOOTHINGS:
-        raise ValueError(f"smoothing: {smoothing!r} is not one of {', '.join(SMOOTHINGS)}")
-    return Estimate(counts, Distribution(counts, bins, smoothing, resamples, seed))
+    checks.one_of("model", model, ("auto", *MODELS))
+    checks.one_of("assume", assume, ASSUMPTIONS)
+    places = tuple(checks.number(f"atoms[{i}]", place) for i, place in enumerate(atoms))
+    if len(places) > _MOST_ATOMS:
+        raise ValueError(f"atoms: {len(places)} places; at most {_MOST_ATOMS} are allowed")
+    for place in places:
+        checks.within("atoms", place, channel.lower, channel.upper)
+    if grid is None and channel.lattice is not None:
+        is_short = len(grid_points(channel.lower, channel.upper, channel.lattice)) <= _MOST_POINTS
+        grid = channel.lattice if is_short else None
+    elif grid is not None:
+        width = channel.upper - channel.lower
+        checks.within("grid", grid, width / _MOST_POINTS, width)
+        grid = float(grid)
+    if grid is not None and len(points := grid_points(channel.lower, channel.upper, grid)) < 2:
+        ends = f"[{shortest(channel.lower)}, {shortest(channel.upper)}]"
+        raise ValueError(f"grid: {shortest(grid)} has {len(points)} multiples in {ends}; two or more are needed")
+    if grid is not None and any(abs(place / grid - round(place / grid)) > 1e-9 for place in places):
+        raise ValueError(f"atoms: {', '.join(map(shortest, places))} must be multiples of the grid {shortest(grid)}")
+    return Settings(bins, model, places, grid, assume, seed)
 
 
 class Estimate:
@@ -106,10 +161,9 @@ class Estimate:
 
     - ``mean``, ``variance`` and ``standard_deviation`` are ``Moment`` objects with ``value``, ``error``,
       ``interval(confidence)`` and ``bernstein(confidence)``.
-    - ``quantile``, ``cdf`` and ``count_between`` return a ``Resampled`` with ``value``, ``error``,
-      ``interval(confidence)`` for each number by itself, and ``band(confidence)`` for all numbers together. They are
-      arrays if the argument is one.
-    - ``histogram`` returns ``edges`` and, as ``Resampled``, ``shares`` and ``counts``.
+    - ``quantile``, ``cdf`` and ``count_between`` return a ``Functional`` with ``value``, ``interval(confidence)`` for
+      each number by itself, and ``band(confidence)`` for all numbers together. They are arrays if the argument is one.
+    - ``histogram`` returns ``edges`` and, as ``Functional``, ``shares`` and ``counts``.
 
     Attributes:
         reports: the ``Counts``.
@@ -117,8 +171,8 @@ class Estimate:
         upper: largest possible input.
     """
 
-    def __init__(self, reports: Counts, distribution: Distribution) -> None:
-        self.reports, self._distribution = reports, distribution
+    def __init__(self, reports: Counts, settings: Settings) -> None:
+        self.reports, self._settings = reports, settings
         self.lower, self.upper = reports.channel.lower, reports.channel.upper
 
     @property
@@ -131,7 +185,7 @@ class Estimate:
         """Return the estimated mean of the inputs; it lies in [lower, upper] and in its own intervals.
 
         It is the mean of the reports, clipped to that interval. Without clipping it is unbiased up to the rounding of
-        reports (``Moment.missed``).
+        reports (``Moment.bias_bound``).
 
         Raises:
             TooFewReportsError: the 95 % interval would be as wide as the inputs' interval.
@@ -153,10 +207,38 @@ class Estimate:
         """Return the root of ``variance``."""
         return deviation_of(self.reports)
 
-    def cdf(self, x: Real) -> Resampled:
-        """Return the share of inputs that are at most x, for continuous inputs.
+    @cached_property
+    def distribution(self) -> InputDistribution:
+        """Return the estimated distribution: a density that is uniform on bins, and point masses.
 
-        If the inputs are integers, evaluate it at half-integers.
+        Raises:
+            ValueError: the reports have no information beyond the mean.
+        """
+        return self._models.distribution(self._weights)
+
+    @property
+    def model(self) -> str:
+        """Return a description of the estimated distribution and of how it was chosen."""
+        how = ", chosen by the likelihood of held-out reports" if self._settings.model == "auto" else ""
+        return self.distribution.model + how
+
+    @property
+    def assumption(self) -> str:
+        """Return one sentence that says what the intervals assume about the values."""
+        kind, grid = self._settings.assume, self._settings.grid
+        if kind == "smooth":
+            places = self._models.places[self._models.named | self._weights.point_masses]
+            shown_places = ", ".join(shown(place) for place in places[:_NAMED])
+            more = ", ..." if len(places) > _NAMED else ""
+            atoms = f" and point masses only at {shown_places}{more}" if len(places) else " and no point masses"
+            return f"Intervals assume that the values have a smooth density{atoms}."
+        if grid is not None:
+            kinds = "whole numbers" if grid == 1 else f"multiples of {shortest(grid)}"
+            return f"Intervals assume that the values are {kinds}, and nothing else."
+        return "Intervals assume nothing about the values."
+
+    def cdf(self, x: Real) -> Functional:
+        """Return the share of inputs that are at most x.
 
         Args:
             x: numbers in [lower, upper], of any shape.
@@ -165,58 +247,68 @@ class Estimate:
             ValueError: an x is not in the inputs' interval, or the reports have no information beyond the mean.
         """
         x = self._within("x", x, self.lower, self.upper)
-        return self._resampled(lambda shares: shares.cdf(x), 0.0, 1.0)
+        ends = [self._possible.cumulative(float(one)) for one in x.flat]
+        return self._functional(self.distribution.cdf(x), ends)
 
-    def quantile(self, p: Real) -> Resampled:
+    def quantile(self, p: Real) -> Functional:
         """Return the smallest x that a share p of inputs does not exceed.
 
         Args:
             p: numbers in (0, 1), of any shape.
 
         Raises:
-            TooFewReportsError: the reports cannot distinguish the quantile from an end of the interval, at 95 %.
+            TooFewReportsError: the 95 % interval would be the inputs' interval, or that of the mean would be.
             ValueError: a p that is not in (0, 1), or reports that have no information beyond the mean.
         """
         p = self._within("p", p, 0.0, 1.0, open_ends=True)
-        found = self._resampled(lambda shares: shares.quantile(p), self.lower, self.upper)
-        # Not only where it was found: of few reports that is at an end, where no cdf has an error.
-        likely = np.quantile(found.draws, _LIKELY, axis=0)
-        self._check_enough(p, np.max(self.cdf(likely).error, axis=0))
-        return found
+        intervals = _each(p, self._possible.quantile_interval)
+        check_enough(self.count, f"the quantile {shortest(p.flat[0])}", self.reports.channel, name="p")
+        low, high = intervals(_CONFIDENCE)
+        short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
+        if short.any():
+            at = float(p[np.unravel_index(short.argmax(), short.shape)])
+            reason = f"p: {self.count} reports are too few for the quantile {shortest(at)}"
+            raise TooFewReportsError(reason, math.ceil(_MANY_TIMES * self.count))
+        return Functional(_number(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: Any = 20) -> Histogram:
         """Return the estimated shares and numbers of inputs in bins.
 
         Args:
-            bins: the number of equal bins, or their increasing edges within [lower, upper].
+            bins: the number of equal bins, or their increasing edges within [lower, upper]. A bin contains its lower
+                end, and the last bin its upper end, too.
 
         Raises:
             ValueError: the bins are not valid, or the reports have no information beyond the mean.
         """
         edges = self._edges(bins)
-        shares = self._resampled(lambda shares: np.diff(shares.cdf(edges), axis=-1), 0.0, 1.0)
-        counts = self._resampled(lambda shares: self.count * np.diff(shares.cdf(edges), axis=-1), 0.0, self.count)
-        return Histogram(edges, shares, counts)
+        last = len(edges) - 2
+        ends = [self._possible.between(*edges[i : i + 2], closed=i == last) for i in range(last + 1)]
+        below = np.append(self.distribution.cdf(edges[:-1], strict=True), self.distribution.cdf(edges[-1]))
+        shares = self._functional(np.diff(below), ends)
+        return Histogram(edges, shares, shares.scaled(self.count))
 
-    def count_between(self, a: float, b: float) -> Resampled:
+    def count_between(self, a: float, b: float) -> Functional:
         """Return the estimated number of inputs in [a, b].
 
         Raises:
             ValueError: not lower <= a < b <= upper, or reports that have no information beyond the mean.
         """
-        ends = self._within("a, b", [a, b], self.lower, self.upper)
-        if not ends[0] < ends[1]:
+        a, b = map(float, self._within("a, b", [a, b], self.lower, self.upper))
+        if not a < b:
             raise ValueError(f"a, b: {a} is not less than {b}")
-        return self._resampled(lambda shares: self.count * np.diff(shares.cdf(ends), axis=-1)[..., 0], 0.0, self.count)
+        ends = [self._possible.between(a, b, closed=True)]
+        share = self.distribution.cdf(np.array(b)) - self.distribution.cdf(np.array(a), strict=True)
+        return self._functional(share, ends).scaled(self.count)
 
     @property
     def likelihood(self) -> Fit:
-        """Return the maximum likelihood distribution over the bins, with its certificate."""
-        return self._told.fit
+        """Return the maximum likelihood masses of all distributions that are possible, with their certificate."""
+        return self._possible.fit
 
     @property
     def gap(self) -> float:
-        """Return a bound on how far the log-likelihood per report is below its maximum over the bins; at most 1e-6."""
+        """Return a bound on how far the log-likelihood per report is below its maximum; at most 1e-6."""
         return self.likelihood.gap
 
     def plot(
@@ -257,20 +349,45 @@ class Estimate:
         return f"Estimate({self.count:,} reports, mean {shown(mean.value)}, {interval})"
 
     @cached_property
-    def _told(self) -> Distribution:
-        """Return the distribution.
+    def _models(self) -> ReportModels:
+        """Return the models of the channel.
 
         Raises:
             ValueError: the reports have no information beyond the mean.
         """
         _ = self.reports.channel.squares
-        return self._distribution
+        settings = self._settings
+        return models_of(self.reports.channel, settings.bins, settings.atoms, settings.grid)
 
-    def _resampled(self, functional: Callable[[Shares], np.ndarray], smallest: float, largest: float) -> Resampled:
-        told = self._told
-        found = functional(told.best)
-        value = float(found) if np.ndim(found) == 0 else found
-        return Resampled(value, functional(told.centre), functional(told.draws), smallest, largest)
+    @cached_property
+    def _grouped(self) -> np.ndarray:
+        return self._models.counts(self.reports.numbers)
+
+    @cached_property
+    def _weights(self) -> Weights:
+        """Return the chosen model, fitted."""
+        settings, model = self._settings, self._settings.model
+        if model == "auto":
+            names = [name for name in MODELS if settings.assume == "nothing" or name != "none"]
+            model = self._models.choose(self._grouped, settings.seed, names)
+        return self._models.fit(model, self._grouped)
+
+    @cached_property
+    def _possible(self) -> Dictionary:
+        """Return the distributions over which intervals extend."""
+        found = self._weights if self._settings.assume == "smooth" else None
+        return self._models.possible(self._grouped, found)
+
+    def _functional(self, value: np.ndarray, ends: list[Ends]) -> Functional:
+        """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
+        each = np.empty(np.shape(value), object)
+        each.flat = range(len(ends))
+
+        def interval(number: int, confidence: float) -> tuple[float, float]:
+            low, high = self._possible.interval(ends[number], confidence)
+            return max(low, 0.0), min(high, 1.0)
+
+        return Functional(_number(value), _each(each, interval))
 
     def _edges(self, bins: Any) -> np.ndarray:
         if np.ndim(bins) == 0:
@@ -286,11 +403,17 @@ class Estimate:
         checks.within(name, array, low, high, open_ends=open_ends)
         return array
 
-    def _check_enough(self, p: np.ndarray, error: np.ndarray) -> None:
-        """Refuse quantiles whose estimated share is within a few standard errors of 0 or 1."""
-        room = np.minimum(p, 1 - p) / 1.96
-        short = error > room
-        if short.any():
-            at = np.unravel_index(short.argmax(), short.shape)
-            needed = self.count * float(error[at] / room[at]) ** 2
-            raise TooFewReportsError(f"p: {self.count} reports are too few for the quantile {shortest(p[at])}", needed)
+
+def _each(arguments: np.ndarray, interval: Callable[..., tuple[float, float]]) -> Callable[[float], Interval]:
+    """Return the function that computes the interval of every argument at a confidence."""
+
+    def intervals(confidence: float) -> Interval:
+        found = [interval(one, confidence) for one in arguments.flat]
+        low, high = np.array(found, float).reshape(-1, 2).T
+        return low.reshape(arguments.shape), high.reshape(arguments.shape)
+
+    return intervals
+
+
+def _number(array: np.ndarray) -> Real:
+    return float(array) if np.ndim(array) == 0 else array

@@ -1,4 +1,4 @@
-"""Estimates with confidence intervals: normal, Bernstein and bootstrap intervals."""
+"""Estimates with confidence intervals: normal, Bernstein and profile likelihood intervals."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Moment:
         value: the estimate, a float or an array, clipped to possible values. Intervals are centred on the unclipped
             estimate.
         error: its standard error.
-        missed: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased weights
+        bias_bound: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased weights
             for squares (some of ``optimal``), and for reports that became equal by rounding to decimals.
         smallest: the smallest possible value; intervals end there.
         largest: the largest possible value; intervals end there.
@@ -64,7 +64,7 @@ class Moment:
 
     value: Any
     error: Any
-    missed: Any = 0.0
+    bias_bound: Any = 0.0
     smallest: float = -math.inf
     largest: float = math.inf
     _bernstein: Callable[[float], Interval] | None = field(default=None, compare=False)
@@ -77,7 +77,7 @@ class Moment:
     def interval(self, confidence: float = 0.95) -> Interval:
         """Return (low, high): the normal interval, of each number by itself; right for large n."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.missed  # (1 + confidence)/2 may be 1
+        half = -NormalDist().inv_cdf((1 - confidence) / 2) * self.error + self.bias_bound  # (1 + confidence)/2 may be 1
         return self._cut(self._centre - half, self._centre + half)
 
     def bernstein(self, confidence: float = 0.95) -> Interval:
@@ -90,7 +90,7 @@ class Moment:
         if self._bernstein is None:
             raise ValueError("bernstein: there is no such interval of this; interval() is the normal one")
         low, high = self._bernstein(confidence)
-        return self._cut(low - self.missed, high + self.missed)
+        return self._cut(low - self.bias_bound, high + self.bias_bound)
 
     def __repr__(self) -> str:
         low, high = self.interval()
@@ -101,54 +101,39 @@ class Moment:
 
 
 @dataclass(frozen=True, repr=False)
-class Resampled:
-    """An estimated number, or an array of them, with its bootstrap replicates.
+class Functional:
+    """An estimated number that depends on a distribution, or an array of them, with profile likelihood intervals.
 
     Attributes:
         value: the estimate, a float or an array.
-        centre: a less biased estimate on which intervals are centred; they are extended to contain ``value``.
-        draws: (resamples, *shape of value) the replicates of that estimate, from resampled reports.
-        smallest: the smallest possible value; intervals end there.
-        largest: the largest possible value; intervals end there.
     """
 
     value: Any
-    centre: Any
-    draws: np.ndarray
-    smallest: float
-    largest: float
-
-    @property
-    def error(self) -> Real:
-        """Return the standard deviation of the draws."""
-        return _plain(self.draws.std(axis=0, ddof=1))
+    _interval: Callable[[float], Interval] = field(compare=False)
 
     def interval(self, confidence: float = 0.95) -> Interval:
-        """Return (low, high): the draws' own quantiles, one interval a number; each holds by itself."""
+        """Return (low, high), one interval for each number. Each holds by itself; it contains ``value``."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        low, high = np.quantile(self.draws, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-        return self._with_value(low, high)
+        low, high = self._interval(confidence)
+        return _plain(np.minimum(low, self.value)), _plain(np.maximum(high, self.value))
 
     def band(self, confidence: float = 0.95) -> Interval:
-        """Return (low, high): intervals that hold for all numbers together.
-
-        The band is centre -+ t (s + S/4), where s are the draws' standard deviations, S is the largest of them, and t
-        is such that the given share of draws is inside. If all draws are equal, the band has no width.
-        """
+        """Return (low, high): intervals that hold for all numbers together, by Bonferroni's inequality."""
         checks.within("confidence", confidence, 0.0, 1.0, open_ends=True)
-        scale = np.asarray(self.error)
-        scale = np.where(scale > 0, scale + scale.max() / 4, 0.0)
-        away = np.abs(self.draws - self.centre) / np.where(scale > 0, scale, 1.0)
-        half = np.quantile(away.reshape(len(away), -1).max(axis=1), confidence) * scale
-        return self._with_value(self.centre - half, self.centre + half)
+        return self.interval(1 - (1 - confidence) / max(np.size(self.value), 1))
+
+    def scaled(self, factor: float) -> Functional:
+        """Return the number times a positive factor."""
+
+        def interval(confidence: float) -> Interval:
+            low, high = self._interval(confidence)
+            return factor * low, factor * high
+
+        return Functional(factor * self.value, interval)
 
     def __repr__(self) -> str:
         low, high = self.interval()
-        return f"Resampled({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
-
-    def _with_value(self, low: np.ndarray, high: np.ndarray) -> Interval:
-        low, high = np.minimum(low, self.value), np.maximum(high, self.value)
-        return _plain(np.maximum(low, self.smallest)), _plain(np.minimum(high, self.largest))
+        return f"Functional({shown(self.value)}, 95 % interval from {shown(low)} to {shown(high)})"
 
 
 @dataclass(frozen=True, repr=False)
@@ -162,8 +147,8 @@ class Histogram:
     """
 
     edges: np.ndarray
-    shares: Resampled
-    counts: Resampled
+    shares: Functional
+    counts: Functional
 
     def __repr__(self) -> str:
         ends = f"{shown(self.edges[0])} to {shown(self.edges[-1])}"

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import Interval, Moment, TooFewReportsError
 
@@ -24,15 +25,31 @@ def mean_of(counts: Counts) -> Moment:
     """
     channel = counts.channel
     average = _Average(counts, channel.values)
-    _check_enough(counts.total, "the mean", channel.mean_variance, (channel.upper - channel.lower) / 2)
-    return Moment(average.value, average.error, channel.missed, channel.lower, channel.upper, average.bernstein)
+    check_enough(counts.total, "the mean", channel)
+    return Moment(average.value, average.error, channel.bias_bound, channel.lower, channel.upper, average.bernstein)
 
 
-def _check_enough(n: int, name: str, variance: float, half: float) -> None:
+def check_enough(n: int, what: str, channel: Channel, *, name: str = "reports") -> None:
+    """Raise an error if the 95 % interval of the mean may be as wide as the interval of the inputs.
+
+    Args:
+        n: the number of reports.
+        what: the quantity for the message.
+        channel: of the reports.
+        name: the argument for the message.
+
+    Raises:
+        TooFewReportsError: there are too few reports.
+    """
+    _check_width(n, what, channel.mean_variance, (channel.upper - channel.lower) / 2, name)
+
+
+def _check_width(n: int, what: str, variance: float, half: float, name: str = "reports") -> None:
     """Raise an error if the half-width of the worst-case normal interval exceeds ``half``."""
     share = (_REACH / half) ** 2 * variance / n
     if share > 1:
-        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(n * share))
+        few = f"{name}: {n}" + ("" if name == "reports" else " reports")
+        raise TooFewReportsError(f"{few} are too few for {what}", math.ceil(n * share))
 
 
 def variance_of(counts: Counts) -> Moment:
@@ -46,21 +63,21 @@ def variance_of(counts: Counts) -> Moment:
         ValueError: the mechanism's reports have no information beyond the mean.
     """
     channel = counts.channel
-    (g, missed), away = channel.squares, channel.values - channel.middle
+    (g, bias_bound), away = channel.squares, channel.values - channel.middle
     first, second = _Average(counts, away), _Average(counts, g)
     both = _Average(counts, g - 2 * first.value * away)
     value = second.value - first.value**2 + first.error**2
-    missed += channel.missed * (2 * abs(first.value) + channel.missed)
+    bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
     largest = ((channel.upper - channel.lower) / 2) ** 2
-    _check_enough(counts.total, "the variance", channel.square_variance, largest / 2)
+    _check_width(counts.total, "the variance", channel.square_variance, largest / 2)
 
     def bernstein(confidence: float) -> Interval:
         (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)
-        a, b = a - channel.missed, b + channel.missed
+        a, b = a - channel.bias_bound, b + channel.bias_bound
         nearest = 0.0 if a <= 0 <= b else min(a * a, b * b)
         return low - max(a * a, b * b), high - nearest
 
-    return Moment(value, both.error, missed, 0.0, largest, bernstein)
+    return Moment(value, both.error, bias_bound, 0.0, largest, bernstein)
 
 
 def deviation_of(counts: Counts) -> Moment:
@@ -71,12 +88,12 @@ def deviation_of(counts: Counts) -> Moment:
     """
     variance = variance_of(counts)
     root = math.sqrt(variance.value)
-    error, missed = (part / (2 * root) if root else math.inf for part in (variance.error, variance.missed))
+    error, bias_bound = (part / (2 * root) if root else math.inf for part in (variance.error, variance.bias_bound))
 
     def ends(interval: Callable[[float], Interval]) -> Callable[[float], Interval]:
         return lambda confidence: tuple(math.sqrt(end) for end in interval(confidence))  # type: ignore[return-value]
 
-    return Moment(root, error, missed, 0.0, math.sqrt(variance.largest), ends(variance.bernstein))
+    return Moment(root, error, bias_bound, 0.0, math.sqrt(variance.largest), ends(variance.bernstein))
 
 
 class _Average:

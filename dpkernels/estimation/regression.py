@@ -29,27 +29,27 @@ class Column:
         name: the name of the column in errors.
         middle: the number that was subtracted.
         values: (n,) unbiased values of the inputs less the middle.
-        squares: (n,) values whose means are the squares of these,
-        missed: with a bias of at most this.
-        off: a bound on the bias of the values; 0 unless reports were rounded.
+        squares: (n,) values whose means are the squares of these.
+        square_bias_bound: a bound on the bias of the squares.
+        bias_bound: a bound on the bias of the values; 0 unless reports were rounded.
     """
 
     name: str
     middle: float
     values: np.ndarray
     squares: np.ndarray
-    missed: float = 0.0
-    off: float = 0.0
+    square_bias_bound: float = 0.0
+    bias_bound: float = 0.0
 
     @property
-    def variance_missed(self) -> float:
-        """Return the bound on the bias of a variance that ``missed`` and ``off`` imply."""
-        return self.missed + self.off * (2 * abs(float(self.values.mean())) + self.off)
+    def variance_bias_bound(self) -> float:
+        """Return the bound on the bias of a variance that the bounds on the biases imply."""
+        return self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
 
 
-def _product_missed(first: Column, second: Column) -> float:
+def _product_bias_bound(first: Column, second: Column) -> float:
     """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
-    each = first.off * second.values.std() + first.values.std() * second.off + first.off * second.off
+    each = first.bias_bound * second.values.std() + first.values.std() * second.bias_bound + first.bias_bound * second.bias_bound
     return float(each)
 
 
@@ -69,7 +69,7 @@ def covariance(a: Real, b: Real) -> Moment:
     """
     first, second = _columns([("a", a), ("b", b)], squares=False)
     x, y = (column.values - column.values.mean() for column in (first, second))
-    return _of_means(x * y, len(x) / (len(x) - 1), _product_missed(first, second))
+    return _of_means(x * y, len(x) / (len(x) - 1), _product_bias_bound(first, second))
 
 
 def correlation(a: Real, b: Real) -> Moment:
@@ -89,10 +89,10 @@ def correlation(a: Real, b: Real) -> Moment:
     product = x * y
     value = product.mean() / math.sqrt(var_a * var_b)
     slope = (product - product.mean()) / math.sqrt(var_a * var_b) - value / 2 * (at_a / var_a + at_b / var_b)
-    missed = abs(value) / 2 * (first.variance_missed / var_a + second.variance_missed / var_b)
-    missed += _product_missed(first, second) / math.sqrt(var_a * var_b)
+    bias_bound = abs(value) / 2 * (first.variance_bias_bound / var_a + second.variance_bias_bound / var_b)
+    bias_bound += _product_bias_bound(first, second) / math.sqrt(var_a * var_b)
     error = float(slope.std(ddof=1) / math.sqrt(len(x)))
-    return Moment(float(value), error, missed, -1.0, 1.0)
+    return Moment(float(value), error, bias_bound, -1.0, 1.0)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     M, right = z @ z.T / n, z @ wanted.values / n
     for i, column in enumerate(given, 1):
         M[i, i] = column.squares.mean()
-    products = _products_missed(z, wanted, given)
+    products = _product_bias_bounds(z, wanted, given)
     _check_definite(M, z, given, products[1:, 1:-1])
     beta = np.linalg.solve(M, right)
     # Of each row, how far its own equations are from being solved; its own squares are the corrected ones.
@@ -148,31 +148,31 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     at_zero = np.concatenate([[1.0], -middles])
     intercept = wanted.middle + at_zero @ beta
     spread = np.concatenate([(at_zero @ influence)[None], influence[1:]]).std(axis=1, ddof=d) / math.sqrt(n)
-    missed = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
+    bias_bound = np.abs(np.linalg.inv(M)) @ products @ np.append(np.abs(beta), 1.0)
     return Regression(
-        Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ missed)),
-        Moment(beta[1:], spread[1:], missed[1:]),
+        Moment(float(intercept), float(spread[0]), float(np.abs(at_zero) @ bias_bound)),
+        Moment(beta[1:], spread[1:], bias_bound[1:]),
     )
 
 
-def _products_missed(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
+def _product_bias_bounds(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
     """Return (d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
-    off = np.array([0.0, *(column.off for column in given), wanted.off])
+    off = np.array([0.0, *(column.bias_bound for column in given), wanted.bias_bound])
     size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
     products = np.outer(off, size) + np.outer(size, off) + np.outer(off, off)
     for i, column in enumerate(given, 1):
-        products[i, i] = column.missed
+        products[i, i] = column.square_bias_bound
     return products[:-1]
 
 
-def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], missed: np.ndarray) -> None:
+def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], bias_bound: np.ndarray) -> None:
     """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
     v = vectors[:, 0]
     centred = z[1:] - z[1:].mean(axis=1, keepdims=True)
     each = (v @ centred) ** 2 + sum(v[i] ** 2 * (c.squares - c.values**2) for i, c in enumerate(given))
-    if not values[0] > 3 * each.std() / math.sqrt(n) + np.abs(v) @ missed @ np.abs(v):
+    if not values[0] > 3 * each.std() / math.sqrt(n) + np.abs(v) @ bias_bound @ np.abs(v):
         raise ValueError(
             f"columns: {n} reports are too few, or rounded too much, to tell them from columns that depend on each "
             "other linearly, or from constants"
@@ -184,15 +184,15 @@ def _variance(column: Column) -> tuple[float, np.ndarray]:
     n, away = len(column.values), column.values - column.values.mean()
     each = column.squares - column.values**2 + away**2
     value, error = each.mean(), each.std() / math.sqrt(n)
-    if not value > 3 * error + column.variance_missed:
+    if not value > 3 * error + column.variance_bias_bound:
         raise ValueError(
             f"{column.name}: {n} reports are too few, or rounded too much, to tell the variance of its values from 0"
         )
     return float(value), each - value
 
 
-def _of_means(each: np.ndarray, factor: float, missed: float) -> Moment:
-    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))), missed)
+def _of_means(each: np.ndarray, factor: float, bias_bound: float) -> Moment:
+    return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))), bias_bound)
 
 
 def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
@@ -220,6 +220,6 @@ def _column(name: str, column: Any, squares: bool) -> Column:
     at = codes(channel, numbers_of(name, reports))
     values = (channel.values - channel.middle)[at]
     if not squares:
-        return Column(name, channel.middle, values, values, 0.0, channel.missed)
-    weights, missed = channel.squares
-    return Column(name, channel.middle, values, weights[at], missed, channel.missed)
+        return Column(name, channel.middle, values, values, 0.0, channel.bias_bound)
+    weights, bias_bound = channel.squares
+    return Column(name, channel.middle, values, weights[at], bias_bound, channel.bias_bound)

@@ -9,45 +9,30 @@ Source: Silverman, Jones, Wilson & Nychka 1990; for locally private reports Li e
 
 from __future__ import annotations
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
-
-from dpkernels.estimation.likelihood import Fit, judged
 
 # The iteration stops when a step moves less than this share of the total.
-_AIM = 1e-7
-_MOST_STEPS = 20_000
+_AIM = 1e-5
+_MOST_STEPS = 5000
 
 
-def smoothed(B: np.ndarray, counts: np.ndarray) -> Fit:
-    """Return the fixed point of EMS, with its log-likelihood and how far below the greatest that can be.
+def smoothed(B: np.ndarray, counts: np.ndarray, bins: int) -> np.ndarray:
+    """Return the shares at the fixed point of EMS.
 
     Args:
-        B: (m, d) P(report j | bin k).
+        B: (m, d) P(report j | component k).
         counts: (m,) how often each report was seen, at least one.
+        bins: how many of the components are neighbouring bins, which come first; the shares of the others are not
+            smoothed.
     """
-    with jax.enable_x64(True):
-        shares, steps = _iterated(jnp.asarray(B), jnp.asarray(counts / counts.sum()))
-    return judged(B, counts, np.asarray(shares), int(steps))
-
-
-def _smooth(theta: Array) -> Array:
-    padded = jnp.pad(theta, 1, mode="edge")
-    return (padded[:-2] + 2 * theta + padded[2:]) / 4
-
-
-@jax.jit
-def _iterated(B: Array, p: Array) -> tuple[Array, Array]:
-    def step(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-        theta, _, count = state
-        new = _smooth(theta * (B.T @ (p / jnp.maximum(B @ theta, 1e-300))))
-        return new, jnp.abs(new - theta).sum(), count + 1
-
-    def unfinished(state: tuple[Array, Array, Array]) -> Array:
-        return (state[1] > _AIM) & (state[2] < _MOST_STEPS)
-
-    start = jnp.full(B.shape[1], 1 / B.shape[1]), jnp.array(jnp.inf), jnp.array(0)
-    theta, _, steps = lax.while_loop(unfinished, step, start)
-    return theta / theta.sum(), steps
+    p, B_T, d = counts / counts.sum(), np.ascontiguousarray(B.T), B.shape[1]
+    theta, padded = np.full(d, 1 / d), np.empty(bins + 2)
+    for _ in range(_MOST_STEPS):
+        new = theta * (B_T @ (p / np.maximum(B @ theta, 1e-300)))
+        padded[1:-1] = new[:bins]
+        padded[0], padded[-1] = padded[1], padded[-2]
+        new[:bins] = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+        moved, theta = np.abs(new - theta).sum(), new
+        if moved <= _AIM:
+            break
+    return theta / theta.sum()

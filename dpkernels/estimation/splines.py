@@ -1,9 +1,4 @@
-"""Densities that are mixtures of quadratic B-splines: few numbers for a smooth distribution, many for one with spikes.
-
-The number of splines maximises the log-likelihood less a penalty of 2 for every spline that is used (between Akaike's 1
-and Schwarz's log(n)/2). Their shares are maximum likelihood estimates, like those of bins: the channel of a spline is
-the average of that of its bins.
-"""
+"""Densities that are mixtures of quadratic B-splines: few numbers for a smooth distribution, many for a rough one."""
 
 from __future__ import annotations
 
@@ -12,14 +7,9 @@ from functools import lru_cache
 import numpy as np
 from scipy.interpolate import BSpline
 
-from dpkernels.estimation.likelihood import Fit, most_likely
-
 _DEGREE = 2
 # The numbers of splines that are tried, up to d/4 for d bins.
 LADDER = (6, 8, 12, 16, 24, 32, 48, 64)
-_PENALTY = 2.0
-# Shares below this are a solver's zeros.
-_USED = 1e-4
 
 
 @lru_cache(maxsize=32)
@@ -35,23 +25,3 @@ def basis(bins: int, splines: int) -> np.ndarray:
 def ladder(bins: int) -> tuple[int, ...]:
     """Return the numbers of splines that are available for this number of bins."""
     return tuple(k for k in LADDER if 4 * k <= bins) or LADDER[:1]
-
-
-def chosen(B: np.ndarray, counts: np.ndarray) -> int:
-    """Return the number of splines whose penalised likelihood is the greatest.
-
-    Args:
-        B: (m, d) P(report j | bin k).
-        counts: (m,) how often each report was seen.
-    """
-
-    def score(splines: int) -> float:
-        fit = spline_fit(B, counts, splines)
-        return counts.sum() * fit.log_likelihood - _PENALTY * (fit.shares > _USED).sum()
-
-    return max(ladder(B.shape[1]), key=score)
-
-
-def spline_fit(B: np.ndarray, counts: np.ndarray, splines: int) -> Fit:
-    """Return the shares of splines, not of bins, of greatest likelihood."""
-    return most_likely(B @ basis(B.shape[1], splines), counts)

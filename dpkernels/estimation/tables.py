@@ -14,7 +14,7 @@ from dpkernels.exact.windows.table import WindowTable
 _FEWEST_ROWS = 16
 # The largest bias of weights for squares, relative to the squared width of the interval. Some tables of ``optimal``
 # have fewer codes than rows; no weights are then unbiased for every row.
-_MOST_MISSED = 5e-3
+_LARGEST_BIAS = 5e-3
 
 Squares = tuple[np.ndarray, float]
 
@@ -58,8 +58,8 @@ def row_squares(table: RowTable) -> Squares | None:
     target = inputs**2 - gap**2 / 6
     scaled = probabilities / probabilities.mean(axis=1, keepdims=True)
     g = scaled @ np.linalg.lstsq(probabilities.T @ scaled, target, rcond=1e-12)[0]
-    missed = float(np.abs(probabilities.T @ g - target).max())
-    return (g, missed) if missed <= _MOST_MISSED * (inputs[-1] - inputs[0]) ** 2 else None
+    bias_bound = float(np.abs(probabilities.T @ g - target).max())
+    return (g, bias_bound) if bias_bound <= _LARGEST_BIAS * (inputs[-1] - inputs[0]) ** 2 else None
 
 
 def reports_of(table: WindowTable | RowTable) -> np.ndarray:
@@ -79,15 +79,29 @@ def inputs_of(table: WindowTable | RowTable) -> np.ndarray:
 
 def integrals_of(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
     """Return (codes, len(x)) of P(code | u), which is linear between rows, over u from the first row up to x."""
-    inputs = inputs_of(table)
-    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
-    i = np.minimum(place.astype(int), table.shifts - 1)
+    place, i, f = _placed(table, x)
     whole, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
-    f = place - i
     sums = whole + f * first + f**2 / 2 * (second - first)
     if isinstance(table, WindowTable):
         sums += np.outer(table.base, place)
+    inputs = inputs_of(table)
     return sums * (inputs[-1] - inputs[0]) / table.shifts / 2.0**table.bits
+
+
+def probabilities_of(table: WindowTable | RowTable, x: np.ndarray) -> np.ndarray:
+    """Return (codes, len(x)) P(code | x), which is linear between rows."""
+    _, i, f = _placed(table, x)
+    _, first, second = _sliding(table, i) if isinstance(table, WindowTable) else _by_row(table, i)
+    base = table.base[:, None] if isinstance(table, WindowTable) else 0.0
+    return (base + first + f * (second - first)) / 2.0**table.bits
+
+
+def _placed(table: WindowTable | RowTable, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return inputs in units of rows, the row before each, and the share of the way to the next row."""
+    inputs = inputs_of(table)
+    place = np.clip((x - inputs[0]) / (inputs[-1] - inputs[0]), 0.0, 1.0) * table.shifts
+    i = np.minimum(place.astype(int), table.shifts - 1)
+    return place, i, place - i
 
 
 def _by_row(table: RowTable, i: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

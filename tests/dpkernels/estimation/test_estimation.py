@@ -17,12 +17,14 @@ from dpkernels.cli import main
 from dpkernels.estimation.channel import TableChannel
 from dpkernels.estimation.counts import Counts
 from dpkernels.estimation.intervals import shown
-from dpkernels.estimation.likelihood import judged, most_likely, most_likely_each
+from dpkernels.estimation.likelihood import judged, most_likely
+from dpkernels.estimation.models import ReportModels, grid_points
 from dpkernels.estimation.moments import mean_of
 from dpkernels.estimation.plot import save_plot
+from dpkernels.estimation.profile_likelihood import ProfileLikelihood
 from dpkernels.estimation.smoothing import smoothed
 from dpkernels.estimation.sources import channel_of
-from dpkernels.estimation.splines import LADDER, basis, chosen, spline_fit
+from dpkernels.estimation.splines import LADDER, basis
 from dpkernels.exact.windows.certificate import certify_table
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
@@ -77,11 +79,11 @@ def test_a_channel_is_of_probabilities_with_the_right_means_and_squares(name):
         with pytest.raises(ValueError, match="the mean only"):
             _ = made.squares
         return
-    squares, missed = made.squares
+    squares, bias_bound = made.squares
     truth = (middles - made.middle) ** 2 + (np.diff(edges) ** 2 / 12 if name != "discrete" else 0.0)
-    assert (missed == 0) == (name not in ("optimal", "central"))
+    assert (bias_bound == 0) == (name not in ("optimal", "central"))
     # The rounding of inputs to rows is averaged over a row's breadth; the bins' ends are not on rows.
-    assert np.abs(squares @ B - truth).max() < missed + 2e-5 * width**2
+    assert np.abs(squares @ B - truth).max() < bias_bound + 2e-5 * width**2
 
 
 def enumerated(table, low, high, points=64):
@@ -209,12 +211,10 @@ def test_expectation_maximisation_gets_there_too():
     assert np.abs(theta - fit.shares).max() < 1e-3
 
 
-def test_many_likelihoods_are_each_the_one():
-    B, _ = small_problem(0)
-    counts = np.stack([small_problem(seed)[1] for seed in range(6)])
-    each = most_likely_each(B, counts)
-    for row, shares in zip(counts, each, strict=True):
-        assert judged(B, row, shares).gap < 1e-6
+def test_a_likelihood_does_not_depend_on_where_it_starts():
+    B, counts = small_problem(0)
+    fit, near = most_likely(B, counts), most_likely(B, counts, np.array([0.9, 0.1, 0.0, 0.0, 0.0]))
+    assert near.log_likelihood == pytest.approx(fit.log_likelihood, abs=1e-9)
 
 
 def test_impossible_reports_have_no_likelihood():
@@ -232,10 +232,10 @@ def test_smoothed_shares_are_a_fixed_point():
     made = channel("piecewise")
     B = made.matrix(np.linspace(made.lower, made.upper, 33), all_codes(made))
     counts = np.random.default_rng(0).multinomial(100_000, B @ np.full(32, 1 / 32))
-    theta = smoothed(B, counts).shares
+    theta = smoothed(B, counts, 32)
     step = theta * (B.T @ (counts / counts.sum() / (B @ theta)))
     step = np.convolve(np.pad(step, 1, mode="edge"), [0.25, 0.5, 0.25], mode="valid")
-    assert np.abs(step - theta).sum() < 1e-6
+    assert np.abs(step - theta).sum() < 2e-5
     assert 0.5 * np.abs(theta - 1 / 32).sum() < 0.05
 
 
@@ -252,18 +252,131 @@ def test_splines_are_densities(splines):
     assert all((np.diff(column[column != 0]) != 0).sum() <= 1 for column in signs.T)
 
 
-@pytest.mark.thorough
-def test_a_smooth_distribution_needs_few_splines_and_spikes_many():
+def expected(made, shares, total=10**6):
+    """Expected counts of reports of inputs with these shares of equal bins."""
+    B = made.matrix(np.linspace(made.lower, made.upper, len(shares) + 1), all_codes(made))
+    return np.round(total * B @ shares).astype(np.int64)
+
+
+def test_a_smooth_distribution_needs_few_splines_and_a_rough_one_many():
     made = channel_of(AGES)
-    edges = np.linspace(0, 120, 257)
-    B = made.matrix(edges, all_codes(made))
-    smooth, spiked = np.diff(stats.beta.cdf(edges / 120, 3, 4)), np.zeros(256)
-    spiked[[40, 100]] = 0.5
-    numbers = [chosen(B, np.round(1e6 * B @ shares)) for shares in (smooth, spiked)]
-    assert numbers[0] <= 12
-    assert numbers[1] == LADDER[-1]
-    found = basis(256, numbers[0]) @ spline_fit(B, np.round(1e6 * B @ smooth), numbers[0]).shares
-    assert np.abs(np.cumsum(found - smooth)).max() < 4e-3
+    models = ReportModels(made, 256, (), None)
+    smooth, rough = np.diff(stats.beta.cdf(np.linspace(0, 1, 257), 3, 4)), np.zeros(256)
+    rough[[40, 100]] = 0.5
+    fits = [models.fit("splines", models.counts(expected(made, shares))) for shares in (smooth, rough)]
+    assert fits[0].splines <= 12
+    assert fits[1].splines == LADDER[-1]
+    assert np.abs(np.cumsum(fits[0].cells - smooth)).max() < 4e-3
+
+
+def counted(mechanism, places, masses, n, seed=0):
+    """Counts of reports of inputs with these masses, drawn from the mechanism's own table."""
+    counts = Counts(mechanism)
+    q = counts.channel.at(np.asarray(places, float), all_codes(counts.channel)) @ np.asarray(masses)
+    counts.numbers = np.random.default_rng(seed).multinomial(n, q / q.sum())
+    return counts
+
+
+@pytest.mark.parametrize("name", CHANNELS)
+def test_between_its_places_a_channel_is_linear_and_bins_average_it(name):
+    made = channel(name)
+    at, inner = made.places, made.places[:-1] + 0.3 * np.diff(made.places)
+    if name == "discrete":
+        assert made.lattice == 1
+        return
+    B, groups = made.at(at, all_codes(made)), all_codes(made)
+    assert np.abs(B.sum(axis=0) - 1).max() < 1e-12
+    assert np.abs(made.at(inner, groups) - (0.7 * B[:, :-1] + 0.3 * B[:, 1:])).max() < 2e-3 * B.max()
+    assert np.abs(made.matrix(at, groups) - (B[:, :-1] + B[:, 1:]) / 2).max() < 2e-3 * B.max()
+
+
+ZEROS = (np.append(0.0, np.linspace(0, 120, 400)), np.append(0.6, np.full(400, 0.001)))
+
+
+def test_zeros_are_found_and_quantiles_are_at_them():
+    """Of 10^6 rows with 60 % zeros the quantiles 0.3 and 0.5 were 0.4 and 0.8 % of the interval."""
+    e = dpk.estimate(counted(AGES, *ZEROS, 10**6))
+    assert "1 point mass, chosen by the likelihood of held-out reports" in e.model
+    assert (e.quantile([0.3, 0.5]).value == 0).all()
+    low, high = e.quantile([0.3, 0.5]).interval()
+    assert (low == 0).all()
+    assert (high < 1).all()
+    assert e.cdf(0.0).value == pytest.approx(0.6, abs=0.02)
+    low, high = e.cdf(0.0).interval()
+    assert low == 0, "reports of 0 and of the next number are alike"
+    assert 0.6 < high < 0.65
+    assert e.distribution.cdf(np.array(0.0), strict=True) == 0
+    assert e.assumption == "Intervals assume nothing about the values."
+
+
+@pytest.mark.parametrize("place", [45.0, 71.3])
+def test_a_constant_column_is_one_place(place):
+    e = dpk.estimate(counted(AGES, [place], [1.0], 10**5))
+    for p in (0.1, 0.9):
+        low, high = e.quantile(p).interval()
+        assert low <= place <= high
+        assert high - low < 6
+        assert e.quantile(p).value == pytest.approx(place, abs=2)
+
+
+def test_named_atoms_and_smoothness_make_intervals_narrow():
+    counts = counted(AGES, *ZEROS, 10**5)
+    any_, smooth = dpk.estimate(counts), dpk.estimate(counts, assume="smooth", atoms=[0])
+    assert "smooth density and point masses only at 0." in smooth.assumption
+    widths = [np.ptp(e.cdf(np.linspace(0, 110, 6)).interval(), axis=0).mean() for e in (any_, smooth)]
+    assert widths[1] < 0.8 * widths[0]
+    low, high = smooth.cdf(0.0).interval()
+    assert 0.4 < low < 0.6 < high < 0.7
+
+
+def test_whole_numbers_stay_whole():
+    counts = counted(AGES, np.arange(18, 66), np.full(48, 1 / 48), 10**5)
+    e = dpk.estimate(counts, grid=1)
+    assert (e.distribution.shares == 0).all()
+    assert (e.distribution.places == np.arange(121)).all()
+    found = e.quantile([0.25, 0.5])
+    assert (found.value == np.round(found.value)).all()
+    low, high = found.interval()
+    assert (low == np.round(low)).all()
+    assert (high == np.round(high)).all()
+    assert e.cdf(40.0).value == e.cdf(40.9).value
+    assert e.cdf(40.0).interval() == e.cdf(40.9).interval()
+    assert e.assumption == "Intervals assume that the values are whole numbers, and nothing else."
+    assert (grid_points(-0.5, 2.0, 0.5) == [-0.5, 0, 0.5, 1, 1.5, 2]).all()
+
+
+def test_noise_on_integers_has_integers_behind_it():
+    counts = Counts(NOISES["discrete"], bounds=(-1.0, 3.0))
+    counts.numbers += np.round(1e5 * counts.channel.at(np.array([2.0]), all_codes(counts.channel))[:, 0]).astype(int)
+    e = dpk.estimate(counts)
+    assert (e.distribution.places == [-1, 0, 1, 2, 3]).all()
+    assert e.quantile(0.5).value == 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_profile_intervals_are_those_of_constrained_optimisation(seed):
+    """The largest c'theta that loses at most z^2/2 of the log-likelihood, by SLSQP, of many reports."""
+    B, counts = small_problem(seed, m=12, d=5, n=10**6)
+    fit, c = most_likely(B, counts), np.array([1.0, 1.0, 0.0, 0.0, 0.0])
+    profile, p = ProfileLikelihood(B, counts, fit.shares), counts / counts.sum()
+    for sign, confidence in itertools.product((1, -1), (0.5, 0.95)):
+        room = stats.chi2.ppf(confidence, 1) / 2 / counts.sum()
+        best = optimize.minimize(
+            lambda t, sign=sign: -sign * c @ t,
+            fit.shares,
+            bounds=[(0, 1)] * 5,
+            constraints=[
+                {"type": "eq", "fun": lambda t: t.sum() - 1},
+                {
+                    "type": "ineq",
+                    "fun": lambda t, room=room: 1e6 * (p @ np.log(B @ np.maximum(t, 1e-12)) - fit.log_likelihood + room),
+                },
+            ],
+            method="SLSQP",
+            options={"ftol": 1e-12, "maxiter": 500},
+        )
+        width = abs(-best.fun - sign * c @ fit.shares)
+        assert profile.maximum(sign * c, confidence) == pytest.approx(-best.fun, abs=0.02 * width + 1e-5)
 
 
 def test_parts_of_reports_are_the_whole():
@@ -341,11 +454,11 @@ def test_what_rounding_has_made_equal_is_in_the_intervals(name, at):
     counts, (low, high) = at_one_bin(channel_of(mechanism, bounds=bounds, decimals=decimals), at)
     e, mean, variance = dpk.estimate(counts), (low + high) / 2, (high - low) ** 2 / 12
     for moment, truth in ((e.mean, mean), (e.variance, variance)):
-        assert moment.missed > 0
+        assert moment.bias_bound > 0
         for start, end in (moment.interval(), moment.bernstein()):
             assert start - 1e-5 <= truth <= end + 1e-5
     # About what rounding adds to the spread, a constant, is known: of wide noise next to nothing is missed.
-    assert name != "laplace" or (e.mean.missed < 0.01 and e.variance.missed < 0.03)
+    assert name != "laplace" or (e.mean.bias_bound < 0.01 and e.variance.bias_bound < 0.03)
 
 
 @pytest.mark.parametrize("n", [3, 20])
@@ -362,7 +475,7 @@ def test_a_variance_is_the_mean_over_pairs_of_reports(n):
 
 @pytest.mark.parametrize("decimals", [None, 0])
 def test_normal_intervals_are_of_the_reports_own_spread(decimals):
-    """value -+ (z s/sqrt(n) + missed), cut at the ends of what there can be; s of n - 1 degrees of freedom."""
+    """value -+ (z s/sqrt(n) + bias_bound), cut at the ends of what there can be; s of n - 1 degrees of freedom."""
     reports = dpk.perturb(np.linspace(10.0, 110.0, 100), AGES, key=KEY)
     reports = reports if decimals is None else reports.round(decimals)
     e, source = dpk.estimate(reports, AGES, decimals=decimals), channel_of(AGES, decimals=decimals)
@@ -371,10 +484,10 @@ def test_normal_intervals_are_of_the_reports_own_spread(decimals):
     assert e.mean.error == pytest.approx(stats.sem(y), rel=1e-9)
     each = g - 2 * (y.mean() - source.middle) * (y - source.middle)
     assert e.variance.error == pytest.approx(stats.sem(each), rel=1e-9)
-    assert (e.mean.missed > 0) == (e.variance.missed > 0) == (decimals is not None)
+    assert (e.mean.bias_bound > 0) == (e.variance.bias_bound > 0) == (decimals is not None)
     for moment in (e.mean, e.variance, e.standard_deviation, dpk.covariance((reports, source), np.arange(100.0))):
         for confidence in (0.3, 0.9, 0.99):
-            half = stats.norm.ppf((1 + confidence) / 2) * moment.error + moment.missed
+            half = stats.norm.ppf((1 + confidence) / 2) * moment.error + moment.bias_bound
             ends = np.clip([moment.value - half, moment.value + half], moment.smallest, moment.largest)
             assert moment.interval(confidence) == pytest.approx(tuple(ends), rel=1e-9)
     low, high = e.mean.interval(0.3)
@@ -408,8 +521,8 @@ def test_bernsteins_intervals_solve_their_equation(name, confidence):
     assert (high + low) / 2 == pytest.approx(e.mean.value, abs=1e-6 * half)
     if name == "duchi":
         return
-    (g, missed), p = made.squares, counts.numbers / n
-    assert missed == 0
+    (g, bias_bound), p = made.squares, counts.numbers / n
+    assert bias_bound == 0
     half, of_squares = (bernstein_half(table, part, n, (1 + confidence) / 2) for part in (y, g))
     far, near = abs(p @ y) + half, max(abs(p @ y) - half, 0.0)
     low, high = e.variance.bernstein(confidence)
@@ -512,21 +625,23 @@ def test_estimates_are_near_the_truth():
         (e.cdf([30.0, 60.0]), [(x <= 30).mean(), (x <= 60).mean()]),
         (e.histogram(6).shares, np.histogram(x, 6, (0, 120))[0] / len(x)),
     ):
-        assert (np.abs(np.asarray(found.value) - truth) <= 5 * np.asarray(found.error) + 1e-3).all()
+        low, high = found.interval(1 - ALARM)
+        assert (np.asarray(low) <= truth).all()
+        assert (truth <= np.asarray(high)).all()
         low, high = found.interval(0.95)
         assert (np.asarray(low) <= found.value).all()
         assert (np.asarray(found.value) <= high).all()
-    assert (e.quantile(q).error < 5).all()
+    assert np.abs(e.quantile(q).value - np.quantile(x, q)).max() < 5
 
 
 @pytest.mark.quick("none")
-@pytest.mark.parametrize("smoothing", ["splines", "ems", "none"])
-def test_every_smoothing_finds_the_distribution(smoothing):
+@pytest.mark.parametrize("model", ["auto", "splines", "ems", "atoms", "none"])
+def test_every_model_finds_the_distribution(model):
     reports, x = ages(200_000)
     grid = np.linspace(0, 120, 61)
-    found = dpk.estimate(reports, AGES, smoothing=smoothing).cdf(grid).value
+    found = dpk.estimate(reports, AGES, model=model).cdf(grid).value
     truth = np.searchsorted(np.sort(x), grid) / len(x)
-    assert np.abs(found - truth).mean() < (0.01 if smoothing == "splines" else 0.02)
+    assert np.abs(found - truth).mean() < (0.02 if model in ("ems", "none") else 0.01)
 
 
 def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
@@ -538,18 +653,10 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
         assert (np.asarray(b) <= d).all()
         assert np.sum(np.asarray(d) - c) > 1.2 * np.sum(np.asarray(b) - a)
     (low, high), (below, above) = cdf.interval(), e.cdf(np.linspace(0, 120, 25)).band(0.999)
-    assert (below.min(), above.max(), above[0], below[-1]) == (0, 1, 0, 1)
+    assert (below.min(), above.max(), below[0], below[-1]) == (0, 1, 0, 1)
     below, above = cdf.band()
     assert (above - below).mean() > 1.2 * (high - low).mean()
     assert e.mean.bernstein()[0] < e.mean.interval()[0]
-
-
-@pytest.mark.thorough
-def test_the_same_seed_gives_the_same_intervals():
-    reports, _ = ages()
-    first, again, other = (dpk.estimate(reports, AGES, seed=seed).quantile(0.5).interval() for seed in (1, 1, 2))
-    assert first == again
-    assert first != other
 
 
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal"])
@@ -643,11 +750,15 @@ BAD = {
     "bounds of a table": (lambda: dpk.estimate(ages()[0], AGES, bounds=(0, 1)), ValueError, "own interval"),
     "a column of a mechanism": (lambda: dpk.estimate(ages()[0], AGES, column="x"), ValueError, "for a sidecar"),
     "few bins": (lambda: dpk.estimate(ages()[0], AGES, bins=4), ValueError, "bins: 4"),
-    "few resamples": (lambda: dpk.estimate(ages()[0], AGES, resamples=3), ValueError, "resamples: 3"),
-    "a smoothing": (lambda: dpk.estimate(ages()[0], AGES, smoothing="more"), ValueError, "smoothing: 'more'"),
+    "a model": (lambda: dpk.estimate(ages()[0], AGES, model="more"), ValueError, "model: 'more'"),
+    "an assumption": (lambda: dpk.estimate(ages()[0], AGES, assume="all"), ValueError, "assume: 'all'"),
+    "an atom outside": (lambda: dpk.estimate(ages()[0], AGES, atoms=[121]), ValueError, "atoms: 121"),
+    "an atom off the grid": (lambda: dpk.estimate(ages()[0], AGES, atoms=[0.5], grid=1), ValueError, "multiples"),
+    "a fine grid": (lambda: dpk.estimate(ages()[0], AGES, grid=0.01), ValueError, "grid: 0.01"),
+    "a wide grid": (lambda: dpk.estimate(ages()[0], AGES, grid=121.0), ValueError, "grid: 121"),
+    "a grid of NaN": (lambda: dpk.estimate(ages()[0], AGES, grid=np.nan), ValueError, "grid: nan"),
     "decimals": (lambda: dpk.estimate(ages()[0], AGES, decimals=-1), ValueError, "decimals: -1"),
     "a quantile of 0": (lambda: estimated().quantile(0.0), ValueError, "p: 0"),
-    "a quantile too far out": (lambda: estimated().quantile([0.5, 1e-5]), ValueError, "too few for the quantile 1e-05"),
     "a cdf outside": (lambda: estimated().cdf(121.0), ValueError, "x: 121"),
     "a cdf of NaN": (lambda: estimated().cdf(np.nan), ValueError, "x: nan"),
     "an empty interval": (lambda: estimated().count_between(5.0, 5.0), ValueError, "is not less"),

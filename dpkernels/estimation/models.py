@@ -1,0 +1,233 @@
+"""Models of the distribution of inputs, and the choice among them by the likelihood of held-out reports.
+
+A model is a mixture of cells and atoms. Cells are equal bins, in which the density is uniform, or the points of a grid,
+if the inputs are on one. Atoms are point masses at the places of the channel. The models are
+
+- splines: a smooth density, a mixture of quadratic B-splines whose number maximises the penalised likelihood;
+- ems: maximum likelihood shares of the cells that are smoothed after each step of expectation maximisation;
+- atoms: splines plus atoms, which are added where the likelihood increases most, while it increases enough;
+- none: maximum likelihood masses of all places, without any smoothing.
+
+The reports are divided into folds at random. Each model is fitted to all folds but one, and the model with the greatest
+likelihood of the left-out folds is chosen. It is then fitted to all reports. All of this is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from dpkernels.estimation.channel import Channel
+from dpkernels.estimation.dictionaries import AnyDistribution, Dictionary, GridDistribution, SmoothDistribution
+from dpkernels.estimation.distribution import InputDistribution
+from dpkernels.estimation.likelihood import most_likely
+from dpkernels.estimation.smoothing import smoothed
+from dpkernels.estimation.splines import basis, ladder
+
+# The largest number of groups into which neighbouring reports are merged.
+_GROUPS = 256
+# The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
+_SPLINE_PENALTY = 2.0
+# The penalty of each atom. The best of all places for an atom rarely increases the log-likelihood by so much if there is
+# none.
+_ATOM_PENALTY = 8.0
+_MOST_ATOMS = 40
+# The numbers of splines beside atoms that are tried.
+_BESIDE_ATOMS = (6, 12, 24)
+# Shares below this are a solver's zeros.
+_USED = 1e-4
+# Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
+_STEPS_UP = 2
+_FOLDS, _FEWEST_FOR_FOLDS = 4, 100
+# In nats: point masses alone are chosen only if they predict better by this, since a density is nearer to most data.
+_HANDICAP = 4.0
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights of a fitted model.
+
+    Attributes:
+        cells: (d,) of the cells.
+        atoms: (k,) of the atoms at the places; most are 0.
+        model: a description.
+        splines: the number of splines; None without splines.
+    """
+
+    cells: np.ndarray
+    atoms: np.ndarray
+    model: str
+    splines: int | None = None
+
+    @property
+    def point_masses(self) -> np.ndarray:
+        """Return (k,) at which places there are point masses beside a smooth density."""
+        return self.atoms > 0 if self.splines is not None else np.zeros(len(self.atoms), bool)
+
+
+@lru_cache(maxsize=16)
+def models_of(channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> ReportModels:
+    """Return the models of a channel, made once."""
+    return ReportModels(channel, bins, named, grid)
+
+
+class ReportModels:
+    """The models of one channel.
+
+    Args:
+        channel: the channel of the reports.
+        bins: the number of equal bins.
+        named: places at which every model has an atom.
+        grid: the distance between possible inputs, which are its multiples; None if all numbers are possible.
+
+    Attributes:
+        edges: (d + 1,) ends of the cells.
+        cells: (m, d) P(group of reports | cell).
+        places: (k,) of atoms.
+        atoms: (m, k) P(group of reports | place).
+        named: (k,) which places the user has named.
+    """
+
+    def __init__(self, channel: Channel, bins: int, named: tuple[float, ...], grid: float | None) -> None:
+        m = len(channel.written)
+        self.groups = np.unique(np.linspace(0, m, min(m, _GROUPS), endpoint=False).astype(int))
+        self.grid, self._ends = grid, (channel.lower, channel.upper)
+        if grid is None:
+            self.edges = np.linspace(channel.lower, channel.upper, bins + 1)
+            self.places = np.union1d(channel.places, named)
+            self.cells, self.atoms = channel.matrix(self.edges, self.groups), channel.at(self.places, self.groups)
+        else:
+            self.places = grid_points(channel.lower, channel.upper, grid)
+            self.edges = np.append(self.places - grid / 2, self.places[-1] + grid / 2)
+            self.cells = self.atoms = channel.at(self.places, self.groups)
+        self.named = np.isin(self.places, [self.places[np.abs(self.places - place).argmin()] for place in named])
+
+    def counts(self, numbers: np.ndarray) -> np.ndarray:
+        """Return the counts of groups of reports."""
+        return np.add.reduceat(numbers, self.groups)
+
+    def fit(self, model: str, counts: np.ndarray) -> Weights:
+        """Return the fitted weights of one of the ``MODELS``."""
+        return MODELS[model](self, counts)
+
+    def choose(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> str:
+        """Return the model among these with the greatest likelihood of held-out reports."""
+        if counts.sum() < _FEWEST_FOR_FOLDS:
+            return "splines"
+        scores = {name: score - _HANDICAP * (name == "none") for name, score in self.scores(counts, seed, names).items()}
+        return max(scores, key=scores.__getitem__)
+
+    def scores(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> dict[str, float]:
+        """Return the log-likelihood of held-out reports of each model."""
+        folds = _folds(counts, seed)
+        scores = {}
+        for model in names:
+            scores[model] = 0.0
+            for fold in folds:
+                found = self.fit(model, counts - fold)
+                q, seen = self.cells @ found.cells + self.atoms @ found.atoms, fold > 0
+                with np.errstate(divide="ignore"):
+                    scores[model] += float(fold[seen] @ np.log(q[seen]))
+        return scores
+
+    def distribution(self, found: Weights) -> InputDistribution:
+        """Return the distribution with these weights."""
+        if self.grid is not None:
+            return InputDistribution(
+                np.array(self._ends), np.zeros(1), self.places, found.cells + found.atoms, found.model
+            )
+        used = found.atoms > 0
+        return InputDistribution(self.edges, found.cells, self.places[used], found.atoms[used], found.model)
+
+    def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
+        """Return the distributions over which intervals extend.
+
+        They are all distributions on the interval or grid. If a fitted model is given, they are smooth distributions, with
+        more splines than the model, hence less bias, and point masses only at its places.
+        """
+        if found is None:
+            kind = AnyDistribution if self.grid is None else GridDistribution
+            return kind(self.atoms, counts, self.places)
+        steps, d = ladder(self.cells.shape[1]), self.cells.shape[1]
+        at = len(steps) - 1 if found.splines is None else steps.index(found.splines) + _STEPS_UP
+        shapes, used = basis(d, steps[min(at, len(steps) - 1)]), self.named | found.point_masses
+        columns = np.hstack([self.cells @ shapes, self.atoms[:, used]])
+        return SmoothDistribution(columns, counts, self.edges, shapes, self.places[used])
+
+    def splines(self, counts: np.ndarray) -> Weights:
+        """Return the splines whose number maximises the penalised likelihood, with the named atoms."""
+        return max((self._mixture(counts, k, self.named) for k in ladder(self.cells.shape[1])), key=_score_of)[0]
+
+    def smooth(self, counts: np.ndarray) -> Weights:
+        """Return the fixed point of EMS."""
+        columns = np.hstack([self.cells, self.atoms[:, self.named]])
+        shares, d = smoothed(columns, counts, self.cells.shape[1]), self.cells.shape[1]
+        atoms = np.zeros(len(self.places))
+        atoms[self.named] = shares[d:]
+        return Weights(shares[:d], atoms, "smoothed expectation maximisation")
+
+    def with_atoms(self, counts: np.ndarray) -> Weights:
+        """Return splines and atoms; the number of splines and that of atoms maximise the penalised likelihood."""
+        sizes = [k for k in _BESIDE_ATOMS if k <= max(ladder(self.cells.shape[1]))]
+        return max((self._grown(counts, k) for k in sizes), key=_score_of)[0]
+
+    def unsmoothed(self, counts: np.ndarray) -> Weights:
+        """Return the maximum likelihood masses of all places."""
+        return Weights(np.zeros(self.cells.shape[1]), most_likely(self.atoms, counts).shares, "point masses alone")
+
+    def _grown(self, counts: np.ndarray, splines: int) -> tuple[Weights, float]:
+        """Add atoms to splines where the likelihood has the greatest derivative, until the score falls."""
+        best, score = self._mixture(counts, splines, self.named)
+        for _ in range(_MOST_ATOMS):
+            q = self.cells @ best.cells + self.atoms @ best.atoms
+            place = int((self.atoms.T @ (counts / np.maximum(q, 1e-300))).argmax())
+            allowed = self.named | (best.atoms > 0)
+            allowed[max(place - 1, 0) : place + 2] = True
+            more, new_score = self._mixture(counts, splines, allowed)
+            if new_score <= score:
+                break
+            best, score = more, new_score
+        return best, score
+
+    def _mixture(self, counts: np.ndarray, splines: int, allowed: np.ndarray) -> tuple[Weights, float]:
+        """Return the fit with this number of splines and atoms at the allowed places, and its penalised likelihood."""
+        shapes = basis(self.cells.shape[1], splines)
+        fit = most_likely(np.hstack([self.cells @ shapes, self.atoms[:, allowed]]), counts)
+        atoms = np.zeros(len(self.places))
+        atoms[allowed] = fit.shares[splines:]
+        used = atoms > 0
+        # Mass at two neighbouring places stands for one atom between them.
+        number = int((used & ~np.append(False, used[:-1])).sum())
+        penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
+        density = f"a density of {splines} splines"
+        model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
+        return Weights(shapes @ fit.shares[:splines], atoms, model, splines), counts.sum() * fit.log_likelihood - penalty
+
+
+MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
+    "splines": ReportModels.splines,
+    "ems": ReportModels.smooth,
+    "atoms": ReportModels.with_atoms,
+    "none": ReportModels.unsmoothed,
+}
+
+
+def _score_of(fit: tuple[Weights, float]) -> float:
+    return fit[1]
+
+
+def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
+    """Divide reports into folds at random."""
+    rng, rest, folds = np.random.default_rng(seed), counts, []
+    for left in range(_FOLDS, 1, -1):
+        folds.append(rng.binomial(rest, 1 / left))
+        rest = rest - folds[-1]
+    return [*folds, rest]
+
+
+def grid_points(lower: float, upper: float, grid: float) -> np.ndarray:
+    """Return the multiples of ``grid`` in [lower, upper]."""
+    return grid * np.arange(np.ceil(lower / grid - 1e-9), np.floor(upper / grid + 1e-9) + 1)
