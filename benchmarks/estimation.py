@@ -10,8 +10,8 @@ Errors are of the estimated cdf against that of the inputs that were perturbed, 
 [0, 1]: Wasserstein-1 (the mean of |F - F'|, with its standard error), Kolmogorov-Smirnov (the largest), and the mean
 error of the quantiles 0.1, 0.5 and 0.9; means over releases at fixed keys. Seconds are those of an estimate from
 counts, with its choice of a model and without intervals. The peer is multi-freq-ldpy (extra `peers`): optimised unary
-encoding of 32 equal bins, its shares not negative; its reports are vectors, one at a time, and it is left out above 10^5
-of them.
+encoding of 32 equal bins, its shares not negative. Its reports are vectors, made one at a time, so that it is left out
+above 10^5 of them.
 
 Coverage is that of 95 % intervals of the quantiles 0.1, 0.3, ..., 0.9, of the cdf at ten points, and of the shares
 between neighbouring points, whose mean widths are in brackets. Each release draws values from the shape, and their

@@ -179,7 +179,16 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     default=0.95,
     help="Probability that each single interval contains its true value. Default: 0.95.",
 )
-@plot_option("Also draw_profile histogram and cdf into this .png.")
+@click.option("--atoms", type=Numbers(), metavar="X,X,..", help="Values that many people may have, such as 0.")
+@click.option("--grid", type=float, metavar="G", help="Values are multiples of G: 1 for whole numbers.")
+@click.option(
+    "--assume",
+    type=click.Choice(["nothing", "smooth"]),
+    default="nothing",
+    help="What intervals assume about the values: nothing (default), or a smooth density beside --atoms and the point "
+    "masses that are found, which makes intervals narrower.",
+)
+@plot_option("Also draw the histogram and the cdf into this .png, of every group.")
 @engine_options
 @json_option()
 def estimate(
@@ -192,6 +201,9 @@ def estimate(
     lower: float | None,
     upper: float | None,
     confidence: float,
+    atoms: tuple[float, ...] | None,
+    grid: float | None,
+    assume: str,
     plot: Path | None,
     as_json: bool,
     **runs: Any,
@@ -207,15 +219,11 @@ def estimate(
 
     if (lower is None) != (upper is None):
         raise click.UsageError("--lower and --upper: give both or neither")
-    if plot is not None and by is not None:
-        raise click.UsageError("--plot: draws all rows; it has no use with --by")
-    asked = estimate.EstimateOptions.of(quantiles, histogram, confidence)
+    asked = estimate.EstimateOptions(quantiles, histogram, confidence, atoms or (), grid, assume)
     bounds = None if lower is None or upper is None else (lower, upper)
     found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
-    if plot is not None and found.whole is not None:
-        from dpkernels.estimation.plot import save_plot
-
-        save_plot(found.whole, plot, confidence)
+    if plot is not None:
+        found.plot(plot, histogram)
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 

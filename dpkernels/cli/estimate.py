@@ -33,6 +33,8 @@ from dpkernels.decimals import shortest
 from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts, ReportError, codes
 from dpkernels.estimation.estimate import Estimate, estimate
+from dpkernels.estimation.intervals import shown as number_text
+from dpkernels.estimation.plot import save_plots
 from dpkernels.estimation.sources import channel_of
 from dpkernels.exact.certificate import CertificateError
 
@@ -118,6 +120,7 @@ class Wanted:
         epsilon: its budget.
         channel: what the mechanism makes of inputs.
         keep: whether the release kept missing values.
+        clip: whether the release clipped values outside the interval.
     """
 
     column: str | None
@@ -126,6 +129,7 @@ class Wanted:
     epsilon: float
     channel: Channel
     keep: bool
+    clip: bool
 
     @classmethod
     def of(
@@ -148,7 +152,7 @@ class Wanted:
         except ValueError as error:
             raise click.UsageError(f"{label(own['column'])}{_as_options(str(error))}") from error
         epsilon, keep = float(own["certificate"]["epsilon"]), form.get("missing") == "keep"
-        return cls(own["column"], by, own["mechanism"], epsilon, channel, keep)
+        return cls(own["column"], by, own["mechanism"], epsilon, channel, keep, bool(form.get("clip")))
 
 
 @dataclass(frozen=True)
@@ -331,33 +335,48 @@ _QUANTILES = (0.1, 0.5, 0.9)
 
 @dataclass(frozen=True)
 class EstimateOptions:
-    """What is to be estimated.
+    """The quantities to estimate, and what is known of the values.
 
     Attributes:
-        quantiles: shares; None for the usual ones, where the reports tell them.
-        histogram: how many bins; None for none.
+        quantiles: shares; None for the usual ones, for groups that have enough reports.
+        histogram: the number of bins; None for no histogram.
         confidence: of every interval.
+        atoms: places of point masses.
+        grid: the distance between possible values; None if values may lie between.
+        assume: what intervals assume, as of ``dpkernels.estimate``.
     """
 
     quantiles: tuple[float, ...] | None
     histogram: int | None
     confidence: float
+    atoms: tuple[float, ...] = ()
+    grid: float | None = None
+    assume: str = "nothing"
 
-    @classmethod
-    def of(cls, quantiles: tuple[float, ...] | None, histogram: int | None, confidence: float) -> EstimateOptions:
-        """Checked before a file is read.
+    def __post_init__(self) -> None:
+        """Check the options before a file is read.
 
         Raises:
             click.UsageError: one is out of range.
         """
         try:
-            checks.within("--quantiles", quantiles or 0.5, 0.0, 1.0, open_ends=True)
-            checks.within("--confidence", confidence, 0.0, 1.0, open_ends=True)
-            if histogram is not None:
-                checks.whole("--histogram", histogram, 1, 1024)
+            checks.within("--quantiles", self.quantiles or 0.5, 0.0, 1.0, open_ends=True)
+            checks.within("--confidence", self.confidence, 0.0, 1.0, open_ends=True)
+            if self.histogram is not None:
+                checks.whole("--histogram", self.histogram, 1, 1024)
         except ValueError as error:
             raise click.UsageError(str(error)) from error
-        return cls(quantiles, histogram, confidence)
+
+    def estimate(self, counts: Counts) -> Estimate:
+        """Return the estimate from counts.
+
+        Raises:
+            click.UsageError: the atoms or the grid do not fit the interval of the values.
+        """
+        try:
+            return estimate(counts, atoms=self.atoms, grid=self.grid, assume=self.assume)
+        except ValueError as error:
+            raise click.UsageError("--" + str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -369,16 +388,18 @@ class EstimateRow:
         reports: how many there are.
         numbers: estimates by name, each a value with its interval, or why there is none.
         bins: of a histogram: lower end, upper end, share with its interval, number with its interval.
+        model: a description of the estimated distribution; None if the reports have no information on it.
     """
 
     group: str | None
     reports: int
     numbers: dict[str, tuple[float, float, float] | str]
     bins: list[tuple[float, ...]]
+    model: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
-        form: dict[str, Any] = {"group": self.group, "reports": self.reports}
+        form: dict[str, Any] = {"group": self.group, "reports": self.reports, "distribution": self.model}
         for name, one in self.numbers.items():
             told = (
                 {"value": one[0], "interval": list(one[1:])} if isinstance(one, tuple) else {"value": None, "why": one}
@@ -395,60 +416,81 @@ class Estimates:
     """The outcome.
 
     Attributes:
-        column: the column's name; None for an array.
-        by: the column of groups, if any.
-        mechanism: the mechanism's name.
-        epsilon: its budget.
+        wanted: the column, its mechanism and its groups.
         missing: rows without a report.
-        ends: smallest and largest value there can be.
         confidence: of every interval.
-        groups: what was told.
-        whole: the estimate of all rows, to be drawn; None with groups.
+        assumption: a sentence on what the intervals assume.
+        groups: the estimates of each group.
+        made: the estimates of each group that has reports, to be drawn.
     """
 
-    column: str | None
-    by: str | None
-    mechanism: str
-    epsilon: float
+    wanted: Wanted
     missing: int
-    ends: tuple[float, float]
     confidence: float
+    assumption: str | None
     groups: list[EstimateRow]
-    whole: Estimate | None
+    made: dict[str | None, Estimate]
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
+        wanted = self.wanted
         return {
-            "column": self.column,
-            "by": self.by,
-            "mechanism": self.mechanism,
-            "epsilon": self.epsilon,
-            "values": list(self.ends),
+            "column": wanted.column,
+            "by": wanted.by,
+            "mechanism": wanted.mechanism,
+            "epsilon": wanted.epsilon,
+            "values": [wanted.channel.lower, wanted.channel.upper],
+            "clipped": wanted.clip,
             "missing": self.missing,
             "confidence": self.confidence,
+            "assumption": self.assumption,
             "estimates": [one.to_dict() for one in self.groups],
         }
 
     def __str__(self) -> str:
-        count = sum(one.reports for one in self.groups)
-        values = "[{}, {}]".format(*map(shortest, self.ends))
-        lines = [f"{title(self.column)}: {count} reports of {shown(self.mechanism)}, values in {values}"]
-        lines += [f"{self.missing} rows without a report"] if self.missing else []
+        lines = [self._heading()]
+        lines += [f"{self.missing:,} rows without a report"] if self.missing else []
+        if self.wanted.by is None and self.groups[0].model is not None:
+            lines.append(f"Distribution: {self.groups[0].model}.")
+        lines += [self.assumption] if self.assumption else []
         lines += ["", *self._numbers()]
         for one in self.groups:
             lines += ["", *self._bins(one)] if one.bins else []
         return "\n".join(lines)
 
+    def _heading(self) -> str:
+        wanted, count = self.wanted, sum(one.reports for one in self.groups)
+        ends = f"[{shortest(wanted.channel.lower)}, {shortest(wanted.channel.upper)}]"
+        made = f"{count:,} reports of {shown(wanted.mechanism)} at epsilon {wanted.epsilon:.6g}"
+        clipped = "; values outside were clipped" if wanted.clip else ""
+        return f"{title(wanted.column)}: {made}, values in {ends}{clipped}"
+
+    def plot(self, target: Path, bins: int | None) -> None:
+        """Write the histogram and the cdf of each group as a .png.
+
+        Raises:
+            click.UsageError: there are too many groups.
+        """
+        named = {
+            "" if self.wanted.by is None else f"{shown(self.wanted.by)} {_group_title(group)}": one
+            for group, one in self.made.items()
+        }
+        try:
+            save_plots(named, target, self.confidence, bins=bins, label=title(self.wanted.column))
+        except ValueError as error:
+            raise click.UsageError(f"--plot: {str(error).partition(': ')[2]}") from error
+
     def _numbers(self) -> list[str]:
         heading = [*self._named("reports"), "", "estimate", f"{100 * self.confidence:.6g} % interval"]
         rows = [heading]
         for one in self.groups:
-            first = [*self._group(one), str(one.reports)]
+            first = [*self._group(one), f"{one.reports:,}"]
             for name, told in one.numbers.items():
                 if isinstance(told, str):
                     cells = ["-", told.partition(",")[0].partition(": ")[0]]
                 else:
-                    cells = [f"{told[0]:.5g}", f"{told[1]:.5g} to {told[2]:.5g}"]
+                    value, low, high = map(number_text, told)
+                    cells = [value, f"{low} to {high}"]
                 rows.append([*first, name.replace("_", " "), *cells])
                 first = [""] * len(first)
         return aligned(rows)
@@ -457,16 +499,16 @@ class Estimates:
         interval = f"{100 * self.confidence:.6g} % interval"
         rows = [[*self._named("from"), "to", "share", interval, "number", interval]]
         for lower, upper, share, low, high, number, least, most in one.bins:
-            ends = [f"{lower:.5g}", f"{upper:.5g}"]
+            ends = [number_text(lower), number_text(upper)]
             shares = [f"{share:.4f}", f"{low:.4f} to {high:.4f}"]
-            rows.append([*self._group(one), *ends, *shares, f"{number:.0f}", f"{least:.0f} to {most:.0f}"])
+            rows.append([*self._group(one), *ends, *shares, f"{number:,.0f}", f"{least:,.0f} to {most:,.0f}"])
         return aligned(rows)
 
     def _named(self, *rest: str) -> list[str]:
-        return [*([] if self.by is None else [shown(self.by)]), *rest]
+        return [*([] if self.wanted.by is None else [shown(self.wanted.by)]), *rest]
 
     def _group(self, one: EstimateRow) -> list[str]:
-        return [] if self.by is None else [_group_title(one.group)]
+        return [] if self.wanted.by is None else [_group_title(one.group)]
 
 
 def _group_title(group: str | None) -> str:
@@ -484,17 +526,29 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
         ValueError: too few reports for what was asked, in every group.
     """
     wanted = found.wanted
-    ends = wanted.channel.lower, wanted.channel.upper
-    made = {group: estimate(counts) if counts.total else None for group, counts in found.groups.items()}
-    each = [(group, *_told(group, one, asked)) for group, one in made.items()]
+    made = {group: asked.estimate(counts) for group, counts in found.groups.items() if counts.total}
+    each = [(group, *_told(group, made.get(group), asked)) for group in found.groups]
     if all(error is not None for *_, error in each):
         group, _, error = each[0]
         where = "" if wanted.by is None else f"--by: no group can answer; {wanted.by} {_group_title(group)}: "
         raise ValueError(where + _as_quantile_option(str(error))) from error
-    told = [one for _, one, _ in each]
-    whole = made[None] if wanted.by is None else None
-    kept = wanted.column, wanted.by, wanted.mechanism, wanted.epsilon, found.missing, ends
-    return Estimates(*kept, asked.confidence, told, whole)
+    rows = [one for _, one, _ in each]
+    one = next((one for group, one in made.items() if _row_of(group, rows).model is not None), None)
+    assumption = _assumption(one, wanted, asked)
+    return Estimates(wanted, found.missing, asked.confidence, assumption, rows, made)
+
+
+def _row_of(group: str | None, rows: list[EstimateRow]) -> EstimateRow:
+    return next(row for row in rows if row.group == group)
+
+
+def _assumption(one: Estimate | None, wanted: Wanted, asked: EstimateOptions) -> str | None:
+    """Return the sentence on what intervals assume; that of smooth groups names no places, which differ."""
+    if one is None:
+        return None
+    if wanted.by is not None and asked.assume == "smooth":
+        return "Intervals assume that the values of a group have a smooth density, with point masses where it has them."
+    return one.assumption
 
 
 def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
@@ -506,6 +560,10 @@ def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> t
     """
     if made is None:
         return EstimateRow(group, 0, {"mean": "no report"}, []), ValueError("reports: there is none")
+    try:
+        model = made.model
+    except ValueError:  # The mean is all that the reports have information on.
+        model = None
     default: dict[str, Callable[[], Any]] = {"standard_deviation": lambda: made.standard_deviation}
     default |= _quantiles(made, _QUANTILES) if asked.quantiles is None else {}
     numbers, bins, errors = dict[str, tuple[float, float, float] | str](), list[tuple[float, ...]](), []
@@ -520,7 +578,7 @@ def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> t
     except ValueError as error:
         numbers["histogram"] = _reason(error)
         errors.append(error)
-    return EstimateRow(group, made.count, numbers, bins), errors[0] if errors else None
+    return EstimateRow(group, made.count, numbers, bins, model), errors[0] if errors else None
 
 
 def _reason(error: ValueError) -> str:

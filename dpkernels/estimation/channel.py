@@ -15,7 +15,16 @@ import numpy as np
 from scipy import signal
 
 from dpkernels.decimals import shortest
-from dpkernels.estimation.tables import Squares, inputs_of, integrals_of, probabilities_of, reports_of, row_means, squares_of, unbiased
+from dpkernels.estimation.tables import (
+    Squares,
+    inputs_of,
+    integrals_of,
+    probabilities_of,
+    reports_of,
+    row_means,
+    squares_of,
+    unbiased,
+)
 from dpkernels.exact.noise.certificate import NoiseCertificate
 from dpkernels.exact.rows.table import RowTable
 from dpkernels.exact.windows.table import WindowTable

@@ -1,8 +1,8 @@
 """Dictionaries for intervals: the distributions that are possible, and bounds on their cdf.
 
-A dictionary is a list of components; the possible distributions are their mixtures with masses theta. For every x there
-are vectors c such that P(X <= x) lies between c'theta of the first and of the second. ``ProfileLikelihood`` extends both
-over the masses that the reports allow.
+A dictionary is a list of components. The possible distributions are the mixtures of these with masses theta. For every
+x there are two vectors c such that P(X <= x) lies between the two numbers c'theta. ``ProfileLikelihood`` finds the
+least and the greatest number over the masses that the reports allow.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ class AnyDistribution(Dictionary):
             return np.ones(last), np.ones(last)
         if x <= self.places[0] + tolerance and strict:
             return np.zeros(last), np.zeros(last)
-        surely = np.searchsorted(self.places, x + tolerance, side="right") - 1
-        perhaps = np.searchsorted(self.places, x - tolerance, side="left") + 1
+        surely = int(np.searchsorted(self.places, x + tolerance, side="right")) - 1
+        perhaps = int(np.searchsorted(self.places, x - tolerance, side="left")) + 1
         return _first_ones(last, surely), _first_ones(last, perhaps)
 
 
@@ -109,9 +109,8 @@ class GridDistribution(Dictionary):
     is_discrete = True
 
     def cumulative(self, x: float, *, strict: bool = False) -> Ends:
-        ones = _first_ones(
-            len(self.places), np.searchsorted(self.places, x + (-self._tolerance if strict else self._tolerance))
-        )
+        limit = x - self._tolerance if strict else x + self._tolerance
+        ones = _first_ones(len(self.places), int(np.searchsorted(self.places, limit)))
         return ones, ones
 
 

@@ -18,7 +18,7 @@ from dpkernels.estimation.distribution import InputDistribution
 from dpkernels.estimation.intervals import Functional, Histogram, Interval, TooFewReportsError, shown
 from dpkernels.estimation.likelihood import Fit
 from dpkernels.estimation.models import MODELS, ReportModels, Weights, grid_points, models_of
-from dpkernels.estimation.moments import Moment, check_enough, deviation_of, mean_of, variance_of
+from dpkernels.estimation.moments import Moment, deviation_of, fewest_for_mean, mean_of, variance_of
 from dpkernels.estimation.plot import plot_estimate
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real
@@ -86,7 +86,7 @@ def estimate(
         decimals: the number of decimals to which the reports were rounded; a sidecar contains it. The intervals of mean
             and variance include the largest effect of this rounding.
         bins: the number of equal bins of the distribution, 24 to 1,024; it is uniform within a bin.
-        model: the model of the distribution: "auto", the one with the greatest cross-validated likelihood of the reports;
+        model: the model of the distribution: "auto", the one with the greatest cross-validated likelihood of reports;
             "splines", a mixture of quadratic splines whose number is chosen by penalised likelihood; "ems", expectation
             maximisation with a smoothing step (Li et al. 2020); "atoms", splines with point masses at places that the
             reports choose; "none", the maximum likelihood masses of all places.
@@ -257,18 +257,24 @@ class Estimate:
             p: numbers in (0, 1), of any shape.
 
         Raises:
-            TooFewReportsError: the 95 % interval would be the inputs' interval, or that of the mean would be.
+            TooFewReportsError: the 95 % interval of the quantile or of the mean would be the inputs' interval, or there
+                would be no 95 % interval of so few values even without noise.
             ValueError: a p that is not in (0, 1), or reports that have no information beyond the mean.
         """
         p = self._within("p", p, 0.0, 1.0, open_ends=True)
         intervals = _each(p, self._possible.quantile_interval)
-        check_enough(self.count, f"the quantile {shortest(p.flat[0])}", self.reports.channel, name="p")
         low, high = intervals(_CONFIDENCE)
         short = (low <= self._possible.places[0]) & (high >= self._possible.places[-1])
-        if short.any():
-            at = float(p[np.unravel_index(short.argmax(), short.shape)])
-            reason = f"p: {self.count} reports are too few for the quantile {shortest(at)}"
-            raise TooFewReportsError(reason, math.ceil(_MANY_TIMES * self.count))
+        for share, is_short in zip(p.flat, short.flat, strict=True):
+            needed = max(
+                fewest_for_mean(self.reports.channel),
+                # Of so many values, without noise, the least and the greatest are on both sides of the quantile.
+                math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
+                _MANY_TIMES * self.count if is_short else 0,
+            )
+            if self.count < needed:
+                reason = f"p: {self.count} reports are too few for the quantile {shortest(share)}"
+                raise TooFewReportsError(reason, math.ceil(needed))
         return Functional(_number(self.distribution.quantile(p)), intervals)
 
     def histogram(self, bins: Any = 20) -> Histogram:
@@ -380,12 +386,11 @@ class Estimate:
 
     def _functional(self, value: np.ndarray, ends: list[Ends]) -> Functional:
         """Return numbers of the same shape as ``value`` with the intervals of the functionals, clipped to shares."""
-        each = np.empty(np.shape(value), object)
-        each.flat = range(len(ends))
+        each = np.arange(len(ends)).reshape(np.shape(value))
 
         def interval(number: int, confidence: float) -> tuple[float, float]:
             low, high = self._possible.interval(ends[number], confidence)
-            return max(low, 0.0), min(high, 1.0)
+            return max(0.0, low), min(1.0, high)
 
         return Functional(_number(value), _each(each, interval))
 

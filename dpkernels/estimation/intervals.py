@@ -56,8 +56,8 @@ class Moment:
         value: the estimate, a float or an array, clipped to possible values. Intervals are centred on the unclipped
             estimate.
         error: its standard error.
-        bias_bound: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased weights
-            for squares (some of ``optimal``), and for reports that became equal by rounding to decimals.
+        bias_bound: a bound on its bias, by which intervals are extended. It is 0 except for tables without unbiased
+            weights for squares (some of ``optimal``), and for reports that became equal by rounding to decimals.
         smallest: the smallest possible value; intervals end there.
         largest: the largest possible value; intervals end there.
     """

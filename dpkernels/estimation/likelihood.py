@@ -7,8 +7,8 @@ theta)_j of the observed shares p is concave. No masses have a log-likelihood ab
     gap = max_k g_k - sum_k theta_k g_k = max_k g_k - 1,    g = B' (p / B theta).
 
 The constrained Newton method closes the gap in about ten steps. A step adds the components at which g has a local
-maximum above 1, minimises the quadratic model of the log-likelihood over the masses of these and the present ones, which
-is a nonnegative least squares problem, and so removes the components whose mass becomes 0.
+maximum above 1. It then maximises the quadratic model of the log-likelihood over the masses of these and of the present
+components. This is a nonnegative least squares problem, which sets the masses of superfluous components to 0.
 
 Source: Wang, "On fast computation of the non-parametric maximum likelihood estimate of a mixing distribution" (2007).
 """

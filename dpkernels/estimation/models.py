@@ -14,6 +14,7 @@ likelihood of the left-out folds is chosen. It is then fitted to all reports. Al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,12 +32,13 @@ from dpkernels.estimation.splines import basis, ladder
 _GROUPS = 256
 # The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
 _SPLINE_PENALTY = 2.0
-# The penalty of each atom. The best of all places for an atom rarely increases the log-likelihood by so much if there is
-# none.
+# The penalty of each atom. If there is none, the best place for one rarely increases the log-likelihood by so much.
 _ATOM_PENALTY = 8.0
 _MOST_ATOMS = 40
 # The numbers of splines beside atoms that are tried.
 _BESIDE_ATOMS = (6, 12, 24)
+# Relative to the interval and to 1, numbers that differ by less than this are the same.
+_SAME = 1e-9
 # Shares below this are a solver's zeros.
 _USED = 1e-4
 # Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
@@ -97,8 +99,9 @@ class ReportModels:
         self.grid, self._ends = grid, (channel.lower, channel.upper)
         if grid is None:
             self.edges = np.linspace(channel.lower, channel.upper, bins + 1)
-            self.places = np.union1d(channel.places, named)
-            self.cells, self.atoms = channel.matrix(self.edges, self.groups), channel.at(self.places, self.groups)
+            self.cells = channel.matrix(self.edges, self.groups)
+            self.places = _kinks(channel.places, channel.at(channel.places, self.groups), named)
+            self.atoms = channel.at(self.places, self.groups)
         else:
             self.places = grid_points(channel.lower, channel.upper, grid)
             self.edges = np.append(self.places - grid / 2, self.places[-1] + grid / 2)
@@ -117,8 +120,8 @@ class ReportModels:
         """Return the model among these with the greatest likelihood of held-out reports."""
         if counts.sum() < _FEWEST_FOR_FOLDS:
             return "splines"
-        scores = {name: score - _HANDICAP * (name == "none") for name, score in self.scores(counts, seed, names).items()}
-        return max(scores, key=scores.__getitem__)
+        scores = self.scores(counts, seed, names)
+        return max(scores, key=lambda name: scores[name] - _HANDICAP * (name == "none"))
 
     def scores(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> dict[str, float]:
         """Return the log-likelihood of held-out reports of each model."""
@@ -145,15 +148,15 @@ class ReportModels:
     def possible(self, counts: np.ndarray, found: Weights | None = None) -> Dictionary:
         """Return the distributions over which intervals extend.
 
-        They are all distributions on the interval or grid. If a fitted model is given, they are smooth distributions, with
-        more splines than the model, hence less bias, and point masses only at its places.
+        They are all distributions on the interval or grid. If a fitted model is given, they are smooth distributions,
+        with more splines than the model, hence less bias, and point masses only at its places.
         """
         if found is None:
             kind = AnyDistribution if self.grid is None else GridDistribution
             return kind(self.atoms, counts, self.places)
-        steps, d = ladder(self.cells.shape[1]), self.cells.shape[1]
-        at = len(steps) - 1 if found.splines is None else steps.index(found.splines) + _STEPS_UP
-        shapes, used = basis(d, steps[min(at, len(steps) - 1)]), self.named | found.point_masses
+        steps, splines = ladder(self.cells.shape[1]), found.splines or self.splines(counts).splines or 0
+        shapes = basis(self.cells.shape[1], steps[min(steps.index(splines) + _STEPS_UP, len(steps) - 1)])
+        used = self.named | found.point_masses
         columns = np.hstack([self.cells @ shapes, self.atoms[:, used]])
         return SmoothDistribution(columns, counts, self.edges, shapes, self.places[used])
 
@@ -204,7 +207,9 @@ class ReportModels:
         penalty = _SPLINE_PENALTY * (fit.shares[:splines] > _USED).sum() + _ATOM_PENALTY * number
         density = f"a density of {splines} splines"
         model = f"{density} and {number} point mass{'es' * (number != 1)}" if number else density
-        return Weights(shapes @ fit.shares[:splines], atoms, model, splines), counts.sum() * fit.log_likelihood - penalty
+        return Weights(
+            shapes @ fit.shares[:splines], atoms, model, splines
+        ), counts.sum() * fit.log_likelihood - penalty
 
 
 MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
@@ -213,6 +218,14 @@ MODELS: dict[str, Callable[[ReportModels, np.ndarray], Weights]] = {
     "atoms": ReportModels.with_atoms,
     "none": ReportModels.unsmoothed,
 }
+
+
+def _kinks(places: np.ndarray, columns: np.ndarray, named: tuple[float, ...]) -> np.ndarray:
+    """Return the named places, and the places at which P(group of reports | x) is not linear in x, with both ends."""
+    apart = np.append(True, np.diff(places) > _SAME * (places[-1] - places[0]))
+    x, columns = places[apart], columns[:, apart]
+    turns = np.abs(np.diff(np.diff(columns) / np.diff(x))).max(axis=0) * (x[2:] - x[:-2])
+    return np.union1d(x[np.concatenate([[True], turns > _SAME, [True]])], named)
 
 
 def _score_of(fit: tuple[Weights, float]) -> float:
@@ -230,4 +243,4 @@ def _folds(counts: np.ndarray, seed: int) -> list[np.ndarray]:
 
 def grid_points(lower: float, upper: float, grid: float) -> np.ndarray:
     """Return the multiples of ``grid`` in [lower, upper]."""
-    return grid * np.arange(np.ceil(lower / grid - 1e-9), np.floor(upper / grid + 1e-9) + 1)
+    return grid * np.arange(math.ceil(lower / grid - _SAME), math.floor(upper / grid + _SAME) + 1)

@@ -25,31 +25,23 @@ def mean_of(counts: Counts) -> Moment:
     """
     channel = counts.channel
     average = _Average(counts, channel.values)
-    check_enough(counts.total, "the mean", channel)
+    _check_enough(counts.total, "the mean", fewest_for_mean(channel))
     return Moment(average.value, average.error, channel.bias_bound, channel.lower, channel.upper, average.bernstein)
 
 
-def check_enough(n: int, what: str, channel: Channel, *, name: str = "reports") -> None:
-    """Raise an error if the 95 % interval of the mean may be as wide as the interval of the inputs.
-
-    Args:
-        n: the number of reports.
-        what: the quantity for the message.
-        channel: of the reports.
-        name: the argument for the message.
-
-    Raises:
-        TooFewReportsError: there are too few reports.
-    """
-    _check_width(n, what, channel.mean_variance, (channel.upper - channel.lower) / 2, name)
+def fewest_for_mean(channel: Channel) -> float:
+    """Return the number of reports with which the 95 % interval of the mean is surely narrower than the inputs'."""
+    return _fewest(channel.mean_variance, (channel.upper - channel.lower) / 2)
 
 
-def _check_width(n: int, what: str, variance: float, half: float, name: str = "reports") -> None:
-    """Raise an error if the half-width of the worst-case normal interval exceeds ``half``."""
-    share = (_REACH / half) ** 2 * variance / n
-    if share > 1:
-        few = f"{name}: {n}" + ("" if name == "reports" else " reports")
-        raise TooFewReportsError(f"{few} are too few for {what}", math.ceil(n * share))
+def _fewest(variance: float, half: float) -> float:
+    """Return the n at which the half-width of a normal interval with this variance is ``half``."""
+    return (_REACH / half) ** 2 * variance
+
+
+def _check_enough(n: int, name: str, needed: float) -> None:
+    if n < needed:
+        raise TooFewReportsError(f"reports: {n} are too few for {name}", math.ceil(needed))
 
 
 def variance_of(counts: Counts) -> Moment:
@@ -69,7 +61,7 @@ def variance_of(counts: Counts) -> Moment:
     value = second.value - first.value**2 + first.error**2
     bias_bound += channel.bias_bound * (2 * abs(first.value) + channel.bias_bound)
     largest = ((channel.upper - channel.lower) / 2) ** 2
-    _check_width(counts.total, "the variance", channel.square_variance, largest / 2)
+    _check_enough(counts.total, "the variance", _fewest(channel.square_variance, largest / 2))
 
     def bernstein(confidence: float) -> Interval:
         (a, b), (low, high) = first.bernstein(confidence, 2), second.bernstein(confidence, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from dpkernels import checks
 from dpkernels.staging import write_png
 
 KINDS = ("histogram", "cdf")
-_BINS, _POINTS, _MOST_TICKS = 25, 101, 6
+_BINS, _POINTS, _MOST_TICKS, _MOST_ROWS = 25, 65, 6, 12
 
 
 def plot_estimate(
@@ -30,9 +31,7 @@ def plot_estimate(
         _histogram(estimate, ax, bins, confidence)
     else:
         _cdf(estimate, ax, confidence)
-    budget = estimate.reports.channel.epsilon
-    made = f"{estimate.count:,} reports" + ("" if budget is None else f" at epsilon {budget:g}")
-    ax.set(xlabel=label, title=made if title is None else title)
+    ax.set(xlabel=label, title=_caption(estimate) if title is None else title)
     ax.xaxis.set_major_locator(MaxNLocator(_MOST_TICKS))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
     return ax
@@ -58,24 +57,36 @@ def _cdf(estimate: Any, ax: Any, confidence: float) -> None:
     ax.legend(frameon=False, loc="lower right")  # The cdf is 1 at the right end.
 
 
-def save_plot(estimate: Any, target: Path, confidence: float, *, bins: int = _BINS, label: str = "value") -> None:
-    """Write the histogram beside the cdf as a PNG.
+def save_plots(
+    estimates: Mapping[str, Any], target: Path, confidence: float, *, bins: int | None = None, label: str = "value"
+) -> None:
+    """Write the histogram beside the cdf of one or several estimates as a PNG, on common scales.
 
     Args:
-        estimate: an ``Estimate``.
+        estimates: ``Estimate`` objects by title; an empty title is that of ``Estimate.plot``.
         target: the file.
         confidence: of the intervals.
-        bins: of the histogram.
+        bins: the number of bins of the histogram; 25 by default.
         label: what the values are, with their unit.
 
     Raises:
-        ValueError: not a ``.png`` in an existing folder.
+        ValueError: not a ``.png`` in an existing folder, or more than 12 estimates.
     """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
+    if len(estimates) > _MOST_ROWS:
+        raise ValueError(f"estimates: {len(estimates)} groups; at most {_MOST_ROWS} are drawn")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.5), dpi=150, layout="constrained")
-    for kind, ax in zip(KINDS, figure.subplots(1, 2), strict=True):
-        plot_estimate(estimate, ax, kind, bins, confidence, label, None)
+    figure = Figure(figsize=(11, 0.5 + 4 * len(estimates)), dpi=150, layout="constrained")
+    grid = figure.subplots(len(estimates), 2, squeeze=False, sharey="col")
+    for row, (title, estimate) in zip(grid, estimates.items(), strict=True):
+        for kind, ax in zip(KINDS, row, strict=True):
+            caption = f"{title}: {_caption(estimate)}" if title else None
+            plot_estimate(estimate, ax, kind, bins or _BINS, confidence, label, caption)
     write_png(figure, target)
+
+
+def _caption(estimate: Any) -> str:
+    budget = estimate.reports.channel.epsilon
+    return f"{estimate.count:,} reports" + ("" if budget is None else f" at epsilon {budget:g}")

@@ -5,9 +5,9 @@ functional, such as the cdf at a point. The interval is the range of c'theta ove
 
     2 (max l - l(theta)) <= z^2,        z the normal quantile of the confidence.
 
-The quadratic model of l at its maximum makes this a quadratic program with one parameter: maximise c'theta mu + l(theta)
-for increasing mu. Its solution is piecewise linear in mu, and the critical line method follows it: between two events
-the set of positive masses stays the same, and at an event one mass becomes 0 or another one becomes positive.
+With the quadratic model of l at its maximum this is a quadratic program with one parameter: maximise mu c'theta +
+l(theta) for increasing mu. Its solution is piecewise linear in mu, and the critical line method follows it. Between two
+events the set of positive masses stays the same; at an event one mass becomes 0 or another one becomes positive.
 
 Since the dictionary contains every distribution that is possible, the constraints theta >= 0 are the only assumption.
 
@@ -24,11 +24,12 @@ from scipy.linalg.lapack import dposv
 # Added to the diagonal of the Hessian, in nats: components that have nearly the same reports stay distinguishable. The
 # log-likelihood changes by at most half of it.
 _RIDGE = 1e-3
-# Multipliers are at least this, so that the maximum is the unique starting point.
-_SMALLEST = 1e-9
+# The least multiplier, in nats. Multipliers are moved by different amounts, so that the maximum is the unique starting
+# point and no two events coincide.
+_SMALLEST = 1e-6
 _MOST_STEPS = 10_000
 # Gains and steps beyond these are rounding errors of 0 and of infinity.
-_NO_GAIN, _FARTHEST = 1e-14, 1e9
+_NO_GAIN, _FARTHEST, _STILL = 1e-14, 1e9, 1e-12
 
 
 class ProfileLikelihood:
@@ -46,7 +47,8 @@ class ProfileLikelihood:
         self._hessian = A.T @ A
         self._hessian[np.diag_indices(len(shares))] += _RIDGE
         self._shares = shares
-        self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), _SMALLEST))
+        apart = _SMALLEST * (1 + np.random.default_rng(0).random(len(shares)))
+        self._slack = np.where(shares > 0, 0.0, np.maximum(n - B.T @ (counts / q), 0.0) + apart)
 
     def maximum(self, c: np.ndarray, confidence: float) -> float:
         """Return the upper end of the two-sided interval of c'theta.
@@ -57,14 +59,14 @@ class ProfileLikelihood:
         """
         room = NormalDist().inv_cdf((1 - confidence) / 2) ** 2 / 2
         theta, slack, mu, loss = self._shares.copy(), self._slack.copy(), 0.0, 0.0
-        support = list(np.flatnonzero(theta))
+        support = np.flatnonzero(theta).tolist()
         for _ in range(_MOST_STEPS):
             at = np.array(support)
             d_theta, d_slack = self._direction(at, c)
             gain = max(float(c[at] @ d_theta), 0.0)
             with np.errstate(divide="ignore", invalid="ignore"):
-                leave = np.where(d_theta < 0, -theta[at] / d_theta, np.inf)
-                enter = np.where(d_slack < 0, -slack / d_slack, np.inf)
+                leave = np.where(d_theta < -_STILL * np.abs(d_theta).max(), -theta[at] / d_theta, np.inf)
+                enter = np.where(d_slack < -_STILL, -slack / d_slack, np.inf)
             out, in_ = int(leave.argmin()), int(enter.argmin())
             step = min(leave[out], enter[in_])
             # The loss of log-likelihood increases by gain times the increase of mu^2 / 2.

@@ -49,7 +49,11 @@ class Column:
 
 def _product_bias_bound(first: Column, second: Column) -> float:
     """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
-    each = first.bias_bound * second.values.std() + first.values.std() * second.bias_bound + first.bias_bound * second.bias_bound
+    each = (
+        first.bias_bound * second.values.std()
+        + first.values.std() * second.bias_bound
+        + first.bias_bound * second.bias_bound
+    )
     return float(each)
 
 

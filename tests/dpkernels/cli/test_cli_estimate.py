@@ -108,9 +108,12 @@ def test_groups_are_those_of_a_copied_column(run: Run, path: str, small_pieces: 
         assert one["mean"]["value"] == pytest.approx(own.mean(), rel=1e-12)
         assert one["quantile_0.5"]["value"] == in_python(own).quantile(0.5).value
     lines = run("estimate", path, "--by", "plan", "--quantiles", "0.5").out.splitlines()
-    assert lines[0] == f"age: {N} reports of piecewise, values in [0, 100]"
-    assert lines[2].split() == ["plan", "reports", "estimate", "95", "%", "interval"]
-    assert len(lines) == 3 + 3 * 3
+    assert lines[:2] == [
+        f"age: {N:,} reports of piecewise at epsilon 4, values in [0, 100]",
+        "Intervals assume nothing about the values.",
+    ]
+    assert lines[3].split() == ["plan", "reports", "estimate", "95", "%", "interval"]
+    assert len(lines) == 4 + 3 * 3
 
 
 def test_one_row_a_number_for_a_person(run: Run) -> None:
@@ -119,10 +122,41 @@ def test_one_row_a_number_for_a_person(run: Run) -> None:
     done = run("estimate", "out.csv", "--histogram", "3", "--plot", "out.png")
     lines = done.out.splitlines()
     low, high = told["mean"]["interval"]
-    assert lines[3].split() == [str(N), "mean", f"{told['mean']['value']:.5g}", f"{low:.5g}", "to", f"{high:.5g}"]
-    assert [line.split()[0] for line in lines[4:8]] == ["standard", "quantile", "quantile", "quantile"]
-    assert lines[9].split()[:4] == ["from", "to", "share", "95"]
-    assert len(lines) == 13
+    assert lines[1].startswith("Distribution: a density of ")
+    assert lines[1].endswith(", chosen by the likelihood of held-out reports.")
+    assert lines[2] == "Intervals assume nothing about the values."
+    lines = lines[1:]
+    assert lines[4].split() == [f"{N:,}", "mean", f"{told['mean']['value']:.5g}", f"{low:.5g}", "to", f"{high:.5g}"]
+    assert [line.split()[0] for line in lines[5:9]] == ["standard", "quantile", "quantile", "quantile"]
+    assert lines[10].split()[:4] == ["from", "to", "share", "95"]
+    assert len(lines) == 14
+    assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_zeros_and_whole_numbers(run: Run) -> None:
+    """60 % zeros: the quantile 0.3 is 0, and its interval contains 0."""
+    rng = np.random.default_rng(1)
+    cells = "".join(f"{x}\n" for x in np.where(rng.random(N) < 0.6, 0, rng.integers(0, 101, N)))
+    Path("in.csv").write_text("age\n" + cells)
+    assert run("perturb", "in.csv", "out.csv", *GIVEN, "--clip").code == 0
+    told = estimated(run, "out.csv", "--quantiles", ".3")
+    assert told["assumption"] == "Intervals assume nothing about the values."
+    assert told["estimates"][0]["quantile_0.3"]["value"] == 0
+    assert told["estimates"][0]["quantile_0.3"]["interval"][0] == 0
+    assert "1 point mass" in told["estimates"][0]["distribution"]
+    lines = run("estimate", "out.csv", "--grid", "1", "--quantiles", ".5,.9").out.splitlines()
+    assert lines[0].endswith("values in [0, 100]; values outside were clipped")
+    assert lines[2] == "Intervals assume that the values are whole numbers, and nothing else."
+    assert lines[-2].split()[-4] == "0"
+    assert float(lines[-1].split()[-4]).is_integer()
+    smooth = run("estimate", "out.csv", "--assume", "smooth", "--atoms", "0").out
+    assert "smooth density and point masses only at 0" in smooth
+
+
+def test_a_picture_of_every_group(run: Run) -> None:
+    released(run, "out.csv")
+    done = run("estimate", "out.csv", "--by", "plan", "--histogram", "4", "--plot", "out.png")
+    assert done.code == 0, done.err
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -145,7 +179,7 @@ def test_missing_values_that_were_kept_are_counted(run: Run) -> None:
     assert estimated(run, "out.csv")["missing"] == 5
     one, other = estimated(run, "out.csv", "--by", "plan")["estimates"]
     assert (one["group"], one["reports"]) == ("a", 50)
-    assert other == {"group": "b", "reports": 0, "mean": {"value": None, "why": "no report"}}
+    assert other == {"group": "b", "reports": 0, "distribution": None, "mean": {"value": None, "why": "no report"}}
     assert run("estimate", "out.csv", "--by", "plan").out.splitlines()[-1].split() == [
         "b",
         "0",
@@ -168,7 +202,10 @@ def test_a_group_with_too_few_reports_is_marked_and_the_others_are_answered(run:
     assert c["mean"] == {"value": None, "why": "there are 1; about 2 are needed"}
     lines = run("estimate", "out.csv", *given).out.splitlines()
     assert [line.split()[0] for line in lines if line.startswith(("a", "b", "c"))].count("b") >= 1
-    assert_refused(run("estimate", "out.csv", "--quantiles", ".999999"), 1, "error: --quantiles: ")
+    Path("in.csv").write_text("plan,age\n" + "b,50\n" * 3)
+    assert run("perturb", "in.csv", "few.csv", *GIVEN[:4], "--epsilon", "1", *GIVEN[6:]).code == 0
+    assert_refused(run("estimate", "few.csv", "--quantiles", ".5"), 1, "error: reports: 3 are too few for the mean")
+    assert_refused(run("estimate", "few.csv", "--by", "plan"), 1, "--by: no group can answer; plan b: reports: 3 are")
 
 
 def group_names(run: Run, cells: pa.Array) -> list[Any]:
@@ -355,8 +392,7 @@ def test_a_forged_table_is_refused(run: Run) -> None:
         (["--by", "age"], 2, "--by: 'age' is perturbed"),
         (["--by", "pay"], 2, "--by: out.csv has 0 columns 'pay'"),
         (["--quantiles", "0.5,1"], 2, "--quantiles"),
-        (["--quantiles", "0.00001"], 1, "too few for the quantile 1e-05"),
-        (["--quantiles", "0.00001"], 1, "error: --quantiles: 3000 reports"),
+        (["--quantiles", "0.00001"], 1, "error: --quantiles: 3000 reports are too few for the quantile 1e-05"),
         (["--by", "plan", "--quantiles", "0.0001"], 1, "--by: no group can answer; plan 2: --quantiles: "),
         (["--quantiles", ""], 2, "'' is not numbers"),
         (["--quantiles", ".5,"], 2, "'.5,' is not numbers"),
@@ -366,7 +402,10 @@ def test_a_forged_table_is_refused(run: Run) -> None:
         (["--lower", "0"], 2, "--lower and --upper: give both or neither"),
         (["--lower", "0", "--upper", "1"], 2, "--lower, --upper: (0.0, 1.0) are for additive noise"),
         (["--plot", "a.pdf"], 2, "a.pdf must be a .png"),
-        (["--plot", "a.png", "--by", "plan"], 2, "--plot: draws all rows"),
+        (["--atoms", "101"], 2, "--atoms: 101"),
+        (["--grid", "0"], 2, "--grid: 0"),
+        (["--grid", "1", "--atoms", "0.5"], 2, "--atoms: 0.5 must be multiples of the grid 1"),
+        (["--assume", "all"], 2, "--assume"),
         (["--sidecar", "in.csv"], 1, "in.csv: is not the sidecar of a release"),
     ],
 )

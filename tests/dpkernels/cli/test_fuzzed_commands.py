@@ -65,7 +65,9 @@ def run(
     prepared: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """The command in this process and in a copy of the folder, which is made anew after whatever writes to it."""
-    monkeypatch.setattr(estimate, "estimate", partial(estimate.estimate, model="splines"))  # The choice is not looked at.
+    monkeypatch.setattr(
+        estimate, "estimate", partial(estimate.estimate, model="splines")
+    )  # The choice is not looked at.
     place = tmp_path / "work"
     shutil.copytree(prepared, place)
     nothing, stdin = os.open(os.devnull, os.O_RDONLY), os.dup(0)
