@@ -98,7 +98,7 @@ rows = {"truth": {f"{p:g}": f"{np.quantile(ages, p):.1f}" for p in (0.1, 0.25, 0
 pd.DataFrame(rows | {f"epsilon {epsilon:g}": quantiles(e) for epsilon, e in estimates.items()}).T
 
 # %% [markdown]
-# The certificate: no distribution at all has a log-likelihood greater than the maximum by more than the gap, per report.
+# The certificate: no distribution has a log-likelihood greater than that maximum by more than the gap, per report.
 
 # %%
 pd.Series({f"epsilon {epsilon:g}": e.gap for epsilon, e in estimates.items()}, name="gap, nats a report")
