@@ -13,6 +13,7 @@ They cover the reports of floating-point distributions in exact arithmetic, and 
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import json
 from collections.abc import Callable
@@ -25,6 +26,7 @@ import jax
 import numpy as np
 
 from accountants.composition.bounds import Bracket
+from accountants.composition.cells import UnknownSteepnessError
 from accountants.composition.evaluate import directions_of_numbers, evaluate
 from accountants.composition.self_composed import (
     NEIGHBOURS,
@@ -50,16 +52,53 @@ from dpkernels.pytrees import pytree
 _TINY_RATE, _HARDLY = 0.002, 0.1
 
 
-@pytree
-@dataclass(frozen=True, eq=False)
-class Guarantee:
-    """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree.
+class ComposableGuarantee(abc.ABC):
+    """What a guarantee of reports and one of shuffled reports have in common.
 
     Attributes:
         terms: the self-compositions that are composed.
     """
 
-    terms: tuple[SelfComposed, ...]
+    terms: Any
+
+    @abc.abstractmethod
+    def delta(self, epsilon: Real) -> Any:
+        """Return the smallest delta at an epsilon; an estimate."""
+
+    @abc.abstractmethod
+    def epsilon(self, delta: Real) -> Any:
+        """Return the smallest epsilon at a delta; an estimate."""
+
+    @abc.abstractmethod
+    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of delta at eps >= 0."""
+
+    @abc.abstractmethod
+    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of eps at delta in (0, 1)."""
+
+    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
+        """Return a rigorous interval for delta at an epsilon, or for epsilon at a delta.
+
+        The interval includes truncation, quadrature and rounding errors.
+
+        Args:
+            epsilon: eps >= 0; then the interval is for delta.
+            delta: in (0, 1); then the interval is for epsilon.
+
+        Returns:
+            (lower bound, upper bound).
+
+        Raises:
+            ValueError: not exactly one argument is given; epsilon is negative; delta is not in (0, 1); or there is no
+                bracket, as for a density that states no bound on how fast it changes.
+        """
+        check_one_given(epsilon, delta)
+        if delta is None:
+            checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
+            return self.delta_bracket(at)
+        checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
+        return self.epsilon_bracket(target)
 
     def repeat(self, count: Real) -> Guarantee:
         """Return the guarantee of the same reports repeated ``count`` times.
@@ -77,13 +116,34 @@ class Guarantee:
         checks.positive("count", n)
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
-    def compose(self, *others: Guarantee) -> Guarantee:
+    def compose(self, *others: ComposableGuarantee) -> Guarantee:
         """Return the guarantee of the reports of this guarantee and of the others together.
+
+        All must be about the same person or record. The mechanism of a later guarantee may depend on earlier results,
+        as long as its guarantee is the one that is composed.
 
         Raises:
             ValueError: one guarantee is for added and removed records, another one for replaced records.
         """
         return Guarantee(with_one_neighbouring(sum((other.terms for other in others), self.terms)))
+
+
+def check_one_given(epsilon: Any, delta: Any) -> None:
+    """Raise ValueError unless exactly one of the two is given."""
+    if (epsilon is None) == (delta is None):
+        raise ValueError("epsilon, delta: exactly one of them must be given")
+
+
+@pytree
+@dataclass(frozen=True, eq=False)
+class Guarantee(ComposableGuarantee):
+    """The privacy guarantee of composed reports; made by ``guarantee``, immutable, a pytree.
+
+    Attributes:
+        terms: the self-compositions that are composed.
+    """
+
+    terms: tuple[SelfComposed, ...]
 
     def subsample(self, rate: Real, adjacency: str = "add_remove") -> Guarantee:
         """Return the guarantee if every report uses a Poisson sample of its own, with this rate.
@@ -137,7 +197,7 @@ class Guarantee:
             ValueError: epsilon is negative.
         """
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, Bracket.delta)
+        return self._inside_bracket(evaluate(self, "delta", epsilon), epsilon, self.delta_bracket)
 
     def epsilon(self, delta: Real) -> Any:
         """Return the smallest epsilon >= 0 such that the composed mechanism is (epsilon, delta)-DP.
@@ -150,12 +210,12 @@ class Guarantee:
             ConvergenceError: floating point does not resolve epsilon, as for deltas next to the least float.
         """
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, Bracket.epsilon)
+        found = self._inside_bracket(evaluate(self, "epsilon", delta), delta, self.epsilon_bracket)
         if namespace(found) is np and np.isinf(found).any() and np.any(np.isinf(found) & (self.infinity_mass < delta)):
             raise ConvergenceError(f"delta: {np.min(delta):g}; no eps is resolved in floating point")
         return found
 
-    def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[Bracket, float], tuple[float, float]]) -> Any:
+    def _inside_bracket(self, found: Any, at: Any, bracket: Callable[[float], tuple[float, float]]) -> Any:
         """Return values of plain numbers; where one is outside its bracket, the upper end of the bracket.
 
         Brackets are computed only for samples so small that hardly a record takes part. Their losses are as close
@@ -164,8 +224,8 @@ class Guarantee:
         if namespace(found) is not np or not self._has_tiny_samples:
             return found
         try:
-            ends = [bracket(self._bracket, float(one)) for one in np.ravel(at)]
-        except ValueError:  # A shape that states no bound on its density has no bracket.
+            ends = [bracket(float(one)) for one in np.ravel(at)]
+        except UnknownSteepnessError:
             return found
         low, high = np.reshape(np.transpose(ends), (2, *np.shape(found)))
         return plain(np.where((low <= found) & (found <= high), found, high)[()])
@@ -193,43 +253,21 @@ class Guarantee:
         """Return, for each neighbour direction that is composed, whether the pairs are mirrored."""
         return (False,) if all(term.is_symmetric for term in self.terms) else (False, True)
 
-    def repeated_losses(self, panels: int = 0) -> tuple[RepeatedLosses, ...]:
-        """Return the losses that are composed, for each neighbour direction.
-
-        Args:
-            panels: see ``PrivacyLossDistribution.nodes``.
-        """
+    def repeated_losses(self, panels: int = 0, *, few: bool = False) -> tuple[RepeatedLosses, ...]:
+        """Return the losses that are composed, for each neighbour direction; see ``SelfComposed.repeated_losses``."""
         mirrors = self.neighbour_directions
-        return tuple(zip(*(term.repeated_losses(mirrors, panels) for term in self.terms), strict=True))
+        return tuple(zip(*(term.repeated_losses(mirrors, panels, few=few) for term in self.terms), strict=True))
 
     @cached_property
     def numeric_directions(self) -> list[tuple[RepeatedLosses, RepeatedLosses]]:
         """Return (losses, the same losses with fewer nodes) of plain numbers for each neighbour direction; cached."""
         return directions_of_numbers(as_float64(self))
 
-    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval for delta at an epsilon, or for epsilon at a delta.
+    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        return self._bracket.delta(epsilon)
 
-        The interval includes truncation and rounding errors.
-
-        Args:
-            epsilon: eps >= 0; then the interval is for delta.
-            delta: in (0, 1); then the interval is for epsilon.
-
-        Returns:
-            (lower bound, upper bound).
-
-        Raises:
-            ValueError: not exactly one argument is given; epsilon is negative; delta is not in (0, 1).
-        """
-        if (epsilon is None) == (delta is None):
-            raise ValueError("epsilon, delta: exactly one of them must be given")
-        made = self._bracket
-        return (
-            made.delta(checks.number("epsilon", epsilon))
-            if delta is None
-            else made.epsilon(checks.number("delta", delta))
-        )
+    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        return self._bracket.epsilon(delta)
 
     def renyi(self, order: Any) -> Any:
         """Return the Renyi divergence of the given order > 1, of any shape; inf where a loss may be infinite."""

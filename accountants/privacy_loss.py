@@ -29,7 +29,7 @@ _LARGE = 30.0
 _ROUND = 32
 # Losses up to this number of roundings of 1 are rounding errors.
 _NO_LOSS = 64
-_FEW_PIECES = 32  # Up to this number, pieces are put on a grid one by one.
+_FEW_PIECES = 12  # Up to this number, pieces are sampled on a grid.
 # A piece on which the loss varies by less than this, relatively, has a constant loss.
 _CONSTANT = 1e-13
 
@@ -69,15 +69,16 @@ class SmoothPieces:
             self, log_p=lambda x, i: self.log_p(x, i) + log_weight, log_q=lambda x, i: self.log_q(x, i) + log_weight
         )
 
-    def mirrored(self) -> SmoothPieces:
-        """Return the pieces of the pair (q, p)."""
+    def mirrored(self, sign: Any = -1) -> SmoothPieces:
+        """Return the pieces of the pair (q, p), or of this pair if the sign is 1; the sign may be a JAX number."""
         inverse = self.inverse
+        log_p, log_q = _exchanged(sign, self.log_p, self.log_q)
         return dataclasses.replace(
             self,
-            log_p=self.log_q,
-            log_q=self.log_p,
-            loss=lambda x, i: -self.loss(x, i),
-            inverse=inverse and (lambda loss, i: inverse(-loss, i)),
+            log_p=log_p,
+            log_q=log_q,
+            loss=lambda x, i: sign * self.loss(x, i),
+            inverse=inverse and (lambda loss, i: inverse(sign * loss, i)),
         )
 
     def subsampled(self, rate: Any) -> SmoothPieces:
@@ -105,9 +106,9 @@ class SmoothPieces:
     def nodes(self, panels: int, cuts: Any = None) -> PrivacyLossDistribution:
         """Return outcomes that integrate smooth functions of the loss; see ``PrivacyLossDistribution.nodes``."""
         count = len(self.left)
-        many = max(self.few, panels // count)
-        number = np.arange(count)[:, None]
         xp = namespace(self.left, self.right)
+        many = max(self.few, panels // (count if xp is not np else max(int((self.right > self.left).sum()), 1)))
+        number = np.arange(count)[:, None]
         width = (self.right - self.left)[:, None]
         if cuts is not None and self.inverse is not None:
             share = (self.inverse(cuts, number) - self.left[:, None]) / xp.where(width > 0, width, 1.0)
@@ -154,10 +155,11 @@ class PrivacyLossDistribution:
         none = namespace(pieces.left).zeros_like(pieces.left[:0])
         return cls(none, none, none, none, (pieces,), unseen)
 
-    def mirrored(self) -> PrivacyLossDistribution:
-        """Return the distribution of the pair (q, p)."""
-        pieces = tuple(piece.mirrored() for piece in self.pieces)
-        return PrivacyLossDistribution(self.q, self.p, -self.loss, self.width, pieces, self.unseen)
+    def mirrored(self, sign: Any = -1) -> PrivacyLossDistribution:
+        """Return the distribution of the pair (q, p), or of this pair if the sign is 1."""
+        pieces = tuple(piece.mirrored(sign) for piece in self.pieces)
+        p, q = _exchanged(sign, self.p, self.q)
+        return PrivacyLossDistribution(p, q, sign * self.loss, self.width, pieces, self.unseen)
 
     def scaled(self, weight: Any) -> PrivacyLossDistribution:
         """Return the same outcomes and pieces with all masses multiplied by ``weight``."""
@@ -270,6 +272,20 @@ class PrivacyLossDistribution:
         if xp is np:
             object.__setattr__(self, "_finite", found)
         return found
+
+
+def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
+    """Return two arrays, or two functions, in this order for a sign of 1 and exchanged for -1."""
+    xp = namespace(sign)
+    if xp is np:
+        return (first, second) if sign > 0 else (second, first)
+
+    def chosen(one: Any, other: Any) -> Any:
+        if callable(one):
+            return lambda x, i: xp.where(sign > 0, one(x, i), other(x, i))
+        return xp.where(sign > 0, one, other)
+
+    return chosen(first, second), chosen(second, first)
 
 
 def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:

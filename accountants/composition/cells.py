@@ -37,6 +37,10 @@ _MOST = 1 << 25  # The most half cells of a piece.
 _LEVELS = 128  # The levels at which the lowest outcomes are evaluated.
 
 
+class UnknownSteepnessError(ValueError):
+    """A density that states no bound on how fast it changes has no bracket."""
+
+
 @dataclass(frozen=True)
 class Panels:
     """Intervals inside pieces, as arrays of one length.
@@ -128,10 +132,13 @@ class MonotonePieces:
         """Return panels, cut evenly so that their width times steepness is at most ``still``.
 
         Raises:
-            ValueError: there would be more than 2^25 panels, or no bound on the steepness is known.
+            UnknownSteepnessError: no bound on the steepness is known.
+            ValueError: there would be more than 2^25 panels.
         """
         if self.source.steepness is None:
-            raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
+            raise UnknownSteepnessError(
+                "mechanism: no bound on how fast its density changes is known, so it has no bracket"
+            )
         width = panels.end - panels.start
         steep = self.source.steepness(panels.start, panels.end, self.number[panels.piece])
         parts = np.maximum(np.ceil(width * steep / still), 1.0)
@@ -223,8 +230,6 @@ def _split(source: SmoothPieces) -> tuple[tuple[Any, Any, Any], MonotonePieces]:
         np.ptp(np.where(infinite[:, None], 0.0, level), axis=1) <= _CONSTANT * (1 + np.abs(level).max(1))
     )
     whole = MonotonePieces(source, number[constant], left[constant], right[constant])
-    if source.steepness is None and constant.any():
-        raise ValueError("mechanism: no bound on how fast its density changes is known, so it has no bracket")
     panels = whole.refined(whole.panels(), _EXACT) if len(whole) else whole.panels()
     masses = (np.bincount(panels.piece, mass, len(whole)) for mass in whole.masses(panels))
     atoms = (*masses, level[constant, len(shares) // 2])
@@ -282,7 +287,8 @@ def heaviest_atoms(whole: MonotoneLoss) -> tuple[float, float, float]:
         return 0.0, 0.0, 0.0
     p, q, loss = (each[some] for each in (whole.p, whole.q, whole.loss))
     atoms = PrivacyLossDistribution(p, q, loss, 0 * p)
-    loss, gap, second = (float(value) for value in heavy_atoms(atoms, 0.0, 0.0))
+    heaviest, distances, masses = heavy_atoms(atoms, 0.0, 0.0)
+    loss, gap, second = float(heaviest), abs(float(distances[0])), float(masses[0])
     return (loss, gap, second) if second > 0 else (loss, 0.0, 0.0)
 
 

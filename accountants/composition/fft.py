@@ -12,7 +12,6 @@ the Euler-Maclaurin formula corrects. The result then varies with eps, and with 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -35,6 +34,7 @@ _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0
 _NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
 # The relative error of eps from which on it is not resolved in floating point.
 _RESOLVED = 1e-5
+_ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 # The least step, in widths of the outcomes that are distributed on the grid.
 _OUTCOMES = 1.0
 
@@ -155,8 +155,8 @@ class ComposedPLD(ComposedProfile):
         x = self.start - epsilon + self.step * xp.arange(SIZE, dtype=self.g.dtype)
         above = x > 0
         x = xp.where(above, x, 1.0)
-        falling = xp.where(above, xp.exp(-self.tilt * x), 0.0)
-        return xp.stack([falling * -xp.expm1(-x), falling * xp.exp(-x)])
+        falling, change = xp.where(above, xp.exp(-self.tilt * x), 0.0), xp.expm1(-x)
+        return xp.stack([falling * -change, falling * (1 + change)])
 
     def _place(self, epsilon: Any) -> tuple[Any, Any]:
         """Return the grid point below eps, and the distance from it to eps in steps."""
@@ -269,23 +269,20 @@ def _bernoulli_polynomials() -> np.ndarray:
 _BERNOULLI = _bernoulli_polynomials()
 
 
-def grid_step(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Any:
-    """Return the step that ``compose`` uses where it samples smooth pieces."""
-    return _grid(parts, c, [part.moments(c) for part in parts], coarse, True).step
-
-
-def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None, cap: Any = None) -> ComposedPLD:
+def compose(
+    parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None, points: Grid | None = None
+) -> ComposedPLD:
     """Return the distribution of the sum of all losses.
 
     Args:
         parts: the losses that are composed.
         c: the tilt, which affects the precision only.
         coarse: the same losses with fewer nodes, for the width of the grid; by default ``parts``.
-        cap: the largest loss, if the smooth pieces of few releases are sampled on the grid; None otherwise.
+        points: the grid, by default that of ``grid_of``.
     """
     moments = [part.moments(c) for part in parts]
-    xp = namespace(c, *jax.tree.leaves(parts))
-    points = _grid(parts, c, moments, parts if coarse is None else coarse, cap is not None)
+    xp = namespace(c)
+    points = points or grid_of(parts, c, parts if coarse is None else coarse)
     found = []
     start = log_scale = 0.0 * c
     for part, offset, moment in zip(parts, points.offsets, moments, strict=True):
@@ -294,11 +291,7 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None,
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
         else:
-            nodes = part.losses
-            if cap is not None and part.smooth is not None:
-                nodes = grid.sample_on_grid(part.smooth, part.losses, c, (offset, points.step, cap))
-                part = dataclasses.replace(part, losses=nodes)
-            shares = grid.share_on_grid(nodes, c, moment[0], offset, points.step, SIZE)
+            shares = grid.share_on_grid(part.losses, c, moment[0], offset, points.step, SIZE, part.count)
             spectrum = xp.fft.rfft(shares.masses(SIZE))
         found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
     first = xp.floor((points.low - start) / points.step)
@@ -308,7 +301,7 @@ def compose(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses | None = None,
     return ComposedPLD(start, points.step, g, g - lumped, c, log_scale, first, spectrum, tuple(found))
 
 
-class _Grid(NamedTuple):
+class Grid(NamedTuple):
     """The step, a grid point next to each part's mean (for a Gaussian its mean), and the lower end of the window."""
 
     step: Any
@@ -316,36 +309,42 @@ class _Grid(NamedTuple):
     low: Any
 
 
-def _grid(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses, sampled: bool) -> _Grid:
-    """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart."""
-    xp = namespace(c, *jax.tree.leaves(parts))
+def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
+    """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
+
+    The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later.
+    """
+    xp = namespace(c)
+    moments = [part.moments(c) for part in parts]
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = without_derivative(_reach(parts, c, moments, coarse))
+    none = xp.zeros(_ATOMS, c.dtype)
     atoms = [
-        (0 * c, 0 * c, 0 * c) if part.losses is None else grid.heavy_atoms(part.losses, c, moment[0])
+        (0 * c, none, none) if part.losses is None else grid.heavy_atoms(part.losses, c, moment[0], _ATOMS)
         for part, moment in zip(parts, moments, strict=True)
     ]
     least = xp.stack(
         [
-            0 * c if sampled and part.smooth is not None else least_step(part, c, moment[0])
+            0 * c if part.source is not None else least_step(part, c, moment[0])
             for part, moment in zip(parts, moments, strict=True)
         ]
     ).max()
-    light = xp.stack([part.count * lighter for part, (_, _, lighter) in zip(parts, atoms, strict=True)])
-    gap = xp.stack([gap for _, gap, _ in atoms])[light.argmax()]
+    decisive = xp.stack([part.count * masses[0] for part, (_, _, masses) in zip(parts, atoms, strict=True)]).argmax()
+    _, distances, masses = (xp.stack(column)[decisive] for column in zip(*atoms, strict=True))
     # If there is only one loss, the window has no width.
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
-    step = grid.step_on_atoms(xp.maximum((down + up) / (SIZE - 16), least), xp.where(light.max() > 0, gap, 0.0))
+    least = xp.maximum((down + up) / (SIZE - 16), least)
+    step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses)
     offsets = [
         moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
         for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
     ]
-    return _Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
+    return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
 
 
 def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
     """Return how far below and above its mean the tilted sum is, up to a negligible probability (Chernoff)."""
-    xp = namespace(c, *jax.tree.leaves(parts))
+    xp = namespace(c)
     variance = sum(part.count * moment[2] for part, moment in zip(parts, moments, strict=True))
     deviation = xp.sqrt(xp.maximum(variance, xp.finfo(c.dtype).tiny ** 0.5))
     slopes = xp.concatenate([like(_SLOPES, c) / deviation, like(_SHARES, c) * c])

@@ -7,15 +7,14 @@ interpolation connect the dots (Doroshenko 2022), with an error of h^2 f''. Atom
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from accountants.closed_forms.pure import decayed
-from accountants.privacy_loss import PrivacyLossDistribution, join, panel_rule
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, panel_rule
 from dpkernels.numerics import Real, add_at, like, namespace, special_functions, without_derivative
 from dpkernels.pytrees import pytree
 
@@ -31,6 +30,10 @@ _CHOICES = np.array([[math.comb(j, k) for j in range(len(POINTS))] for k in rang
 _EXPONENTS = np.arange(len(POINTS)) - np.arange(len(POINTS))[:, None]
 # Outcomes are crowded if one step of outcomes as dense would have a larger share of all mass.
 _CROWDED = 0.003
+# The distance of a sum of atoms from the grid, in steps, up to which it is near the grid.
+_NEAR_GRID = 0.1
+# How many steps are tried for further atoms, and the mass times steps beside the grid that is negligible.
+_CHOICES_OF_STEP, _BESIDE_GRID = 64, 1e-9
 # For several pairs: the size of the grid, the relative difference up to which profiles are equal, and the ratio to its
 # neighbours from which on a mass is an atom.
 _SIZE, _SAME, _ATOM = 1 << 14, 1e-11, 20.0
@@ -50,8 +53,8 @@ class GridInterpolation:
     Attributes:
         mass: the tilted masses of the outcomes.
         on_grid: whether an outcome is an atom on the grid.
-        lumped: whether an outcome is such an atom or crowded next to one, as the losses of samples may be on a scale
-            that no grid resolves.
+        lumped: whether an outcome is an atom near the grid, or crowded next to one, as the losses of samples may be on
+            a scale that no grid resolves.
         index: the entries of the grid, of shape (6, n).
         above: the distance from the third of these, in steps.
     """
@@ -107,32 +110,46 @@ def taylor_shift_slope(s: Any) -> Any:
 
 
 def share_on_grid(
-    nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int
+    nodes: PrivacyLossDistribution, c: Any, log_scale: Any, offset: Any, step: Any, size: int, count: Any = 1
 ) -> GridInterpolation:
-    """Return tilted masses distributed over the grid points offset + k step, entry k modulo ``size``."""
+    """Return tilted masses distributed over the grid points offset + k step, entry k modulo ``size``.
+
+    Atoms are lumped if sums of so many of them are near the grid, where their mass is not smooth.
+    """
     xp = namespace(nodes.loss, step)
     mass, loss = tilted(nodes, c, log_scale)
     place = (loss - offset) / step
     nearest = xp.round(place)
-    on_grid = (nodes.width == 0) & (mass > 0) & (xp.abs(place - nearest) <= xp.finfo(place.dtype).eps ** 0.45)
+    is_atom, beside = (nodes.width == 0) & (mass > 0), xp.abs(place - nearest)
+    on_grid = is_atom & (beside <= xp.finfo(place.dtype).eps ** 0.45)
     point = xp.mod(nearest, size).astype(int)
-    crowded = mass * step > _CROWDED * nodes.width
-    lumped = crowded & (add_at(size, point, on_grid.astype(mass.dtype)) > 0)[point]
+    lumps = add_at(size, point, (is_atom & (count * beside <= _NEAR_GRID)).astype(mass.dtype))
+    lumped = (mass * step > _CROWDED * nodes.width) & (lumps > 0)[point]
     below = xp.where(on_grid, nearest, xp.floor(place))
     index = xp.mod(below + like(POINTS, below)[:, None], size).astype(int)
     return GridInterpolation(mass, on_grid, lumped, index, xp.where(on_grid, 0.0, place - below))
 
 
-def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any) -> tuple[Any, Any, Any]:
-    """Return (the loss of the heaviest atom, the distance of the second, the tilted mass of the second)."""
+def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, count: int = 1) -> tuple[Any, Any, Any]:
+    """Return (the loss of the heaviest atom, distances of other atoms from it, their tilted masses).
+
+    Args:
+        nodes: outcomes.
+        c: the tilt.
+        log_scale: the log of what masses are divided by.
+        count: the number of other atoms, the heaviest first; the distance and the mass are 0 where there are fewer.
+    """
     mass, loss = tilted(nodes, c, log_scale)
     xp = namespace(mass)
     mass = xp.where(nodes.width == 0, mass, 0.0)
-    heaviest = loss[mass.argmax()]
-    apart = xp.abs(loss - heaviest)
-    mass = xp.where(apart > xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest)), mass, 0.0)
-    second = mass.argmax()
-    return heaviest, apart[second], mass[second]
+    heaviest = latest = loss[mass.argmax()]
+    same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
+    others = []
+    for _ in range(count):
+        mass = xp.where(xp.abs(loss - latest) > same, mass, 0.0)
+        latest = loss[mass.argmax()]
+        others.append((latest - heaviest, mass.max()))
+    return heaviest, *(xp.stack(column) for column in zip(*others, strict=True))
 
 
 # Smooth pieces on the grid, all in steps: the distance from the ends at which sampling starts; the width of the
@@ -140,19 +157,20 @@ def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any) -> tuple
 # below the largest sampled loss.
 _FROM_END, _TRANSITION, _COMPLETE, _ATOM_BELOW = 30.0, 2.0, 16.0, 40.0
 CAP_MARGIN = _ATOM_BELOW + 20.0
-# Panels of quadrature at either end, in the transition, and of a piece that is too short to be sampled.
-_END_PANELS, _TRANSITION_PANELS, _SHORT_PANELS = 48, 16, 256
-# Coefficients of the central difference of order 8.
-_DIFFERENCE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840
-# The tilted mass below which the lowest outcomes are not sampled.
-_NEGLIGIBLE = 1e-19
-_MOST_SAMPLES = 1 << 17
+# Panels of quadrature on the four intervals beside the samples: from an end to the transition, and in the transition.
+_PANELS = (48, 16, 16, 48)
+# The ends of these intervals in a piece that is too short to be sampled, as shares of it.
+_QUARTERS = np.array([0.25, 0.5, 0.5, 0.75])
+# Coefficients of the central difference of order 8, and the number of points on either side that it needs.
+_DIFFERENCE, _BESIDE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840, 4
+# The tilted mass below which the lowest outcomes are not sampled, and the most samples of a piece.
+_NEGLIGIBLE, _MOST_SAMPLES = 1e-19, 1 << 13
 
 
 def sample_on_grid(
     smooth: PrivacyLossDistribution, nodes: PrivacyLossDistribution, c: Any, grid: tuple[Any, Any, Any]
-) -> Any:
-    """Return outcomes whose loss density is smooth on the grid; plain numbers only.
+) -> PrivacyLossDistribution:
+    """Return outcomes whose loss density is smooth on the grid.
 
     With few releases, quadrature nodes whose spacing exceeds the step are visible at the kink of the hockey-stick
     divergence. Inside each piece the outcomes are therefore samples of the loss density at the grid points, which
@@ -165,82 +183,91 @@ def sample_on_grid(
         c: the tilt.
         grid: a grid point, the step, and the cap.
     """
-    offset, step, cap = grid
-    log_p, loss = nodes.finite
-    size = log_p + c * loss
-    mass = np.exp(size - size.max())
-    order = np.argsort(loss)
-    total = np.cumsum(mass[order])
-    lowest = loss[order][min(np.searchsorted(total, _NEGLIGIBLE * total[-1]), len(loss) - 1)]
-    parts = [PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)]
-    for pieces in smooth.pieces:
-        for number in np.flatnonzero(pieces.right > pieces.left):
-            parts += _sample_piece(_Piece(pieces, number), offset, step, cap, lowest)
-    return join(parts).pruned().padded().capped(cap - _ATOM_BELOW * step)
+    xp = namespace(c)
+    grid, (log_p, loss) = without_derivative((grid, nodes.finite))
+    mass = xp.exp(log_p + c * loss - (log_p + c * loss).max())
+    order = xp.argsort(loss)
+    total = xp.cumsum(mass[order])
+    lowest = loss[order][xp.minimum(xp.searchsorted(total, _NEGLIGIBLE * total[-1]), len(loss) - 1)]
+    atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
+    found = join([atoms, *(part for pieces in smooth.pieces for part in _sample_pieces(pieces, *grid, lowest))])
+    step, cap = grid[1:]
+    return (found.pruned() if xp is np else found).padded().capped(cap - _ATOM_BELOW * step)
 
 
-class _Piece(NamedTuple):
-    """One of several smooth pieces."""
-
-    pieces: Any
-    number: Any
-
-    def outcomes(self, x: Any, width: Any, loss: Any, spacing: Any) -> PrivacyLossDistribution:
-        p, q = (width * np.exp(log(x, self.number)) for log in (self.pieces.log_p, self.pieces.log_q))
-        return PrivacyLossDistribution(p, q, loss, spacing + 0.0 * loss)
-
-    def nodes(self, start: Any, end: Any, panels: int) -> PrivacyLossDistribution:
-        share, weight = panel_rule(panels, np.zeros(1), dense=True)
-        x = start + (end - start) * share
-        loss = self.pieces.loss(x, self.number)
-        return self.outcomes(x, abs(end - start) * weight, loss, np.abs(np.gradient(loss)))
-
-
-def _sample_piece(piece: _Piece, offset: Any, step: Any, cap: Any, lowest: Any) -> list[PrivacyLossDistribution]:
-    left, right = (end[piece.number] for end in (piece.pieces.left, piece.pieces.right))
+def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, lowest: Any) -> list[Any]:
+    """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
+    xp = namespace(step)
+    numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))
+    if not len(numbers):
+        return []
+    row = numbers[:, None]
+    left, right = (end[numbers][:, None] for end in (pieces.left, pieces.right))
     inset = 1e-14 * (right - left)
-    ends = piece.pieces.loss(np.array([left + inset, right - inset]), piece.number)
-    low = ends.min() + _FROM_END * step
-    high = min(ends.max() - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
-    reach = _COMPLETE * step
-    if not high - low > 2 * _COMPLETE * step:
-        return [piece.nodes(left, right, _SHORT_PANELS)]
+    ends = without_derivative(pieces.loss(xp.concatenate([left + inset, right - inset], 1), row))
+    bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _COMPLETE * step
+    low = bottom + _FROM_END * step
+    high = xp.minimum(top - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
+    first = xp.ceil((xp.maximum((low - reach).min(), lowest) - offset) / step)
+    count = xp.floor((high + reach - offset) / step) - first + 1
+    is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MOST_SAMPLES)
 
     def share(loss: Any) -> Any:
-        ndtr = special_functions(loss).ndtr
-        return ndtr((loss - low) / (_TRANSITION * step)) * ndtr((high - loss) / (_TRANSITION * step))
+        """Return the share of the mass at a loss that the samples have; the nodes have the rest."""
+        ndtr, width = special_functions(loss).ndtr, _TRANSITION * step
+        return xp.where(is_long, ndtr((loss - low) / width) * ndtr((high - loss) / width), 0.0)
 
-    first, last = np.ceil((max(low - reach, lowest) - offset) / step), np.floor((high + reach - offset) / step)
-    if not 0 <= last - first <= _MOST_SAMPLES:
-        return [piece.nodes(left, right, _SHORT_PANELS)]
-    loss = offset + step * np.arange(first - 4, last + 5)
-    x = piece.pieces.inverse(loss, piece.number)
-    width, x, loss = np.abs(np.convolve(x, _DIFFERENCE, "valid")), x[4:-4], loss[4:-4]
-    found = [piece.outcomes(x, width * share(loss), loss, step)]
-    start, end = (left, right) if ends[0] < ends[1] else (right, left)
-    cuts = piece.pieces.inverse(np.array([low - reach, low + reach, high - reach, high + reach]), piece.number)
-    for x0, x1, panels in (
-        (start, cuts[0], _END_PANELS),
-        (cuts[0], cuts[1], _TRANSITION_PANELS),
-        (cuts[2], cuts[3], _TRANSITION_PANELS),
-        (cuts[3], end, _END_PANELS),
-    ):
-        nodes = piece.nodes(x0, x1, panels)
-        rest = 1 - share(nodes.loss)
-        found.append(dataclasses.replace(nodes, p=nodes.p * rest, q=nodes.q * rest))
+    def outcomes(x: Any, width: Any, loss: Any, spacing: Any) -> PrivacyLossDistribution:
+        p, q = (width * xp.exp(log(x, row)) for log in (pieces.log_p, pieces.log_q))
+        return PrivacyLossDistribution(*(xp.ravel(each + 0.0 * p) for each in (p, q, loss, spacing)))
+
+    # Levels beyond a piece, whose share is 0, are moved inside.
+    many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
+    level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
+    inner = xp.where(is_long, _BESIDE * step, 0.0)
+    at = pieces.inverse(xp.clip(level, bottom + inner, top - inner), row)
+    width = sum(weight * at[:, k : k + many] for k, weight in enumerate(_DIFFERENCE))
+    at, level = at[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
+    found = [outcomes(at, abs(width) * share(level), level, step)]
+
+    rises = ends[:, :1] < ends[:, 1:]
+    start, end = xp.where(rises, left, right), xp.where(rises, right, left)
+    cuts = pieces.inverse(
+        xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row
+    )
+    cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
+    intervals = (start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end)
+    for (x0, x1), panels in zip(intervals, _PANELS, strict=True):
+        inside, weight = panel_rule(panels, level, dense=True)
+        x = x0 + (x1 - x0) * inside
+        loss = pieces.loss(x, row)
+        spacing = abs(without_derivative(xp.asarray(xp.gradient(loss, axis=1))))
+        found.append(outcomes(x, abs(x1 - x0) * weight * (1 - share(loss)), loss, spacing))
     return found
 
 
-def step_on_atoms(least: Real, gap: Real) -> Any:
-    """Return a step of at least ``least`` that divides the gap of two atoms, by an even number if possible.
+def step_on_atoms(least: Real, distances: Any, masses: Any) -> Any:
+    """Return a step of at least ``least`` that divides the distance of two atoms, by an even number if possible.
 
-    A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. If the gap is
-    smaller than ``least``, the step is ``least``.
+    A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. Atoms beside
+    the grid are rounded at the kink of the hockey-stick divergence. So of the steps that are up to a quarter wider, the
+    one is taken for which the other atoms are nearest to the grid. If the distance is smaller than ``least``, the step
+    is ``least``.
+
+    Args:
+        least: the least step.
+        distances: from the heaviest atom to the second one and to further ones; 0 if there is none.
+        masses: the masses of these.
     """
-    xp = namespace(least, gap)
-    least = without_derivative(least)
+    xp = namespace(least, distances)
+    least, gap = without_derivative(least), xp.abs(distances[0])
     many = without_derivative(gap) / least
-    whole = xp.where(many >= 2, 2 * xp.floor(many / 2), 1.0)
+    most = 2 * xp.floor(many / 2)
+    whole = xp.maximum(most - 2 * like(np.arange(_CHOICES_OF_STEP), most), 2.0)
+    places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * whole
+    beside = (masses[1:, None] * xp.abs(places - xp.round(places))).sum(0)
+    beside = xp.where(whole < 0.8 * most, np.inf, xp.maximum(beside, _BESIDE_GRID))
+    whole = xp.where(many >= 2, whole[beside.argmin()], 1.0)
     return xp.where(many >= 1, gap / whole, least)
 
 
@@ -273,7 +300,7 @@ def pointwise_maximum(several: list[PrivacyLossDistribution]) -> PrivacyLossDist
     lowest, atoms = loss.min(), heavy_atoms(whole, 0.0, 0.0)
     # If there is only one loss, the grid has no width.
     least = xp.maximum((loss.max() - lowest) / (_SIZE - 4), xp.finfo(loss.dtype).eps * (1 + xp.abs(lowest)))
-    step = step_on_atoms(least, atoms[1])
+    step = step_on_atoms(least, *atoms[1:])
     offset = atoms[0] - step * without_derivative(xp.floor((atoms[0] - lowest) / step) + 1)
     masses = [_connect_dots(one, offset, step)[::-1] for one in several]
     profile = first = profile_on_grid(masses[0], 0.0, step)[0]

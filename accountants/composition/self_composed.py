@@ -26,7 +26,7 @@ from accountants.dominating_pairs.replaced import Replaced, check_replaceable
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import Real, RealArray, namespace, without_derivative
+from dpkernels.numerics import Real, RealArray, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
 
@@ -99,7 +99,7 @@ class SelfComposed:
             return Replaced(pair, self.sampling_rate).privacy_loss()
         return pair.privacy_loss().subsampled(self.sampling_rate)
 
-    def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0) -> list[RepeatedLoss]:
+    def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0, *, few: bool = False) -> list[RepeatedLoss]:
         """Return the losses of all releases, one entry for each neighbour direction.
 
         For two pairs (noise that is not even) the worse pair may change from release to release. The result is then the
@@ -108,6 +108,7 @@ class SelfComposed:
         Args:
             mirrors: whether the pairs are mirrored, for each direction.
             panels: see ``PrivacyLossDistribution.nodes``.
+            few: whether smooth losses of samples may be composed from samples of their densities.
         """
         if self.is_gaussian:
             (pair,) = self.pairs
@@ -121,15 +122,17 @@ class SelfComposed:
         ways = [[one.mirrored() for one in several] if mirror else several for mirror in mirrors]
         if any(one.pieces for one in self._privacy_losses):
             ways = [[one.completed() for one in way] for way in ways]
-        directed = [pointwise_maximum(way) for way in ways]
         # On all the data the loss density may jump, and samples of it next to a jump are no better than nodes.
-        sampled = xp is np and len(self.pairs) == 1 and self.sampling_rate is not None
-        smooth = self._privacy_losses[0] if sampled else None
-        if smooth is None or not smooth.is_invertible:
-            return [RepeatedLoss(nodes, xp.zeros_like(nodes.p[0]), self.count) for nodes in directed]
+        sampled = few and len(self.pairs) == 1 and self.sampling_rate is not None
+        may_be_sampled = sampled and self._privacy_losses[0].is_invertible
         return [
-            RepeatedLoss(nodes, np.float64(0.0), self.count, smooth.mirrored() if mirror else smooth)
-            for nodes, mirror in zip(directed, mirrors, strict=True)
+            RepeatedLoss(
+                losses := pointwise_maximum(way),
+                xp.zeros_like(losses.p[0]),
+                self.count,
+                DirectedRelease(self, -1.0 if mirror else 1.0) if may_be_sampled else None,
+            )
+            for way, mirror in zip(ways, mirrors, strict=True)
         ]
 
     def _nodes(self, panels: int) -> list[PrivacyLossDistribution]:
@@ -215,7 +218,25 @@ def with_mirror(pair: Any) -> tuple[Any, ...]:
 # Cumulants
 
 
-@partial(pytree, static=("smooth",))
+@pytree
+@dataclass(frozen=True)
+class DirectedRelease:
+    """One release with one pair, for one neighbour direction.
+
+    Attributes:
+        release: the release; its count is not used.
+        sign: -1 if the pair is mirrored, else 1.
+    """
+
+    release: SelfComposed
+    sign: Any
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        """Return the distribution of the loss as atoms and smooth pieces."""
+        return self.release._privacy_losses[0].mirrored(self.sign)
+
+
+@pytree
 @dataclass(frozen=True, eq=False)
 class RepeatedLoss:
     """The privacy loss of n releases of one mechanism, for one neighbour direction.
@@ -224,13 +245,13 @@ class RepeatedLoss:
         losses: the outcomes of one release, or None for Gaussian noise on all the data.
         mu: sensitivity over sigma of that Gaussian noise, whose K(z) is z (z + 1) mu^2 / 2; 0 otherwise.
         count: n.
-        smooth: for plain numbers, the same loss as atoms and invertible smooth pieces if that is possible; else None.
+        source: the release itself where its smooth pieces are composed from samples of their densities, else None.
     """
 
     losses: PrivacyLossDistribution | None
     mu: Any
     count: Any
-    smooth: PrivacyLossDistribution | None = None
+    source: DirectedRelease | None = None
 
     @property
     def infinity_mass(self) -> Real:
@@ -272,8 +293,8 @@ RepeatedLosses = tuple[RepeatedLoss, ...]
 def _exp_relative_to_largest(size: Any) -> tuple[Any, Any]:
     """Return (the largest size, e^(size - largest)) along the last axis; 0 where all sizes are -inf."""
     xp = namespace(size)
-    top = without_derivative(size.max(-1, keepdims=True))
-    top = xp.where(xp.isneginf(top), 0.0, top)  # NaN stays.
+    top = size.max(-1, keepdims=True)
+    top = xp.where(top == -np.inf, 0.0, top if xp is np else jax.lax.stop_gradient(top))  # NaN stays.
     return top, xp.exp(size - top)
 
 
@@ -317,7 +338,8 @@ def saddle_point_of_delta(
 ) -> tuple[Any, Any]:
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
     c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps, greatest)
-    return c, approximate(parts, c)[1]
+    value, eps = approximate(parts, c)
+    return c, eps + (value - log_delta) / c  # The slope of log delta is about -c.
 
 
 def _tilt_at_root(rising: Any, like: Any, steps: int, greatest: float) -> Any:

@@ -21,7 +21,7 @@ import numpy as np
 from accountants.composition.self_composed import SelfComposed
 from accountants.dominating_pairs.discrete import Atoms, of_dots
 from accountants.dominating_pairs.registry import dominating_pairs, reject_sensitivity
-from accountants.guarantee import Guarantee
+from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
 from accountants.shuffle.estimate import Estimate, integral_epsilon, integral_log_delta
@@ -40,7 +40,7 @@ _LAST, _DOTS, _BEYOND, _MARGIN = 1e-18, 160, 16, 2e-5
 
 
 @dataclass(frozen=True, eq=False)
-class Shuffled:
+class Shuffled(ComposableGuarantee):
     """The guarantee of n shuffled reports; made by ``shuffled``.
 
     Attributes:
@@ -108,7 +108,7 @@ class Shuffled:
 
         The input is the one with the largest value among an end and the middle (five rows of a table).
         """
-        _exactly_one(epsilon, delta)
+        check_one_given(epsilon, delta)
         if self._is_traced(epsilon if delta is None else delta):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
@@ -117,27 +117,21 @@ class Shuffled:
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
-    def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
-        """Return a rigorous interval of the largest delta at eps over all inputs, or of eps at delta.
+    def delta_bracket(self, epsilon: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of the largest delta at eps over all inputs; see ``bracket``.
 
-        It is computed from the mechanism's probabilities, and includes truncation, quadrature and rounding errors.
-
-        Returns:
-            (lower bound, upper bound).
+        They are computed from the mechanism's probabilities.
 
         Raises:
-            ValueError: not exactly one argument is given, or it is out of range; n is not an integer; or the
-                probabilities of a float mechanism are nodes of a quadrature.
+            ValueError: n is not an integer, or the probabilities of a float mechanism are nodes of a quadrature.
         """
-        _exactly_one(epsilon, delta)
         n = self._certain_n
-        if delta is None:
-            checks.within("epsilon", at := checks.number("epsilon", epsilon), 0.0, np.inf)
-            return self._lower_bound(at, n)(at), bracket.upper_delta(self.inputs, n, at)
-        checks.within("delta", target := checks.number("delta", delta), 0.0, 1.0, open_ends=True)
-        start = self._lower.epsilon(target)
-        low = bracket.crossing(self._lower_bound(start[0], n), target, *start, -1)
-        return low, self._above(target)
+        return self._lower_bound(epsilon, n)(epsilon), bracket.upper_delta(self.inputs, n, epsilon)
+
+    def epsilon_bracket(self, delta: float) -> tuple[float, float]:
+        """Return (lower, upper) bounds of the largest eps at delta over all inputs; see ``delta_bracket``."""
+        n, start = self._certain_n, self._lower.epsilon(delta)
+        return bracket.crossing(self._lower_bound(start[0], n), delta, *start, -1), self._above(delta)
 
     def _above(self, delta: float) -> float:
         """Return an upper bound of eps at delta."""
@@ -175,17 +169,10 @@ class Shuffled:
             )
         )
 
-    def compose(self, *others: Shuffled | Guarantee) -> Guarantee:
-        """Return the composition with others: rounds that are shuffled separately, and reports without shuffling.
-
-        All must be about the same person. The mechanism of a round may depend on the results of earlier rounds, as long
-        as its guarantee is the one that is composed.
-        """
-        return self.guarantee().compose(*(one.guarantee() if isinstance(one, Shuffled) else one for one in others))
-
-    def repeat(self, count: Any) -> Guarantee:
-        """Return the guarantee of ``count`` rounds of n reports each, shuffled separately."""
-        return self.guarantee().repeat(count)
+    @property
+    def terms(self) -> tuple[SelfComposed, ...]:  # type: ignore[override]
+        """Return the rigorous pair as one release, to repeat or to compose rounds that are shuffled separately."""
+        return self.guarantee().terms
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
@@ -275,11 +262,6 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
 def _(mechanism: Shuffled, sensitivity: Any = None) -> tuple[Any, ...]:
     reject_sensitivity(sensitivity)
     return mechanism._rigorous_pair
-
-
-def _exactly_one(epsilon: Any, delta: Any) -> None:
-    if (epsilon is None) == (delta is None):
-        raise ValueError("epsilon, delta: exactly one of them must be given")
 
 
 def _each(one: Callable[[float], float], values: Any) -> Any:
