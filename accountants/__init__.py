@@ -6,7 +6,9 @@ noise for a budget, and ``tune`` the best free parameters. ``recycling`` account
 ``known_domain_top_k`` and ``unknown_domain_top_k`` release the largest counts. An unknown mechanism raises an error.
 """
 
-from accountants import calibrate, recycling, tune
+import lazy_loader
+
+from accountants import calibrate, recycling
 from accountants.closed_forms.approximate import parallel_composition
 from accountants.comparison import compare
 from accountants.dominating_pairs.densities import densities
@@ -19,6 +21,9 @@ from accountants.shuffle import Shuffled, shuffled
 from accountants.subsampling import amplified, on_sample
 from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter, Odometer
 from dpkernels.budgets.ledger import Ledger, LedgerError
+
+# Tuning imports optax, which takes 0.1 s.
+__getattr__, __dir__, _ = lazy_loader.attach(__name__, submodules=["tune"])
 
 __all__ = [
     "BudgetExceeded",

@@ -163,8 +163,9 @@ _PANELS = (48, 16, 16, 48)
 _QUARTERS = np.array([0.25, 0.5, 0.5, 0.75])
 # Coefficients of the central difference of order 8, and the number of points on either side that it needs.
 _DIFFERENCE, _BESIDE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840, 4
-# The tilted mass below which the lowest outcomes are not sampled, and the most samples of a piece.
-_NEGLIGIBLE, _MOST_SAMPLES = 1e-19, 1 << 13
+# The log of the tilted mass, relative to the largest one, below which the lowest outcomes are not sampled; and the most
+# samples of a piece.
+_NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
 
 
 def sample_on_grid(
@@ -185,10 +186,8 @@ def sample_on_grid(
     """
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))
-    mass = xp.exp(log_p + c * loss - (log_p + c * loss).max())
-    order = xp.argsort(loss)
-    total = xp.cumsum(mass[order])
-    lowest = loss[order][xp.minimum(xp.searchsorted(total, _NEGLIGIBLE * total[-1]), len(loss) - 1)]
+    size = log_p + c * loss
+    lowest = xp.where(size > size.max() + _NEGLIGIBLE, loss, np.inf).min()
     atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
     found = join([atoms, *(part for pieces in smooth.pieces for part in _sample_pieces(pieces, *grid, lowest))])
     step, cap = grid[1:]

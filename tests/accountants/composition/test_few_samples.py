@@ -1,5 +1,7 @@
 """Few releases on Poisson samples against nested quadrature: delta_n(eps) = E_p delta_(n-1)(eps - loss)."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
@@ -97,3 +99,35 @@ def test_two_releases(name, scale, rate):
 @pytest.mark.parametrize(("scale", "rate", "delta"), [(0.7, 0.01, 1e-8), (0.5, 0.1, 1e-6), (2.0, 0.3, 1e-4)])
 def test_three_releases(scale, rate, delta):
     check("gaussian", scale, rate, 3, delta)
+
+
+SHAPES = {
+    "gaussian": dpk.Gaussian,
+    "laplace": dpk.Laplace,
+    "recycled": lambda scale: dpk.Reweighted(dpk.Gaussian(scale), -3.0, 3.0, 0.4),
+}
+
+
+@pytest.mark.quick("gaussian-0.7-0.01-2-1e-08")
+@pytest.mark.parametrize(
+    ("name", "scale", "rate", "count", "delta"),
+    [("gaussian", 0.7, 0.01, 2, 1e-8), ("laplace", 2.0, 0.3, 3, 1e-4), ("recycled", 2.0, 0.1, 5, 1e-5)],
+)
+def test_jax_numbers_have_the_values_of_plain_ones(x64, name, scale, rate, count, delta):
+    def epsilon(scale, rate):
+        return guarantee(dpk.Additive(SHAPES[name](scale)), 1.0).subsample(rate).repeat(count).epsilon(delta)
+
+    value, slopes = jax.jit(jax.value_and_grad(epsilon, (0, 1)))(jnp.float64(scale), jnp.float64(rate))
+    assert float(value) == pytest.approx(epsilon(scale, rate), rel=1e-12)
+    by_scale = (epsilon(scale * 1.0001, rate) - epsilon(scale * 0.9999, rate)) / (2e-4 * scale)
+    by_rate = (epsilon(scale, rate * 1.0001) - epsilon(scale, rate * 0.9999)) / (2e-4 * rate)
+    np.testing.assert_allclose(slopes, (by_scale, by_rate), rtol=1e-7)
+
+
+@pytest.mark.parametrize("outside", [0.3, 0.05])
+def test_opposite_atoms_of_two_releases_cancel(outside):
+    """Of recycled noise the losses of two atoms may add up to 0, the kink of delta at eps 0, beside the grid."""
+    noise = dpk.Reweighted(dpk.Laplace(2.0), -2.0, 2.0, outside)
+    made = guarantee(dpk.Additive(noise), 1.0).repeat(2)
+    low, high = made.bracket(epsilon=0.0)
+    assert low <= made.delta(0.0) <= high
