@@ -30,7 +30,7 @@ from accountants.composition.cells import (
     heaviest_atoms,
     split_monotone,
 )
-from accountants.composition.self_composed import SelfComposed
+from accountants.composition.self_composed import SelfComposed, integer_power
 from accountants.dominating_pairs.base import DominatingPair, as_float64
 from dpkernels import checks
 from dpkernels.numerics import Real
@@ -346,7 +346,7 @@ def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float
     whole, error = np.ones(size // 2 + 1, complex), 0.0
     for part in parts:
         folded = np.bincount(part.k.astype(np.int64) % size, part.g, size)
-        whole = whole * _power(fft.rfft(folded), part.count)
+        whole = whole * integer_power(fft.rfft(folded), part.count)
         error += part.count * (eta * _norm(folded) + 8 * _UNIT)
     g = fft.irfft(whole, size)
     return g, error + eta * _norm(g)
@@ -355,16 +355,6 @@ def _transformed(parts: Sequence[_Tilted], size: int) -> tuple[np.ndarray, float
 def _norm(values: np.ndarray) -> float:
     """Return the 2-norm; not by BLAS, whose threads may wait for each other."""
     return float(np.sqrt((values * values).sum()))
-
-
-def _power(base: np.ndarray, count: int) -> np.ndarray:
-    """Return the power by repeated squaring."""
-    result = np.ones_like(base)
-    while count:
-        if count & 1:
-            result = result * base
-        base, count = base * base, count >> 1
-    return result
 
 
 # Brackets

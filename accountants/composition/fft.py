@@ -23,7 +23,7 @@ import numpy as np
 from accountants.composition import grid
 from accountants.composition.base import ComposedProfile
 from accountants.composition.grid import COEFFICIENTS, POINTS
-from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses
+from accountants.composition.self_composed import RepeatedLoss, RepeatedLosses, integer_power
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels.numerics import Real, like, namespace, without_derivative
 from dpkernels.pytrees import pytree
@@ -68,21 +68,9 @@ class _OnGrid(NamedTuple):
             power = xp.exp(count * self.spectrum)
             return xp.stack([power, 0.0 * power])
         if namespace(self.spectrum, self.part.count) is np and self.part.count == np.floor(self.part.count):
-            return _integer_power(self.spectrum, int(self.part.count))
+            return integer_power(self.spectrum, int(self.part.count))
         xp = namespace(self.spectrum, self.part.count)
         return xp.where(xp.abs(self.spectrum) > _NOTHING, xp.exp(self.part.count * self.log()), 0.0)
-
-
-def _integer_power(base: np.ndarray, count: int) -> np.ndarray:
-    """Return the power by repeated squaring."""
-    result = None
-    while count:
-        if count & 1:
-            result = base if result is None else result * base
-        count >>= 1
-        if count:
-            base = base * base
-    return np.ones_like(base) if result is None else result
 
 
 class _Evaluation(NamedTuple):

@@ -357,3 +357,15 @@ def approximate(parts: RepeatedLosses, c: Real) -> tuple[Any, Any]:
     eps = slope - 1 / c - 1 / (1 + c)
     curvature = curvature + 1 / c**2 + 1 / (1 + c) ** 2
     return value - c * eps - xp.log(c * (1 + c)) - xp.log(2 * np.pi * curvature) / 2, eps
+
+
+def integer_power(base: np.ndarray, count: int) -> np.ndarray:
+    """Return the power of an array by repeated squaring."""
+    result = np.ones_like(base)
+    while count:
+        if count & 1:
+            result = result * base
+        count >>= 1
+        if count:
+            base = base * base
+    return result

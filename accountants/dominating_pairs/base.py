@@ -17,7 +17,7 @@ import numpy as np
 
 from accountants.privacy_loss import PrivacyLossDistribution, join, sampled_loss
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
 
 Curve = Callable[[Any], Any]
@@ -148,44 +148,37 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
         delta, in the shape of epsilon; NumPy float64 for NumPy arguments, JAX for JAX arguments.
     """
     if namespace(epsilon, *jax.tree.leaves(pairs)) is jnp:
-        return _profile(pairs, floating(jnp.asarray(epsilon)))
+        return _compiled_profile(pairs, floating(jnp.asarray(epsilon)))
     with np.errstate(all="ignore"):
-        return _profile_of_numbers(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
+        return _profile(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
 
 
-def _profile_of_numbers(pairs: tuple[Any, ...], epsilon: np.ndarray) -> np.ndarray:
+def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
     leaves, structure = jax.tree.flatten(pairs, is_leaf=is_whole)
     numbers = [leaf for leaf in leaves if not is_whole(leaf)]
-    shape = np.broadcast_shapes(epsilon.shape, *(leaf.shape for leaf in numbers))
-    if all(leaf.ndim == 0 for leaf in numbers):
+    xp = namespace(epsilon, *jax.tree.leaves(pairs))
+    shape = np.broadcast_shapes(epsilon.shape, *map(np.shape, numbers))
+    if all(np.ndim(leaf) == 0 for leaf in numbers):
         return curve(pairs)(epsilon.ravel()).reshape(shape)
-    columns = [leaf if is_whole(leaf) else np.broadcast_to(leaf, shape).ravel() for leaf in leaves]
-    every = np.broadcast_to(epsilon, shape).ravel()
+    columns = [xp.broadcast_to(leaf, shape).ravel() for leaf in numbers]
+    every = xp.broadcast_to(epsilon, shape).ravel()
 
-    def one(k: int) -> Any:
-        parts = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else leaf[k] for leaf in columns])
-        return curve(parts)(every[k : k + 1])[0]
+    def one(eps: Any, *columns: Any) -> Any:
+        entries = iter(columns)
+        parts = jax.tree.unflatten(structure, [leaf if is_whole(leaf) else next(entries) for leaf in leaves])
+        return curve(parts)(xp.atleast_1d(eps))[0]
 
-    return np.array([one(k) for k in range(every.size)]).reshape(shape)
+    if xp is jnp:
+        return jax.vmap(one)(every, *columns).reshape(shape)
+    return np.array([one(*entry) for entry in zip(every, *columns, strict=True)]).reshape(shape)
+
+
+_compiled_profile = jax.jit(_profile)
 
 
 def as_float64(tree: Any) -> Any:
     """Convert every number of a pytree to NumPy float64, so that its type does not decide what is compiled."""
     return jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), tree)
-
-
-@jax.jit
-def _profile(pairs: tuple[Any, ...], epsilon: RealArray) -> Real:
-    numbers = [leaf for leaf in jax.tree.leaves(pairs, is_leaf=is_whole) if not is_whole(leaf)]
-    shape = jnp.broadcast_shapes(epsilon.shape, *(jnp.shape(leaf) for leaf in numbers))
-    if all(jnp.ndim(leaf) == 0 for leaf in numbers):
-        return curve(pairs)(epsilon.ravel()).reshape(shape)
-    flat = jax.tree.map(
-        lambda leaf: leaf if is_whole(leaf) else jnp.broadcast_to(leaf, shape).ravel(), pairs, is_leaf=is_whole
-    )
-    axes = jax.tree.map(lambda leaf: None if is_whole(leaf) else 0, pairs, is_leaf=is_whole)
-    one = jax.vmap(lambda pairs, eps: curve(pairs)(eps), in_axes=(axes, 0))
-    return one(flat, jnp.broadcast_to(epsilon, shape).ravel()).reshape(shape)
 
 
 def is_whole(item: Any) -> bool:
@@ -207,10 +200,6 @@ def curve(pairs: tuple[DominatingPair, ...]) -> Curve:
         return xp.clip(xp.stack(values).max(0), 0.0, 1.0)
 
     return at
-
-
-# The units in the last place by which eps is lowered: more than the rounding errors of what is computed from it.
-_UNITS = 8
 
 
 def with_added_record(profile: Curve, rate: Any) -> Curve:

@@ -185,11 +185,7 @@ def _traced(mechanism: Optimal) -> Atoms:
     ratio = jnp.stack([jnp.maximum(p[s:] / p[:-s], p[:-s] / p[s:]).max() for s in range(1, cells + 1)]).max()
     t = jnp.exp(jnp.log(ratio) * jnp.linspace(0.0, 1.0, _DOTS, dtype=p.dtype))
 
-    def largest(at: Any) -> Any:
-        pairs = [pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:]))]
-        return jnp.stack([jnp.maximum(x - at * y, 0.0).sum(1).max() for x, y in pairs]).max()
-
-    f = jnp.append(jax.lax.map(largest, t[:-1]), 0.0)
+    f = jnp.append(jax.lax.map(lambda at: _largest(p, cells, at), t[:-1]), 0.0)
     return replace(of_dots(t, f), near=mechanism.sensitivity is not None)
 
 
@@ -264,13 +260,11 @@ def _corners(t: np.ndarray, f: np.ndarray) -> np.ndarray:
     return kept
 
 
-def _largest(p: np.ndarray, cells: int, t: float) -> float:
+def _largest(p: Any, cells: int, t: Any) -> Any:
     """Return the maximum over rows i, i' at most ``cells`` apart of sum_j max(0, p_ij - t p_i'j)."""
-    best = 0.0
-    for shift in range(1, cells + 1):
-        a, b = p[shift:], p[:-shift]
-        best = max(best, *(np.maximum(x - t * y, 0.0).sum(axis=1).max() for x, y in ((a, b), (b, a))))
-    return float(best)
+    xp = namespace(p)
+    pairs = (pair for s in range(1, cells + 1) for pair in ((p[s:], p[:-s]), (p[:-s], p[s:])))
+    return xp.stack([xp.maximum(x - t * y, 0.0).sum(1).max() for x, y in pairs]).max()
 
 
 def exact_noise_pairs(form: ExactNoise, sensitivity: Any = None) -> tuple[Atoms, ...]:

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels.distributions.gaussian import Gaussian
-from dpkernels.numerics import gauss_legendre, like, namespace
+from dpkernels.numerics import gauss_legendre, like, namespace, without_derivative
 
 _STANDARD = Gaussian(1.0)
 _NODES, _WEIGHTS = gauss_legendre(12)
@@ -62,8 +62,12 @@ def gain(start: Any, width: Any, a: Any, lead: Any) -> tuple[Any, Any, Any]:
     near = apart < _SHARE * p
     summed = _where_any(near, _by_nodes, start, width, a, lead)
     least = _nearest(start, width)
-    summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(least**2)))
-    return xp.where(near, summed, apart + _frozen(error)), p + _frozen(p_error), q + _frozen(q_error)
+    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(least**2)))
+    return (
+        xp.where(near, summed, apart + without_derivative(error)),
+        p + without_derivative(p_error),
+        q + without_derivative(q_error),
+    )
 
 
 def endless_gain(start: Any, a: Any) -> Any:
@@ -78,8 +82,8 @@ def endless_gain(start: Any, a: Any) -> Any:
     units = units + (1 + _nearest(start + a, np.inf) ** 2 + steep * (abs(start) + steep)) * (factor * q)
     near = apart < _SHARE * p
     summed = _where_any(near, _by_nodes, start, np.inf + 0 * start, a, 0.0 * start)
-    summed = summed * (1 + _UNITS * kind.eps * (1 + _frozen(_nearest(start, np.inf) ** 2)))
-    return xp.where(near, summed, apart + _frozen(_UNITS * kind.eps * units))
+    summed = summed * (1 + _UNITS * kind.eps * (1 + without_derivative(_nearest(start, np.inf) ** 2)))
+    return xp.where(near, summed, apart + without_derivative(_UNITS * kind.eps * units))
 
 
 def _tail(start: Any) -> Any:
@@ -141,9 +145,9 @@ def _nearest(start: Any, width: Any) -> Any:
 def _by_nodes(start: Any, width: Any, a: Any, lead: Any) -> Any:
     """Return the integral by Gauss-Legendre quadrature between the points at which the density becomes negligible."""
     xp = namespace(start, width, a, lead)
-    reach = xp.sqrt(_nearest(*_frozen_all(start, width)) ** 2 + 2 * _NEGLIGIBLE)
-    first = xp.where(start < -reach, _frozen(-reach - start), 0.0)
-    last = xp.where(start + width > reach, _frozen(_to_reach(start, reach)), width)
+    reach = xp.sqrt(_nearest(*without_derivative((start, width))) ** 2 + 2 * _NEGLIGIBLE)
+    first = xp.where(start < -reach, without_derivative(-reach - start), 0.0)
+    last = xp.where(start + width > reach, without_derivative(_to_reach(start, reach)), width)
     total = 0 * (start + last + a + lead)
     nodes, weights = (like(part, total) for part in (_NODES, _WEIGHTS))
     length = (last - first) / _PANELS
@@ -165,12 +169,3 @@ def _to_reach(start: Any, reach: Any) -> Any:
     """Return reach - start, for start <= reach, without cancellation where reach^2 = start^2 + 80."""
     xp = namespace(start, reach)
     return xp.where(start > 0, 2 * _NEGLIGIBLE / (reach + xp.maximum(start, 0.0)), reach - start)
-
-
-def _frozen(value: Any) -> Any:
-    """Return the value without a derivative."""
-    return jax.lax.stop_gradient(value) if namespace(value) is jnp else value
-
-
-def _frozen_all(*values: Any) -> Any:
-    return tuple(map(_frozen, values))

@@ -215,10 +215,7 @@ def _mixed(weight: Real, mixture: Any) -> tuple[Mixed]:
     return (Mixed(weight, first, second),)
 
 
-@dominating_pairs.register
-def _(form: ExactNoise, sensitivity: Any = None) -> tuple[Any, ...]:
-    return discrete.exact_noise_pairs(form, sensitivity)
-
+dominating_pairs.register(ExactNoise)(discrete.exact_noise_pairs)
 
 _ROWS: dict[type, Callable[[Any], Any]] = {
     Optimal: discrete.optimal_pair,
@@ -267,15 +264,11 @@ def _(mechanism: Windowed) -> float:
     return maximum_on(loss, critical_points(mechanism.window, mechanism.base, float(mechanism.width)))
 
 
-@pure_epsilon.register
-def _(mechanism: SquareWave) -> float:
-    """Return the mechanism's eps: e^eps is the ratio of its two densities."""
-    return float(mechanism.epsilon)
-
-
-@pure_epsilon.register
-def _(mechanism: TwoPoint) -> float:
-    """Return the mechanism's eps: the ends have the odds e^eps and e^-eps."""
+@pure_epsilon.register(SquareWave)
+@pure_epsilon.register(TwoPoint)
+@pure_epsilon.register(CentralPiecewise)
+def _(mechanism: Any) -> float:
+    """Return the mechanism's eps: e^eps is the ratio of two densities, of two probabilities or of two steps."""
     return float(mechanism.epsilon)
 
 
@@ -305,12 +298,6 @@ def _(mechanism: ExactNoise) -> float:
 def _(mechanism: Optimal) -> float:
     """Return the largest log ratio of the probabilities of neighbouring inputs."""
     return math.log(largest_ratio(np.asarray(mechanism.probabilities, float), mechanism.cells))
-
-
-@pure_epsilon.register
-def _(mechanism: CentralPiecewise) -> float:
-    """Return the mechanism's eps: neighbouring densities differ by one step, a factor e^eps, or not at all."""
-    return float(mechanism.epsilon)
 
 
 def additive_profile(noise: Distribution, sensitivity: Real, epsilon: Real) -> Real:

@@ -12,7 +12,7 @@ import numpy as np
 
 from accountants.dominating_pairs.additive import total
 from accountants.dominating_pairs.base import Curve, DominatingPair
-from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join
+from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces, join, split_at
 from dpkernels import checks
 from dpkernels.mechanisms.windowed.bases import Base, Constant
 from dpkernels.mechanisms.windowed.mechanism import Windowed
@@ -60,10 +60,16 @@ class WindowedPair(DominatingPair):
         return self.relative_height * self.level
 
     def hockey_stick(self) -> Curve:
-        return divergence_of_windowed(_floating(self))
+        side = side_of(_floating(self))
+        return _linear(side) if _is_linear(self) else _smooth(side)
 
     def largest_loss(self) -> Real:
-        return largest_loss_of_windowed(_floating(self))
+        side = side_of(_floating(self))
+        xp = namespace(side.left)
+        if not _is_linear(self):
+            return _side_runs(side).loss.max()
+        loss = xp.stack([side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)])
+        return xp.where(side.right > side.left, loss, 0.0).max()
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         pair = _floating(self)
@@ -243,21 +249,6 @@ def _is_linear(pair: Any) -> bool:
     return pair.window.is_linear and pair.base.is_linear
 
 
-def divergence_of_windowed(pair: DominatingPair) -> Curve:
-    """Return the function eps -> delta(eps)."""
-    return _linear(side_of(pair)) if _is_linear(pair) else _smooth(side_of(pair))
-
-
-def largest_loss_of_windowed(pair: Any) -> Any:
-    """Return the supremum of the loss."""
-    side = side_of(pair)
-    xp = namespace(side.left)
-    if not _is_linear(pair):
-        return _side_runs(side).loss.max()
-    loss = xp.stack([side.loss(e, side.in_p, side.in_q) for e in (side.left, side.right)])
-    return xp.where(side.right > side.left, loss, 0.0).max()
-
-
 # Piecewise linear densities
 
 
@@ -348,11 +339,7 @@ def _cut_at_turns(side: Side, cells: int) -> tuple[np.ndarray, ...]:
     shares: Any = shares_with_ends(cells + 1)
     points = low[:, None] * (1 - shares) + high[:, None] * shares
     turn, row = turning_points(lambda e, row: side.loss(e, in_p[row], in_q[row]), points)
-    starts, rows = np.concatenate([left, turn]), np.concatenate([np.arange(len(left)), row])
-    order = np.lexsort((starts, rows))
-    starts, rows = starts[order], rows[order]
-    last = np.append(rows[1:] != rows[:-1], np.ones(min(len(rows), 1), bool))
-    ends = np.where(last, right[rows], np.append(starts[1:], 0.0)[: len(rows)])
+    starts, ends, rows = split_at(left, right, turn, row)
     return starts, ends, in_p[rows], in_q[rows]
 
 
