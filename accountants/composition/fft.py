@@ -322,7 +322,8 @@ def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
     # If there is only one loss, the window has no width.
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     least = xp.maximum((down + up) / (SIZE - 16), least)
-    step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses)
+    count = xp.stack([0 * c + part.count for part in parts])[decisive]
+    step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
         moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
         for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)

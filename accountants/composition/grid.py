@@ -163,8 +163,8 @@ _PANELS = (48, 16, 16, 48)
 _QUARTERS = np.array([0.25, 0.5, 0.5, 0.75])
 # Coefficients of the central difference of order 8, and the number of points on either side that it needs.
 _DIFFERENCE, _BESIDE = np.array([3, -32, 168, -672, 0, 672, -168, 32, -3]) / 840, 4
-# The log of the tilted mass, relative to the largest one, below which the lowest outcomes are not sampled; and the most
-# samples of a piece.
+# The log of the tilted mass, relative to the largest one, below which outcomes are not sampled; and the most samples
+# of a piece.
 _NEGLIGIBLE, _MOST_SAMPLES = -50.0, 1 << 13
 
 
@@ -187,14 +187,15 @@ def sample_on_grid(
     xp = namespace(c)
     grid, (log_p, loss) = without_derivative((grid, nodes.finite))
     size = log_p + c * loss
-    lowest = xp.where(size > size.max() + _NEGLIGIBLE, loss, np.inf).min()
+    some = size > size.max() + _NEGLIGIBLE
+    seen = xp.where(some, loss, np.inf).min(), xp.where(some, loss, -np.inf).max()
     atoms = PrivacyLossDistribution(smooth.p, smooth.q, smooth.loss, smooth.width)
-    found = join([atoms, *(part for pieces in smooth.pieces for part in _sample_pieces(pieces, *grid, lowest))])
+    found = join([atoms, *(part for pieces in smooth.pieces for part in _sample_pieces(pieces, *grid, seen))])
     step, cap = grid[1:]
     return (found.pruned() if xp is np else found).padded().capped(cap - _ATOM_BELOW * step)
 
 
-def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, lowest: Any) -> list[Any]:
+def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen: tuple[Any, Any]) -> list[Any]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
     xp = namespace(step)
     numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))
@@ -207,8 +208,8 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, lowes
     bottom, top, reach = ends.min(1, keepdims=True), ends.max(1, keepdims=True), _COMPLETE * step
     low = bottom + _FROM_END * step
     high = xp.minimum(top - _FROM_END * step, cap - (_ATOM_BELOW - _COMPLETE) * step)
-    first = xp.ceil((xp.maximum((low - reach).min(), lowest) - offset) / step)
-    count = xp.floor((high + reach - offset) / step) - first + 1
+    first = xp.ceil((xp.maximum((low - reach).min(), seen[0]) - offset) / step)
+    count = xp.floor((xp.minimum(high + reach, seen[1]) - offset) / step) - first + 1
     is_long = (high - low > 2 * reach) & (count >= 1) & (count <= _MOST_SAMPLES)
 
     def share(loss: Any) -> Any:
@@ -245,7 +246,7 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, lowes
     return found
 
 
-def step_on_atoms(least: Real, distances: Any, masses: Any) -> Any:
+def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> Any:
     """Return a step of at least ``least`` that divides the distance of two atoms, by an even number if possible.
 
     A third atom in the middle, such as one without loss between two opposite atoms, is then on the grid. Atoms beside
@@ -257,6 +258,7 @@ def step_on_atoms(least: Real, distances: Any, masses: Any) -> Any:
         least: the least step.
         distances: from the heaviest atom to the second one and to further ones; 0 if there is none.
         masses: the masses of these.
+        count: how many of them are added up.
     """
     xp = namespace(least, distances)
     least, gap = without_derivative(least), xp.abs(distances[0])
@@ -264,7 +266,8 @@ def step_on_atoms(least: Real, distances: Any, masses: Any) -> Any:
     most = 2 * xp.floor(many / 2)
     whole = xp.maximum(most - 2 * like(np.arange(_CHOICES_OF_STEP), most), 2.0)
     places = without_derivative(distances[1:] / xp.where(gap > 0, gap, 1.0))[:, None] * whole
-    beside = (masses[1:, None] * xp.abs(places - xp.round(places))).sum(0)
+    # Where even the sums of these atoms are not near the grid, other steps are no better.
+    beside = (masses[1:, None] * xp.minimum(count * xp.abs(places - xp.round(places)), _NEAR_GRID)).sum(0)
     beside = xp.where(whole < 0.8 * most, np.inf, xp.maximum(beside, _BESIDE_GRID))
     whole = xp.where(many >= 2, whole[beside.argmin()], 1.0)
     return xp.where(many >= 1, gap / whole, least)
