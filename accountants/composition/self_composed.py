@@ -22,7 +22,7 @@ import numpy as np
 from accountants.composition.grid import pointwise_maximum
 from accountants.dominating_pairs.additive import AdditivePair, larger_profile
 from accountants.dominating_pairs.base import DominatingPair, Sampled
-from accountants.dominating_pairs.replaced import Replaced, check_replaceable
+from accountants.dominating_pairs.replaced import check_replaceable, replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
@@ -88,7 +88,7 @@ class SelfComposed:
         if self.sampling_rate is None:
             return (*self.pairs, *(pair.mirror() for pair in self.pairs if pair.may_be_asymmetric))
         if self.neighbours == "replace":
-            return tuple(Replaced(pair, self.sampling_rate) for pair in self.pairs)
+            return tuple(replaced_pair(pair, self.sampling_rate) for pair in self.pairs)
         return tuple(Sampled(pair, self.sampling_rate, removed) for pair in self.pairs for removed in (False, True))
 
     def privacy_loss(self, pair: Any) -> PrivacyLossDistribution:
@@ -96,7 +96,7 @@ class SelfComposed:
         if self.sampling_rate is None:
             return pair.privacy_loss()
         if self.neighbours == "replace":
-            return Replaced(pair, self.sampling_rate).privacy_loss()
+            return replaced_pair(pair, self.sampling_rate).privacy_loss()
         return pair.privacy_loss().subsampled(self.sampling_rate)
 
     def repeated_losses(self, mirrors: tuple[bool, ...], panels: int = 0, *, few: bool = False) -> list[RepeatedLoss]:

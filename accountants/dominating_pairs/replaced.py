@@ -14,7 +14,6 @@ pair attain this bound. Proofs: docs/proofs/dominating_pairs.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
@@ -55,17 +54,31 @@ def check_replaceable(pairs: tuple[Any, ...]) -> None:
             )
 
 
+def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
+    """Return the dominating pair of one release on a Poisson sample with one record replaced; symmetric.
+
+    Args:
+        pair: the dominating pair of the release on all the data, for one of two records.
+        rate: the sampling rate r, in (0, 1].
+    """
+    if isinstance(pair, AdditivePair):
+        return ReplacedNoise(pair, rate)
+    if isinstance(pair, Atoms) and pair.moved is not None:
+        return both_ways(pair, rate)
+    return Replaced(pair, rate)
+
+
 @pytree
 @dataclass(frozen=True)
 class Replaced(DominatingPair):
-    """The dominating pair of one release on a Poisson sample with one record replaced; symmetric.
+    """The pair of one release of a bounded mechanism; its profile is that of an added record.
 
     Attributes:
         pair: the dominating pair of the release on all the data, for one of two records.
         rate: the sampling rate r, in (0, 1].
     """
 
-    pair: DominatingPair
+    pair: Any
     rate: Any
 
     @property
@@ -74,19 +87,26 @@ class Replaced(DominatingPair):
 
     @property
     def rounds_up(self) -> bool:
-        """Return whether this is Gaussian noise without edges, or not noise; see ``replaced_divergence``."""
-        if isinstance(self.pair, AdditivePair):
-            return self.pair.rounds_up and not len(self.pair.noise.edges)
-        return not _is_lattice(self.pair)
+        return True
 
     def hockey_stick(self) -> Curve:
-        return replaced_divergence(self.pair, self.rate)
+        """Return the maximum of both directions: pairs are symmetric up to rounding."""
+        pair, known = self.pair, _one_if_symmetric(self.pair)
+        ways = (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
+        sticks = [with_added_record(upper(one), self.rate) for one in ways]
+
+        def at(eps: Any) -> Any:
+            values = [stick(eps) for stick in sticks]
+            return known * namespace(*values).stack(values).max(0)
+
+        return at
 
     def largest_loss(self) -> Any:
         raise TypeError("pair: Replaced has no known largest loss")
 
     def privacy_loss(self) -> PrivacyLossDistribution:
-        return replaced_privacy_loss(self.pair, self.rate)
+        whole, known = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
+        return whole if namespace(known, self.rate) is np else whole.scaled(known)
 
     def mirror(self) -> Replaced:
         return self
@@ -100,64 +120,33 @@ class Replaced(DominatingPair):
         check_replaceable((self.pair,))
 
 
-def _is_lattice(pair: Any) -> bool:
-    return isinstance(pair, Atoms) and pair.moved is not None
+@pytree
+@dataclass(frozen=True)
+class ReplacedNoise(Replaced):
+    """The pair of one release of even additive noise."""
+
+    @property
+    def rounds_up(self) -> bool:
+        """Return whether the noise is Gaussian without edges."""
+        return self.pair.rounds_up and not len(self.pair.noise.edges)
+
+    def hockey_stick(self) -> Curve:
+        return replaced_noise.replaced_hockey_stick(self.pair, self.rate)
+
+    def privacy_loss(self) -> PrivacyLossDistribution:
+        return replaced_noise.replaced_privacy_loss(self.pair, self.rate)
 
 
-@singledispatch
-def replaced_divergence(pair: Any, rate: Any) -> Curve:
-    """Return the exact profile of the dominating pair, from a pair of inputs without sampling.
-
-    Bounded mechanisms have the profile of an added record. Their pairs are symmetric up to rounding, so the result is
-    the maximum of both directions.
-    """
-    sticks = [
-        with_added_record(upper(one), rate) for one in (pair, *([pair.mirror()] if pair.may_be_asymmetric else []))
-    ]
+def _one_if_symmetric(pair: Any) -> Any:
+    """Return 1 for a symmetric pair, and NaN for another one, which only tracing lets through."""
     odd = pair.symmetry_gap()
-    known = namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
-
-    def at(eps: Any) -> Any:
-        values = [stick(eps) for stick in sticks]
-        return known * namespace(*values).stack(values).max(0)
-
-    return at
+    return namespace(odd).where(odd <= _TRACED, 1.0, np.nan)
 
 
-@replaced_divergence.register
-def _(pair: AdditivePair, rate: Any) -> Curve:
-    return replaced_noise.replaced_hockey_stick(pair, rate)
+# Tables
 
 
-@replaced_divergence.register
-def _(pair: Atoms, rate: Any) -> Curve:
-    if pair.moved is None:
-        return replaced_divergence.dispatch(object)(pair, rate)
-    return _three(pair, rate).hockey_stick()
-
-
-@singledispatch
-def replaced_privacy_loss(pair: Any, rate: Any) -> PrivacyLossDistribution:
-    """Return the distribution of the privacy loss of the dominating pair, from a pair of inputs without sampling."""
-    return _of_bounded(pair, rate)
-
-
-def _of_bounded(pair: Any, rate: Any) -> PrivacyLossDistribution:
-    whole = pair.privacy_loss().subsampled(rate).symmetrized()
-    odd = pair.symmetry_gap()
-    known = namespace(odd, rate).where(odd <= _TRACED, 1.0, np.nan)
-    return whole if namespace(known) is np else whole.scaled(known)
-
-
-# Distributions on a lattice
-
-
-@replaced_privacy_loss.register
-def _(pair: Atoms, rate: Any) -> PrivacyLossDistribution:
-    return _of_bounded(pair, rate) if pair.moved is None else _three(pair, rate).privacy_loss()
-
-
-def _three(pair: Atoms, rate: Any) -> Atoms:
+def both_ways(pair: Atoms, rate: Any) -> Atoms:
     """Return the pair of shifts forwards and back: p starts with the weights, q with as many zeros as it is shifted."""
     n = int(pair.moved or 0)
     xp = namespace(pair.p, rate)
@@ -170,17 +159,11 @@ def _three(pair: Atoms, rate: Any) -> Atoms:
 def replaced_atoms(pair: Atoms, rate: Any) -> Atoms:
     """Return the dominating pair of a table, as a table."""
     if pair.moved is not None:
-        return _three(pair, rate)
+        return both_ways(pair, rate)
     xp = namespace(pair.p, pair.q, rate)
     p, q = rate * pair.p + (1 - rate) * pair.q, pair.q
     # Rounding errors would be counted twice, and subtracted from the remaining mass.
     positive = p > q * (1 + 64 * xp.finfo(p.dtype).eps)
     p, q = xp.where(positive, p, 0.0), xp.where(positive, q, 0.0)
     rest = xp.maximum(1 - p.sum(keepdims=True) - q.sum(keepdims=True), 0.0)
-    known = xp.where(pair.symmetry_gap() <= _TRACED, 1.0, xp.nan)
-    return Atoms(known * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))
-
-
-@replaced_privacy_loss.register
-def _(pair: AdditivePair, rate: Any) -> PrivacyLossDistribution:
-    return replaced_noise.replaced_privacy_loss(pair, rate)
+    return Atoms(_one_if_symmetric(pair) * xp.concatenate([p, q, rest]), xp.concatenate([q, p, rest]))

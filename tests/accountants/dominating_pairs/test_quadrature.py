@@ -25,7 +25,7 @@ from accountants.composition.cells import (
     split_monotone,
 )
 from accountants.dominating_pairs.registry import dominating_pairs
-from accountants.dominating_pairs.replaced import replaced_privacy_loss
+from accountants.dominating_pairs.replaced import replaced_pair
 from accountants.privacy_loss import PrivacyLossDistribution, SmoothPieces
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -128,7 +128,7 @@ def check_panels(pieces):
 def test_panels_of_every_law_alone_sampled_and_replaced(name):
     pair = dominating_pairs(Additive(LAWS[name]), 1.0)[0]
     losses = [pair.privacy_loss(), pair.privacy_loss().subsampled(0.3).mirrored()]
-    losses += [replaced_privacy_loss(pair, 0.3)] if name != "recycled" else []
+    losses += [replaced_pair(pair, 0.3).privacy_loss()] if name != "recycled" else []
     pieces = [pieces for one in losses for pieces in split_monotone(one).pieces]
     assert pieces
     for one in pieces:
