@@ -53,7 +53,7 @@ _TINY_RATE, _HARDLY = 0.002, 0.1
 
 
 class ComposableGuarantee(abc.ABC):
-    """What a guarantee of reports and one of shuffled reports have in common.
+    """A guarantee that can be repeated and composed: of reports, or of shuffled reports.
 
     Attributes:
         terms: the self-compositions that are composed.
@@ -90,8 +90,8 @@ class ComposableGuarantee(abc.ABC):
             (lower bound, upper bound).
 
         Raises:
-            ValueError: not exactly one argument is given; epsilon is negative; delta is not in (0, 1); or there is no
-                bracket, as for a density that states no bound on how fast it changes.
+            ValueError: not exactly one argument is given, or it is out of range; or there is no bracket, as for a
+                density that states no bound on how fast it changes.
         """
         check_one_given(epsilon, delta)
         if delta is None:
@@ -117,7 +117,7 @@ class ComposableGuarantee(abc.ABC):
         return Guarantee(tuple(dataclasses.replace(term, count=n * term.count) for term in self.terms))
 
     def compose(self, *others: ComposableGuarantee) -> Guarantee:
-        """Return the guarantee of the reports of this guarantee and of the others together.
+        """Return the guarantee of all reports of this and other guarantees together.
 
         All must be about the same person or record. The mechanism of a later guarantee may depend on earlier results,
         as long as its guarantee is the one that is composed.

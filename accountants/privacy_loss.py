@@ -216,17 +216,17 @@ class PrivacyLossDistribution:
 
     @property
     def is_invertible(self) -> bool:
-        """Whether there are pieces, not many, and the inverse of the loss is known on each."""
+        """Return whether there are pieces, at most 12, and the inverse of the loss is known on each."""
         count = sum(len(piece.left) for piece in self.pieces)
         return 0 < count <= _FEW_PIECES and all(piece.inverse for piece in self.pieces)
 
     def pruned(self) -> PrivacyLossDistribution:
-        """The same without outcomes of no mass; plain numbers only."""
+        """Return the distribution without outcomes of no mass; plain numbers only."""
         some = (self.p != 0) | (self.q != 0)
         return PrivacyLossDistribution(self.p[some], self.q[some], self.loss[some], self.width[some])
 
     def padded(self) -> PrivacyLossDistribution:
-        """The same with outcomes of no mass, one at least: as many as sums compile quickly for."""
+        """Return the distribution with one or more outcomes of no mass added, to a number for which sums compile quickly."""
         many = self.p.shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
         pad = namespace(self.p).pad

@@ -21,7 +21,7 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
     delta(eps) is the maximum over the dominating pairs of  integral max(0, p(y) - e^eps q(y)) dy.  It covers one report
     of a float mechanism in exact arithmetic. The value is rounded upwards, by the effect of eight units in the last
-    place of 1 + eps: next to the largest loss up to 4e-14 at eps 20, and as much at the level of a pure mechanism.
+    place of 1 + eps: up to 4e-14 at eps 20, next to the largest loss and at the level of a pure mechanism.
     ``dominating_pairs.registry`` has the pairs, and names the mechanisms whose value is an upper bound.
 
     Args:
@@ -36,9 +36,8 @@ def delta(mechanism: Any, epsilon: Real, sensitivity: Any = None) -> Any:
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: epsilon is negative; the sensitivity is missing, not applicable or out of range; or the mechanism
+        ValueError: epsilon is negative, the sensitivity is missing, not applicable or out of range, or the mechanism
             reports several coordinates.
-        ValueError: epsilon negative; a missing, unneeded or bad sensitivity; several reported coordinates.
 
     Example:
         >>> from dpkernels.mechanisms.named_additive import gaussian

@@ -91,8 +91,8 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
         The mechanism, with its claim.
 
     Raises:
-        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; one of
-            them is an array; or delta does not fall with the scale of the shape.
+        ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], one of
+            them is an array, or delta does not fall with the scale of the shape.
     """
     checks.noise_epsilon(epsilon)
     return Additive(noise.rescale(smallest_scale(noise, epsilon, delta, sensitivity)), sensitivity, epsilon, delta)
@@ -131,7 +131,7 @@ def merged_laplace(
         sensitivity: D, in data units.
 
     Raises:
-        ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+        ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
             ``MergedLaplace`` rejects the rates or breaks.
     """
     return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
@@ -143,7 +143,7 @@ def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: 
     The period is shorter than D. NumPy places the steps, so all arguments are plain numbers.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
             gamma is not in [0, 1].
     """
     shape: Any = named.staircase(epsilon=epsilon, gamma=gamma).noise

@@ -120,7 +120,7 @@ def below(cells: Cells, step: float, count: int) -> Masses:
     for _ in range(_ROUNDS):
         gains, costs = np.append(most - (moved * gain).sum(1), 0.0), np.append(0.0, (moved * cost).sum(1))
         level = (gains + costs) / 2
-        level[0] = 0.0  # Nothing moves up to the first group.
+        level[0] = 0.0  # No mass moves up to the first group.
         moved = np.minimum(_shares(gain, most - level[:-1]), _shares(cost, level[1:]))
     error = _error(cells, step)
     narrower = max(1 - max(_MASS, error), 0.0)

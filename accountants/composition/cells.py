@@ -26,7 +26,7 @@ _PANELS, _ALL_PANELS, _FEWEST_PANELS = 256, 1 << 14, 8
 _INVERSE_STEPS = 56  # Bisections for a point with a given loss.
 # A density may jump at a knot: the distance from it at which it is evaluated, as a share of the piece.
 _INSET = 1e-12
-_CONSTANT = 4e-15  # Relative difference up to which losses are equal; the margins of the bounds are twice as much.
+_CONSTANT = 4e-15  # Relative difference up to which losses are equal; the bounds have twice this margin.
 # Panels times steepness at which 4 nodes are exact to 2^-53, and to 10^-4; and the most panels.
 _EXACT, _ROUGH, _MOST_PANELS = 1 / 8, 3.0, 1 << 25
 # The distance from the grid, in steps, up to which an atom is on it.

@@ -6,7 +6,7 @@ y = eps/mu + mu/2,
     delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    M(z) = int_0^inf e^(-z t - t^2/2) dt,
     d delta/d eps = -phi(x) M(y),    d delta/d mu = phi(x).
 
-M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that nothing cancels. phi(x)
+M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that no digits are lost. phi(x)
 enters by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
 """
 
@@ -64,7 +64,7 @@ class GaussianProfile(ComposedProfile):
     def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
         xp, mu = namespace(self.mu, epsilon), self.mu
         x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-        # In the upper tail by Mills' ratios, else from the cdf: x <= -1 needs mu >= 2, where nothing cancels.
+        # In the upper tail by Mills' ratios, else from the cdf: x <= -1 needs mu >= 2, where the difference keeps its digits.
         tail = x > -1
         z = xp.where(tail, x, 0.0)
         mills = _mills(y)

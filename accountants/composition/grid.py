@@ -114,7 +114,7 @@ def share_on_grid(
 ) -> GridInterpolation:
     """Return tilted masses distributed over the grid points offset + k step, entry k modulo ``size``.
 
-    Atoms are lumped if sums of so many of them are near the grid, where their mass is not smooth.
+    Atoms are lumped if sums of ``count`` of them are near the grid, where their mass is not smooth.
     """
     xp = namespace(nodes.loss, step)
     mass, loss = tilted(nodes, c, log_scale)

@@ -41,7 +41,7 @@ from dpkernels.solve import bisect
 REACH, PANELS = 18.0, 30
 # The mass of a Gaussian beyond its reach on both sides: 2 Phi(-18).
 _UNSEEN = 2e-72
-# Other noise is integrated up to this tail probability on either side, with so many panels between two quantiles.
+# Other noise is integrated up to this tail probability on either side; its panels between two quantiles.
 _TAIL, _FEW_GENERAL = 1e-40, 2
 # Nodes of quadrature, and how much a log density may change over an interval on which they are exact.
 (_NODES, _WEIGHTS), _SMOOTH = gauss_legendre(16), 10.0
@@ -333,13 +333,13 @@ class Pieces:
     """The pieces of a pair from left to right, as arrays of one length.
 
     Attributes:
-        left: the lower end; -inf for the first piece, except for staircases.
-        right: the upper end; inf for the last piece, except for staircases.
+        left: the lower end. That of the first piece is -inf, except for staircases.
+        right: the upper end. That of the last piece is inf, except for staircases.
         width: right - left, and 0 where the ends differ only by rounding.
-        at: the point at which log_p and loss are given; outside the piece, by the piece's formulas.
-        log_p: the log density of p there; -inf for a piece without mass.
+        at: the point at which log_p and loss are given. It may be outside the piece, whose formulas then continue.
+        log_p: the log density of p there, -inf for a piece without mass.
         rise: the derivative of log p there.
-        loss: l there; inf where only q is 0, -inf where only p is.
+        loss: l there, inf where only q is 0 and -inf where only p is.
         slope: the slope of l.
         weight_p: p relative to ``noise.unweighted``.
         weight_q: q relative to the shift of ``noise.unweighted``.
@@ -562,7 +562,7 @@ class GaussianFormulas(PolynomialFormulas):
         return 1 / self.pair.noise.unweighted.sigma**2
 
     def _at(self, inner: Any) -> tuple[Any, Any, Any]:
-        """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2: nothing cancels there."""
+        """Take the loss, D (D/2 - x)/s^2 plus a step, at x = D/2, where no digits are lost."""
         source, D = self.pair.noise.unweighted, self.pair.shift
         at = D / 2 + 0 * inner
         return at, source.score(at), source.score(D + 0 * at)

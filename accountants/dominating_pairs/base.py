@@ -113,7 +113,7 @@ class Mixed(DominatingPair):
         checks.within("weight", self.weight, 0.0, 1.0)
         for part in (self.first, self.second):
             if not isinstance(part, DominatingPair):
-                raise ValueError(f"form: {type(part).__name__} is no pair of laws")
+                raise ValueError(f"form: {type(part).__name__} is not a pair of distributions")
             part.check()
 
 

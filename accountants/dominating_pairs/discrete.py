@@ -75,7 +75,9 @@ class Atoms(DominatingPair):
         for name, mass in (("p", self.p), ("q", self.q)):
             checks.within(name, mass, 0.0, 1.0)
             if np.shape(mass) != np.shape(self.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
-                raise ValueError(f"{name}: is not of as many probabilities as the other, or they do not add up to 1")
+                raise ValueError(
+                    f"{name}: its length is not that of the other, or its probabilities do not add up to 1"
+                )
         if self.moved is not None:
             _check_moved(self)
 
@@ -85,7 +87,7 @@ def _check_moved(pair: Atoms) -> None:
     weights = pair.p[: len(pair.p) - n]
     falls = np.all(np.diff(weights[len(weights) // 2 :]) <= 0)
     if any(pair.p[-n:]) or any(pair.q[:n]) or np.any(pair.q[n:] != weights):
-        raise ValueError(f"moved: {n}; q is not p so many points further on")
+        raise ValueError(f"moved: {n}; q is not p moved by this number of points")
     if np.any(weights != weights[::-1]) or not falls:
         raise ValueError("p: of noise on a lattice is even and falls from the middle")
 

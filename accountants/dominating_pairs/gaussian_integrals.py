@@ -99,7 +99,7 @@ def _mass(start: Any, width: Any) -> tuple[Any, Any]:
     far = start + width
     across = (start < 0) & (far > 0)
     near = xp.where(start >= 0, start, -far)
-    # Add both parts where 0 is between the ends; otherwise take the one part, seen from 0.
+    # Where 0 is between the ends the mass has two parts, and otherwise one.
     value = _partial(xp.where(across, 0.0, near), xp.where(across, far, width))
     value = value + _partial(0.0 * value, xp.where(across, -start, 0.0))
     return value, xp.finfo(value.dtype).eps * _UNITS * (1 + _nearest(start, width) ** 2) * value

@@ -118,7 +118,7 @@ def _(noise: Distribution, sensitivity: Real) -> tuple[Any, ...]:
 
 @noise_pairs.register
 def _(noise: Reweighted, sensitivity: Real) -> tuple[Any, ...]:
-    """Use the kernel itself where nothing is reweighted: the reweighted sum in three parts would round differently."""
+    """Use the kernel itself for a weight of 1: the reweighted sum in three parts would round differently."""
     outside = checks.concrete(noise.outside)
     if outside is not None and (outside == 1.0).all():
         return noise_pairs(noise.kernel, sensitivity)

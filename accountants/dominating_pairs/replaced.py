@@ -147,7 +147,7 @@ def _one_if_symmetric(pair: Any) -> Any:
 
 
 def both_ways(pair: Atoms, rate: Any) -> Atoms:
-    """Return the pair of shifts forwards and back: p starts with the weights, q with as many zeros as it is shifted."""
+    """Return the pair of shifts forwards and back: p starts with the weights, and q with zeros."""
     n = int(pair.moved or 0)
     xp = namespace(pair.p, rate)
     none = xp.zeros(n)
