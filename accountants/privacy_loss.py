@@ -226,7 +226,7 @@ class PrivacyLossDistribution:
         return PrivacyLossDistribution(self.p[some], self.q[some], self.loss[some], self.width[some])
 
     def padded(self) -> PrivacyLossDistribution:
-        """Return the distribution with one or more outcomes of no mass added, to a number for which sums compile quickly."""
+        """Return the distribution with outcomes of no mass added, to a number for which sums compile quickly."""
         many = self.p.shape[-1] + 1
         room = 1 + -many % (1 if many < _ROUND else _ROUND if many < _ROUND**2 else _ROUND**2)
         pad = namespace(self.p).pad

@@ -6,8 +6,8 @@ y = eps/mu + mu/2,
     delta(eps) = Phi(-x) - e^eps Phi(-y) = phi(x) (M(x) - M(y)),    M(z) = int_0^inf e^(-z t - t^2/2) dt,
     d delta/d eps = -phi(x) M(y),    d delta/d mu = phi(x).
 
-M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that no digits are lost. phi(x)
-enters by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
+M is Mills' ratio. Where x and y are close, the difference is taken under the integral, so that no digits are lost.
+phi(x) enters by its logarithm, so that neither a large eps nor a small delta overflows or underflows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class GaussianProfile(ComposedProfile):
     def evaluate(self, epsilon: Any) -> tuple[Any, Any, Any]:
         xp, mu = namespace(self.mu, epsilon), self.mu
         x, y = epsilon / mu - mu / 2, epsilon / mu + mu / 2
-        # In the upper tail by Mills' ratios, else from the cdf: x <= -1 needs mu >= 2, where the difference keeps its digits.
+        # In the upper tail by Mills' ratios, else from the cdf: for x <= -1, mu is at least 2, and no digits are lost.
         tail = x > -1
         z = xp.where(tail, x, 0.0)
         mills = _mills(y)

@@ -75,9 +75,7 @@ class Atoms(DominatingPair):
         for name, mass in (("p", self.p), ("q", self.q)):
             checks.within(name, mass, 0.0, 1.0)
             if np.shape(mass) != np.shape(self.p) or np.ndim(mass) != 1 or abs(np.sum(mass) - 1) > 1e-9:
-                raise ValueError(
-                    f"{name}: its length is not that of the other, or its probabilities do not add up to 1"
-                )
+                raise ValueError(f"{name}: has another length than the other, or does not add up to 1")
         if self.moved is not None:
             _check_moved(self)
 
