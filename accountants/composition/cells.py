@@ -336,14 +336,8 @@ def _of_pieces(pieces: MonotonePieces, step: float, offset: float) -> tuple[np.n
     piece = np.repeat(np.arange(len(pieces)), many)
     level = np.repeat(first, many) + np.arange(many.sum()) - np.repeat(np.cumsum(many) - many, many)
     panels = pieces.panels()
-    # Every panel starts at a cut, or at the start of an even panel.
-    start = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
-    piece = np.concatenate([panels.piece, piece])
-    order = np.lexsort((start, piece))
-    start, piece = start[order], piece[order]
-    end = np.append(start[1:], 0.0)
-    last = np.append(piece[1:] != piece[:-1], True)
-    end = np.where(last, pieces.right[piece], end)
+    cuts = np.concatenate([panels.start, pieces.inverse(offset + level * (step / 2), piece)])
+    start, end, piece = split_at(pieces.left, pieces.right, cuts, np.concatenate([panels.piece, piece]))
     panels = pieces.refined(Panels(start, end, piece), _EXACT)
     middle = pieces.inside((panels.start + panels.end) / 2, panels.piece)
     half = np.floor((pieces.loss(middle, panels.piece) - offset) / (step / 2)).astype(np.int64)
