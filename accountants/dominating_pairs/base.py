@@ -148,7 +148,7 @@ def profile(pairs: tuple[DominatingPair, ...], epsilon: Real) -> Any:
         delta, in the shape of epsilon; NumPy float64 for NumPy arguments, JAX for JAX arguments.
     """
     if namespace(epsilon, *jax.tree.leaves(pairs)) is jnp:
-        return _compiled_profile(pairs, floating(jnp.asarray(epsilon)))
+        return compiled_profile(pairs, floating(jnp.asarray(epsilon)))
     with np.errstate(all="ignore"):
         return _profile(as_float64(pairs), np.asarray(epsilon, np.float64))[()]
 
@@ -173,7 +173,7 @@ def _profile(pairs: tuple[Any, ...], epsilon: Any) -> Any:
     return np.array([one(*entry) for entry in zip(every, *columns, strict=True)]).reshape(shape)
 
 
-_compiled_profile = jax.jit(_profile)
+compiled_profile = jax.jit(_profile)
 
 
 def as_float64(tree: Any) -> Any:

@@ -108,7 +108,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.quick("gaussian-0.7-0.01-2-1e-08")
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "scale", "rate", "count", "delta"),
     [("gaussian", 0.7, 0.01, 2, 1e-8), ("laplace", 2.0, 0.3, 3, 1e-4), ("recycled", 2.0, 0.1, 5, 1e-5)],

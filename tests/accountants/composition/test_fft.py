@@ -569,16 +569,18 @@ def test_both_precisions_in_one_process(first):
 @pytest.mark.quick("0.01")
 @pytest.mark.parametrize("sigma", [6e-9, 1e-4, 1e-2])
 def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):
-    """Kernels far narrower than the shift: quadrature misses their mass, which must not count as no loss."""
+    """Kernels far narrower than the shift: mass that quadrature misses must not count as no loss."""
 
     def composed(sigma):
         return guarantee(dpk.Additive(dpk.Reweighted(dpk.Gaussian(sigma), -50.0, 50.0, 0.3)), 1.0).repeat(300)
 
+    # The ends of the weights are negligibly far out.
+    true = guarantee(dpk.Additive(dpk.Gaussian(sigma)), 1.0).repeat(300).epsilon(1e-5)
     assert composed(sigma).delta(1.0) == pytest.approx(1.0)
-    assert composed(sigma).epsilon(1e-5) == np.inf
+    assert composed(sigma).epsilon(1e-5) >= true * (1 - 1e-9)
     delta, epsilon = jax.jit(lambda s: (composed(s).delta(1.0), composed(s).epsilon(1e-5)))(jnp.float64(sigma))
     assert delta == pytest.approx(1.0)
-    assert epsilon == np.inf
+    assert epsilon >= true * (1 - 1e-9)
 
 
 @pytest.mark.quick("1e-06-33-1e-06")

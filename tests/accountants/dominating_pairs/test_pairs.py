@@ -304,11 +304,11 @@ def test_other_parameters_do_not_compile_again():
         accountants.delta(Additive(Laplace(1.0 + step), 1.0), jnp.linspace(0.0, 2.0 + step, 7))
 
     calls(0.0)
-    before = base._profile._cache_size()
+    before = base.compiled_profile._cache_size()
     calls(0.125)
-    assert base._profile._cache_size() == before
+    assert base.compiled_profile._cache_size() == before
     accountants.delta(Additive(Gaussian(1.0), 1.0), jnp.zeros((3, 1, 5, 1)))
-    assert base._profile._cache_size() == before + 1
+    assert base.compiled_profile._cache_size() == before + 1
 
 
 @pytest.mark.quick("staircase-0.3")
