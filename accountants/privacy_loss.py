@@ -290,7 +290,7 @@ def _exchanged(sign: Any, first: Any, second: Any) -> tuple[Any, Any]:
 
 def join(parts: Sequence[PrivacyLossDistribution]) -> PrivacyLossDistribution:
     """Return the distribution with all outcomes and pieces of several."""
-    xp = namespace(*jax.tree.leaves(tuple(parts)))
+    xp = namespace(*(value for part in parts for value in (part.p, part.q, part.loss)))
     columns = zip(*((part.p, part.q, part.loss, part.width) for part in parts), strict=True)
     p, q, loss, width = (xp.concatenate([xp.ravel(column) for column in one]) for one in columns)
     pieces = sum((part.pieces for part in parts), ())

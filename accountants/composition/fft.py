@@ -270,7 +270,7 @@ def compose(
     """
     moments = [part.moments(c) for part in parts]
     xp = namespace(c)
-    points = points or grid_of(parts, c, parts if coarse is None else coarse)
+    points = points or grid_of(parts, c, parts if coarse is None else coarse, moments)
     found = []
     start = log_scale = 0.0 * c
     for part, offset, moment in zip(parts, points.offsets, moments, strict=True):
@@ -297,13 +297,14 @@ class Grid(NamedTuple):
     low: Any
 
 
-def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses) -> Grid:
+def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses, moments: list[Any] | None = None) -> Grid:
     """Return a grid whose window contains the sum, with the two heaviest atoms a whole number of steps apart.
 
     The step is not smaller than the width of single outcomes, except for parts that are sampled on the grid later.
+    The moments of all parts at the tilt are computed unless they are given.
     """
     xp = namespace(c)
-    moments = [part.moments(c) for part in parts]
+    moments = moments or [part.moments(c) for part in parts]
     mean = sum(part.count * moment[1] for part, moment in zip(parts, moments, strict=True))
     down, up = without_derivative(_reach(parts, c, moments, coarse))
     none = xp.zeros(_ATOMS, c.dtype)

@@ -139,9 +139,11 @@ def heavy_atoms(nodes: PrivacyLossDistribution, c: Any, log_scale: Any, count: i
         log_scale: the log of what masses are divided by.
         count: the number of other atoms, the heaviest first; the distance and the mass are 0 where there are fewer.
     """
-    mass, loss = tilted(nodes, c, log_scale)
-    xp = namespace(mass)
-    mass = xp.where(nodes.width == 0, mass, 0.0)
+    (log_p, loss), is_atom = nodes.finite, nodes.width == 0
+    xp = namespace(log_p)
+    if xp is np and is_atom.any():  # Most outcomes are no atoms.
+        log_p, loss, is_atom = log_p[is_atom], loss[is_atom], is_atom[is_atom]
+    mass = xp.where(is_atom, xp.exp(log_p + c * loss - log_scale), 0.0)
     heaviest = latest = loss[mass.argmax()]
     same = xp.finfo(loss.dtype).eps ** 0.5 * (1 + xp.abs(heaviest))
     others = []
