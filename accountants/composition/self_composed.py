@@ -38,6 +38,7 @@ NEIGHBOURS = {
 _ON_ALL_DATA = "inputs whose true values differ by at most the sensitivity; of bounded ones without one, any two inputs"
 _SYMMETRIC = 1e-9  # The difference up to which the profiles of a pair and its mirror are equal.
 _BISECTIONS = 60  # For a tilt, on log c.
+_NEAR_ROOT = 0.5  # The error of log delta up to which a tilt is corrected to first order.
 # The default range of tilts.
 _LEAST, GREATEST_TILT = 1e-4, 1e5
 
@@ -339,7 +340,9 @@ def saddle_point_of_delta(
     """Return (c, eps) at which the saddle-point approximation of log delta(eps) has the given value."""
     c = _tilt_at_root(lambda c: log_delta - approximate(parts, c)[0], log_delta, steps, greatest)
     value, eps = approximate(parts, c)
-    return c, eps + (value - log_delta) / c  # The slope of log delta is about -c.
+    off = value - log_delta
+    # The slope of log delta is about -c. At an end of the range of tilts there is no root.
+    return c, eps + namespace(off).where(abs(off) < _NEAR_ROOT, off, 0.0) / c
 
 
 def _tilt_at_root(rising: Any, like: Any, steps: int, greatest: float) -> Any:
