@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -199,7 +199,7 @@ def sample_on_grid(
 
 def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen: tuple[Any, Any]) -> list[Any]:
     """Return the samples of all pieces, and the nodes on the four intervals beside them; a row for each piece."""
-    xp = namespace(step)
+    xp, inverse = namespace(step), cast(Any, pieces.inverse)
     numbers = np.flatnonzero(pieces.right > pieces.left) if xp is np else np.arange(len(pieces.left))
     if not len(numbers):
         return []
@@ -227,16 +227,14 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
     many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
     level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
     inner = xp.where(is_long, _BESIDE * step, 0.0)
-    at = pieces.inverse(xp.clip(level, bottom + inner, top - inner), row)
+    at = inverse(xp.clip(level, bottom + inner, top - inner), row)
     width = sum(weight * at[:, k : k + many] for k, weight in enumerate(_DIFFERENCE))
     at, level = at[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
     found = [outcomes(at, abs(width) * share(level), level, step)]
 
     rises = ends[:, :1] < ends[:, 1:]
     start, end = xp.where(rises, left, right), xp.where(rises, right, left)
-    cuts = pieces.inverse(
-        xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row
-    )
+    cuts = inverse(xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row)
     cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
     intervals = (start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end)
     for (x0, x1), panels in zip(intervals, _PANELS, strict=True):
