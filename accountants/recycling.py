@@ -154,6 +154,28 @@ class Subsampled(NamedTuple):
     sampling_noise: Any
     acceptance: Any
 
+    def variance(self, x: Any) -> Any:
+        """Return the variance of the noise and of the sampling error together."""
+        return self.mechanism.variance(x) + self.sampling_noise**2
+
+    @property
+    def worst_variance(self) -> Any:
+        """Return the same; it does not depend on the input."""
+        return self.mechanism.worst_variance + self.sampling_noise**2
+
+    def probability_within(self, x: Any, theta: Any) -> Any:
+        """Return P(|report - true value| <= theta)."""
+        noise: Any = self.mechanism.noise
+        return acceptance(noise, theta, self.sampling_noise)
+
+    def error_bound(self, x: Any) -> Any:
+        """Return a bound of the error that is exceeded with a probability below 1e-9."""
+        return self.mechanism.error_bound(x) + 8 * self.sampling_noise
+
+    def absolute_error(self, x: Any) -> Any:
+        """Refuse: E|error| of the noise and the sampling error together has no formula here."""
+        raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
+
 
 def subsampled_recycling(
     kernel: Distribution | type,

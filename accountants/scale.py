@@ -13,8 +13,6 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
-from dpkernels.distributions.merged_laplace import MergedLaplace
-from dpkernels.mechanisms import named_additive as named
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import promote, root
@@ -82,7 +80,7 @@ def scaled(noise: Distribution, *, epsilon: Real, delta: Real, sensitivity: Real
     """Return additive noise of this shape, with the smallest scale that (eps, delta) allows.
 
     Args:
-        noise: the shape: Gaussian, Laplace, merged Laplace, staircase, or one of these truncated or recycled.
+        noise: the shape, a distribution of any scale, such as ``Laplace(1.0)``.
         epsilon: eps, in [1e-6, 20].
         delta: in (0, 1).
         sensitivity: D, in data units.
@@ -116,38 +114,6 @@ def laplace(*, epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Additive:
         ValueError: epsilon is not in [1e-6, 20]; delta is not in (0, 1); or sensitivity is not in [1e-100, 1e100].
     """
     return scaled(Laplace(1.0), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
-
-
-def merged_laplace(
-    *, rates: tuple[float, ...], breaks: tuple[float, ...], epsilon: Real, delta: Real, sensitivity: Real = 1.0
-) -> Additive:
-    """Return merged Laplace noise (Mugunthan 2020) of the smallest scale, with the given proportions.
-
-    Args:
-        rates: the rates of the exponentials, in proportion.
-        breaks: the points between them, in the same unit.
-        epsilon: eps, in [1e-6, 20].
-        delta: in (0, 1).
-        sensitivity: D, in data units.
-
-    Raises:
-        ValueError: epsilon is not in [1e-6, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
-            ``MergedLaplace`` rejects the rates or breaks.
-    """
-    return scaled(MergedLaplace(tuple(rates), tuple(breaks)), epsilon=epsilon, delta=delta, sensitivity=sensitivity)
-
-
-def staircase(*, epsilon: float, delta: float, sensitivity: float = 1.0, gamma: float | None = None) -> Additive:
-    """Return staircase noise of ratio e^eps (Geng and Viswanath 2014) with the shortest period that delta allows.
-
-    The period is shorter than D. NumPy places the steps, so all arguments are plain numbers.
-
-    Raises:
-        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
-            gamma is not in [0, 1].
-    """
-    shape: Any = named.staircase(epsilon=epsilon, gamma=gamma).noise
-    return scaled(shape, epsilon=epsilon, delta=delta, sensitivity=sensitivity)
 
 
 def check_target(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> None:

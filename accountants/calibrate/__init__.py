@@ -37,11 +37,9 @@ from accountants.scale import (
     infeasible_shift,
     laplace,
     largest_shift,
-    merged_laplace,
     rescaled,
     scaled,
     smallest_scale,
-    staircase,
 )
 
 __all__ = [
@@ -61,7 +59,6 @@ __all__ = [
     "laplace",
     "largest_shift",
     "least_bound",
-    "merged_laplace",
     "noise_scale_factor",
     "recycled_scale",
     "recycling_rate",
@@ -69,7 +66,6 @@ __all__ = [
     "scaled",
     "shuffled",
     "smallest_scale",
-    "staircase",
     "truncated_gaussian",
     "truncated_laplace",
 ]

@@ -61,8 +61,7 @@ def composed_scale(
     """Return the least c such that ``count`` releases with noise c Z are (eps, delta)-DP together.
 
     Args:
-        noise: the distribution of Z: Gaussian, Laplace, merged Laplace, staircase, or one of these truncated or
-            recycled.
+        noise: the distribution of Z.
         epsilon: eps of all releases, positive.
         delta: delta of all releases, in (0, 1).
         sensitivity: D, in the unit of c Z.
@@ -74,8 +73,8 @@ def composed_scale(
         c, as ``noise_scale_factor`` returns it.
 
     Raises:
-        ValueError: epsilon is not positive; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; count is not
-            in 1..2^40; rate is not in (0, 1]; or a case of ``noise_scale_factor``.
+        ValueError: epsilon is not positive, delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], count is not
+            in 1..2^40, rate is not in (0, 1], or a case of ``noise_scale_factor``.
         TypeError: count is not an integer, or the distribution is of an unknown type.
     """
     check_target(epsilon, delta, sensitivity)
@@ -142,7 +141,7 @@ def noise_scale_factor(made: Guarantee, *, epsilon: Any, delta: Any) -> Real:
         delta: in (0, 1).
 
     Raises:
-        ValueError: epsilon is not positive; delta is not in (0, 1); or releases on samples meet delta without noise.
+        ValueError: epsilon is not positive, delta is not in (0, 1), or releases on samples meet delta without noise.
         TypeError: the releases are not additive noise.
         ConvergenceError: no factor was found.
     """
@@ -237,8 +236,8 @@ def composed_budget(
         JAX numbers are those of the precise value, NaN if eps0 = 0.01 is infeasible.
 
     Raises:
-        ValueError: epsilon or initial_guess is not positive; delta is not in (0, 1); count is not in 1..2^40; rate is
-            not in (0, 1]; or eps0 = 0.01 exceeds the target, with the delta that it has.
+        ValueError: epsilon or initial_guess is not positive, delta is not in (0, 1), count is not in 1..2^40, rate is
+            not in (0, 1], or eps0 = 0.01 exceeds the target, with the delta that it has.
         TypeError: count is not an integer.
     """
     check_target(epsilon, delta)

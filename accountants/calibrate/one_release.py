@@ -75,7 +75,7 @@ def discrete_gaussian(*, epsilon: float, delta: float, sensitivity: float = 1.0,
         meets the target, and a slightly smaller one does not.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or step
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or step
             is not positive, or too small for the noise.
     """
     return _narrowest(lambda sigma: DiscreteGaussian(sigma, step), Gaussian(1.0), epsilon, delta, sensitivity, step)

@@ -264,8 +264,8 @@ def budget_recycled(
         The mechanism, with its claim; ``noise.acceptance`` is P(|Z| <= theta).
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; theta
-            is not positive; q is not in [0, 1); no q makes the kernel private enough, with the scale that it needs; or
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], theta
+            is not positive, q is not in [0, 1), no q makes the kernel private enough, with the scale that it needs, or
             q is given together with a distribution.
     """
     checks.epsilon(epsilon)
@@ -307,7 +307,7 @@ def truncated_laplace(*, epsilon: Any, delta: Real, sensitivity: Real = 1.0, upp
         upper: B, above B_min; by default B*, the symmetric case. See ``dpkernels.truncated_laplace``.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or B is
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or B is
             outside the feasible interval, which the message gives.
     """
     mechanism = named.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=upper)
@@ -344,7 +344,7 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
         bound: T; by default ``best_bound``, the one with the least variance.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; or
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
             bound is not positive, or below the least feasible T, which the message gives.
     """
     checks.epsilon(epsilon)

@@ -77,8 +77,8 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
 
     Raises:
         TypeError: a count is not an integer.
-        ValueError: a kind other than "DP" and "BR"; not 1 to 200 of them; epsilon0 is not positive; epsilon is
-            negative; or cells is not in 2..10^5.
+        ValueError: a kind other than "DP" and "BR", not 1 to 200 of them, epsilon0 is not positive, epsilon is
+            negative, or cells is not in 2..10^5.
     """
     grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
     return _bracket(grid, _kinds(order), _levels(epsilon), {})
@@ -100,7 +100,7 @@ def ordering_table(
 
     Raises:
         TypeError: a count is not an integer.
-        ValueError: k is not in 1..20; bounded_range is not in 0..k; epsilon0 is not positive; epsilon is negative; or
+        ValueError: k is not in 1..20, bounded_range is not in 0..k, epsilon0 is not positive, epsilon is negative, or
             cells is not in 2..10^5.
 
     Example:

@@ -46,7 +46,7 @@ def parallel_composition(epsilons: Any, deltas: Any = 0.0, adjacency: str = "add
         eps and delta, of all parts together.
 
     Raises:
-        ValueError: no part; epsilons negative or infinite; deltas not in [0, 1]; an unknown adjacency.
+        ValueError: no part, epsilons negative or infinite, deltas not in [0, 1], an unknown adjacency.
 
     Example:
         >>> parallel_composition([0.5, 1.0], [1e-6, 1e-7])
@@ -74,7 +74,7 @@ def basic_composition(epsilons: Any, deltas: Any = 0.0) -> tuple[float, float]:
         eps and delta, of all mechanisms together.
 
     Raises:
-        ValueError: no mechanism; epsilons negative or infinite; deltas not in [0, 1].
+        ValueError: no mechanism, epsilons negative or infinite, deltas not in [0, 1].
 
     Example:
         >>> basic_composition([0.5, 1.0], 1e-6)
@@ -103,7 +103,7 @@ def advanced_composition(epsilons: Any, deltas: Any, slack: float) -> tuple[floa
         eps and delta, of all mechanisms together.
 
     Raises:
-        ValueError: no mechanism; epsilons negative or infinite; deltas not in [0, 1]; slack not in (0, 1).
+        ValueError: no mechanism, epsilons negative or infinite, deltas not in [0, 1], slack not in (0, 1).
     """
     checks.within("slack", slack, 0.0, 1.0, open_ends=True)
     eps, delta = _budgets(epsilons, deltas)
@@ -129,7 +129,7 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
 
     Raises:
         TypeError: k is not whole.
-        ValueError: epsilon0 negative or infinite; delta0 not in [0, 1); k not in 0..10^6; epsilon negative or NaN.
+        ValueError: epsilon0 negative or infinite, delta0 not in [0, 1), k not in 0..10^6, epsilon negative or NaN.
     """
     checks.within("epsilon0", epsilon0, 0.0, _FINITE)
     checks.within("epsilon", epsilon, 0.0, np.inf)

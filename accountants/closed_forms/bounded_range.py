@@ -64,7 +64,7 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: epsilon0 not positive; epsilon negative; bounded_range not in 0..4000; pure not in 0..10^6.
+        ValueError: epsilon0 not positive, epsilon negative, bounded_range not in 0..4000, pure not in 0..10^6.
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
     m, n = _mix_counts(bounded_range, pure)
@@ -85,7 +85,7 @@ def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) ->
 
     Raises:
         TypeError: a count is not whole.
-        ValueError: epsilon0 not positive; delta not in [0, 1); bounded_range not in 0..4000; pure not in 0..10^6.
+        ValueError: epsilon0 not positive, delta not in [0, 1), bounded_range not in 0..4000, pure not in 0..10^6.
     """
     m, n = _mix_counts(bounded_range, pure)
     return _each(_mixed_epsilon, m, n, *numbers(_positive(epsilon0), checked_delta(delta)))
@@ -108,7 +108,7 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
         order: alpha >= 1, any shape; may be infinite.
 
     Raises:
-        ValueError: epsilon0 not positive; order below 1.
+        ValueError: epsilon0 not positive, order below 1.
     """
     checks.within("order", order, 1.0, np.inf)
     eps0, alpha = numbers(_positive(epsilon0), order)

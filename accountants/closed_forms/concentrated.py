@@ -190,7 +190,7 @@ def setwise_epsilon(
             it; ``gaussian_concentration`` has Gaussian noise's.
 
     Raises:
-        ValueError: delta not in (0, 1); another parameter negative or not finite.
+        ValueError: delta not in (0, 1), another parameter negative or not finite.
     """
     terms = [pure_terms(_budget(eps, "pure")) for eps in pure]
     terms += [bounded_range_terms(_budget(eps, "bounded_range")) for eps in bounded_range]
@@ -214,7 +214,7 @@ def setwise_concentrated_delta(rhos: Iterable[Any], epsilon: Real) -> Real:
         epsilon: eps, at least their sum; any shape.
 
     Raises:
-        ValueError: a rho negative or not finite; epsilon below the sum of all.
+        ValueError: a rho negative or not finite, epsilon below the sum of all.
     """
     each = [float(checks.number("rhos", rho)) for rho in rhos]
     _budget(np.array(each), "rhos")

@@ -47,7 +47,7 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: epsilon0 not positive; k not in 0..10^6; epsilon NaN.
+        ValueError: epsilon0 not positive, k not in 0..10^6, epsilon NaN.
     """
     checks.within("epsilon", epsilon, -np.inf, np.inf)
     eps0, eps = numbers(epsilon0, epsilon)
@@ -83,7 +83,7 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
 
     Raises:
         TypeError: k is not whole.
-        ValueError: epsilon0 not positive; k not in 0..10^6; delta not in [0, 1).
+        ValueError: epsilon0 not positive, k not in 0..10^6, delta not in [0, 1).
     """
     eps0, delta = numbers(epsilon0, checked_delta(delta))
     top, step, mass = pure_losses(eps0, k)
@@ -123,7 +123,7 @@ def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Re
         delta of epsilon's shape, NumPy.
 
     Raises:
-        ValueError: epsilons not positive, or not a vector; epsilon NaN; points not in 2^8..2^24.
+        ValueError: epsilons not positive, or not a vector, epsilon NaN, points not in 2^8..2^24.
     """
     points = checks.whole("points", points, 1 << 8, 1 << 24)
     checks.within("epsilon", epsilon, -np.inf, np.inf)

@@ -58,7 +58,7 @@ def laplace_histogram_delta(l0_sensitivity: int, linf_sensitivity: float, scale:
     least delta that follows from that. The true delta of Laplace noise is lower.
 
     Raises:
-        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity or scale is not positive; or epsilon is NaN.
+        ValueError: l0_sensitivity is not in 1..10^6, linf_sensitivity or scale is not positive, or epsilon is NaN.
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
     k = checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
@@ -95,7 +95,7 @@ def histogram_noise(l0_sensitivity: int, linf_sensitivity: float, epsilon: float
     ``laplace_histogram_delta``. Both roots are rounded conservatively, within 1e-12.
 
     Raises:
-        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity is not positive; epsilon is not in [0.01, 20]; or
+        ValueError: l0_sensitivity is not in 1..10^6, linf_sensitivity is not positive, epsilon is not in [0.01, 20], or
             delta is not in (0, 1).
     """
     checks.positive("linf_sensitivity", linf_sensitivity)
@@ -118,7 +118,7 @@ def gaussian_crossing(epsilon: float, delta: float, most: int = 10_000) -> int |
     The result is None if there is none up to ``most``.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); or most is not in 1..10^6.
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), or most is not in 1..10^6.
     """
 
     def better(D0: int) -> bool:
@@ -186,8 +186,8 @@ def known_domain_guarantee(
         sum of pure budgets; infinite for Gaussian noise).
 
     Raises:
-        ValueError: k is below 1; discovery_epsilon is negative; delta is not in (0, 1) or not above the leak of all
-            counts; sigma or scale is not positive, or not exactly one of them is given; or leak is not in [0, 1).
+        ValueError: k is below 1, discovery_epsilon is negative, delta is not in (0, 1) or not above the leak of all
+            counts, sigma or scale is not positive, or not exactly one of them is given, or leak is not in [0, 1).
     """
     if (sigma is None) == (scale is None):
         raise ValueError(f"sigma, scale: {sigma}, {scale}; exactly one is needed")
@@ -241,8 +241,8 @@ def unknown_domain_guarantee(
     The threshold, the order of items and k use released numbers alone.
 
     Raises:
-        ValueError: l0_sensitivity is not in 1..10^6; linf_sensitivity or sigma is not positive; truncation_delta is not
-            in (0, 1); or delta is not below 1 and above the leak 1 - (1 - delta_T)^D0.
+        ValueError: l0_sensitivity is not in 1..10^6, linf_sensitivity or sigma is not positive, truncation_delta is not
+            in (0, 1), or delta is not below 1 and above the leak 1 - (1 - delta_T)^D0.
     """
     checks.whole("l0_sensitivity", l0_sensitivity, 1, MOST_COUNTS)
     checks.positive("linf_sensitivity", linf_sensitivity)
@@ -309,8 +309,8 @@ def known_domain(
         Both scales; the guarantee that is computed for them is at most eps.
 
     Raises:
-        ValueError: k is not in 1..10^6; epsilon is not in [0.01, 20]; delta or share is not in (0, 1); the name of the
-            noise is unknown; discovery_epsilon is not positive; or the picks alone exceed the budget.
+        ValueError: k is not in 1..10^6, epsilon is not in [0.01, 20], delta or share is not in (0, 1), the name of the
+            noise is unknown, discovery_epsilon is not positive, or the picks alone exceed the budget.
         TypeError: k is not an integer.
 
     Example:

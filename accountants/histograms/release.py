@@ -93,8 +93,8 @@ def known_domain_top_k(
 
     Raises:
         TypeError: counts are not integers, or the noise has a distribution without a known charge.
-        ValueError: counts are negative, 2^53 or more, or not 1-D; k is not in 1..len(counts); discovery_epsilon is not
-            in [1e-4, 20]; delta is not in (0, 1); or the claim of the noise is for a sensitivity below 1.
+        ValueError: counts are negative, 2^53 or more, or not 1-D, k is not in 1..len(counts), discovery_epsilon is not
+            in [1e-4, 20], delta is not in (0, 1), or the claim of the noise is for a sensitivity below 1.
     """
     scores = _counts(counts)
     charged = known_domain_guarantee(k, discovery_epsilon, delta, **_charge(noise.noise, noise))
@@ -145,9 +145,9 @@ def unknown_domain_top_k(
 
     Raises:
         TypeError: counts are not integers.
-        ValueError: counts are negative, or 2^53 or more; k or l0_sensitivity is not in 1..10^6; sigma or
-            linf_sensitivity is not positive, or sigma so small that the loss of a count may exceed 20; truncation_delta
-            is not in (0, 1); or delta is not below 1 and above the leak of D0 counts.
+        ValueError: counts are negative, or 2^53 or more, k or l0_sensitivity is not in 1..10^6, sigma or
+            linf_sensitivity is not positive, or sigma so small that the loss of a count may exceed 20, truncation_delta
+            is not in (0, 1), or delta is not below 1 and above the leak of D0 counts.
     """
     k = len(counts) if k is None else checks.whole("k", k, 1, MOST_COUNTS)
     charged = unknown_domain_guarantee(l0_sensitivity, linf_sensitivity, sigma, truncation_delta, delta)

@@ -35,6 +35,7 @@ from dp_accounting import dp_event as events
 import accountants
 import dpkernels as dpk
 from accountants.closed_forms.concentrated import best_delta
+from accountants.shuffle.bracket import lower_hull
 
 _Details = dp_accounting.PrivacyAccountant.CompositionErrorDetails
 
@@ -69,7 +70,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
     """
 
     def __init__(self, neighboring_relation: Relation = Relation.ADD_OR_REMOVE_ONE, *, bracket: bool = False) -> None:
-        """Start with nothing composed.
+        """Start an empty accountant.
 
         Args:
             neighboring_relation: which data sets are neighbours.
@@ -113,10 +114,10 @@ class Accountant(dp_accounting.PrivacyAccountant):
 
     @property
     def guarantee(self) -> accountants.Guarantee:
-        """The composed mechanisms as a ``Guarantee``.
+        """Return the composed mechanisms as a ``Guarantee``.
 
         Raises:
-            ValueError: nothing, or something without privacy, has been composed.
+            ValueError: no event has been composed, or one without privacy.
         """
         if self._non_private:
             raise ValueError("ledger: holds a non-private event, which has no guarantee")
@@ -232,7 +233,7 @@ def to_dp_event(
         neighboring_relation: the relation of the accountant that the event is for.
 
     Raises:
-        ValueError: no event means the same under this relation; the error names the mechanism.
+        ValueError: no event means the same under this relation, the error names the mechanism.
     """
     parts = [_event_of(part, neighboring_relation) for part in guarantee.terms]
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)
@@ -403,7 +404,7 @@ def _release(event: Any, relation: Relation) -> _Release | None:
 
 
 def _noise(kind: str, parameter: Any) -> _Release:
-    """Return additive noise; without noise nothing is private."""
+    """Return additive noise; an event without noise is not private."""
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
     return _Release(kind, (float(parameter),)) if parameter > 0 else _Release("non-private")
@@ -502,7 +503,7 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
 
     H(t), the hockey-stick divergence at t = e^eps, is convex and at most the conversion at every point. So it is at
     most the lower convex hull of the conversions at some points, which is itself the profile of a pair: at a corner t
-    where the slope rises by q, the loss log t has the probability q without the record and t q with it. What is left
+    where the slope rises by q, the loss log t has the probability q without the record and t q with it. The value
     at the last point is the probability of an infinite loss. Neighbours may be exchanged, so that the points are
     mirrored: H(1/t) = 1 - 1/t + H(t)/t for the exchanged pair.
     """
@@ -515,25 +516,11 @@ def _zcdp_pair(rho: float, xi: float) -> Any:
     # By log t: slopes between neighbours, in units of 1/t, that floats hold.
     t, delta = np.exp(eps), np.minimum(f, 1.0)
     t, delta = np.concatenate([1 / t[:0:-1], t]), np.concatenate([(1 - 1 / t + delta / t)[:0:-1], delta])
-    kept = _convex_hull(t, delta)
-    t, delta = t[kept], delta[kept]
-    slopes = np.append(np.diff(delta) / np.diff(t), 0.0)
+    kept, slopes = lower_hull(t, delta)
+    t, delta, slopes = t[kept], delta[kept], np.append(slopes, 0.0)
     rises = np.maximum(np.diff(slopes, prepend=0.0), 0.0)
     low, high = rises[t > 1], (t * rises)[t > 1]
     end = float(delta[-1])
     rest = max(0.0, 1 - float(low.sum() + high.sum()) - end)
     masses = np.concatenate([[end], high[::-1], [rest], low, [0.0]]) / (end + rest + float(low.sum() + high.sum()))
     return accountants.weights(masses, masses[::-1])
-
-
-def _convex_hull(x: np.ndarray, y: np.ndarray) -> list[int]:
-    """Return the corners of the lower convex hull of points whose x increases."""
-    kept: list[int] = []
-    for i in range(len(x)):
-        while len(kept) > 1:
-            a, b = kept[-2:]
-            if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
-                break
-            kept.pop()
-        kept.append(i)
-    return kept

@@ -13,8 +13,8 @@ The privacy maps hold for the integers that are sampled.
 
 * A bounded mechanism is eps-DP for any two records, where eps is the certificate's, rounded up.
 * For additive noise on one value, inputs d_in apart are read as at most ``ceil(ceil(d_in/g)/M)`` cells apart (see
-  docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself so many cells on,
-  at a fixed delta, rounded up.
+  docs/proofs/noise_tables.md). The map is the upper end of the bracket of the table against itself, shifted by
+  these cells, at a fixed delta, rounded up.
 * For vectors the certificate's (epsilon, delta) is for vectors D apart. Vectors d_in apart are linked by
   ``k = ceil(d_in/D)`` such steps, so that the map is ``(k epsilon, delta (e^(k epsilon) - 1)/(e^epsilon - 1))``. On a
   lattice the vectors on the way must be on it, so that D is rounded down to it and l2 distances above D have no map.
@@ -47,15 +47,15 @@ def make_measurement(mechanism: Any, *, delta: float | None = None, T: type = fl
     OpenDP's features "contrib" and "honest-but-curious" must be enabled: the map is computed here, not by OpenDP.
 
     Args:
-        mechanism: a bounded mechanism for any two inputs, additive noise, or additive noise on vectors; or its exact
-            form.
-        delta: of additive noise on one value, the delta at which the map gives an epsilon; by default the one claimed.
+        mechanism: a bounded mechanism for any two inputs, additive noise, or additive noise on vectors, or its exact
+            sampler.
+        delta: for additive noise on one value, the delta at which the map gives an epsilon. Default: the claimed delta.
         T: the type of the input, float or int (32 bits). Reports are floats.
 
     Raises:
         TypeError: a mechanism of another kind, or T is neither float nor int.
-        ValueError: delta for a mechanism whose delta is fixed, or out of range; a bounded mechanism for neighbours
-            within a sensitivity; float inputs for a mechanism on a lattice.
+        ValueError: delta for a mechanism whose delta is fixed, or out of range, a bounded mechanism for neighbours
+            within a sensitivity, float inputs for a mechanism on a lattice.
         dpkernels.CertificateError: the mechanism has no certificate.
 
     Example:
@@ -88,7 +88,7 @@ def _local(form: Any, mechanism: Any, T: type) -> dp.Measurement:
     low, high = (float(end) for end in mechanism.input_interval)
     bounds = (low, high) if T is float else (math.ceil(low), math.floor(high))
     domain = dp.atom_domain(bounds=bounds, nan=False) if T is float else dp.atom_domain(bounds=bounds, T=int)
-    # The certificate's level, rounded up.
+    # This is the certificate's level, rounded up.
     epsilon = float(np.nextafter(float(form.certificate.realised_epsilon), np.inf))
     return dp.m.make_user_measurement(
         domain,
@@ -133,7 +133,7 @@ def _additive(form: Any, mechanism: Any, delta: float | None, T: type) -> dp.Mea
 
 def _vector(form: Any, mechanism: Any, T: type) -> dp.Measurement:
     """Return the measurement of additive noise on vectors."""
-    if mechanism.lattice is not None and (T is float or not (1 / float(mechanism.lattice)).is_integer()):
+    if mechanism.lattice is not None and (T is float or Fraction(float(mechanism.lattice)).numerator != 1):
         raise ValueError(
             f"T: float values may be off the lattice {float(mechanism.lattice):g}; use T=int and a lattice that holds "
             "all integers"
@@ -170,7 +170,7 @@ def _release(form: Any, T: type) -> Callable[[Any], Any]:
 
     def release(x: Any) -> Any:
         values = np.asarray(x, float)
-        if T is float:  # Moves no two values apart, and no infinity is an error that would reveal it.
+        if T is float:  # It moves no two values apart, and without it an infinity would be an error, which shows it.
             values = np.clip(values, -_FARTHEST, _FARTHEST)
         released = dpk.perturb(values, form, clip=T is float)
         return released.tolist()

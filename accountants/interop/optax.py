@@ -3,8 +3,8 @@
     run = TrainingRun(noise_multiplier=1.1, sampling_rate=0.01, steps=1000, slack=state.noise.total_variation)
     run.epsilon(1e-5), run.bracket(delta=1e-5)
 
-Every step is Gaussian noise on a Poisson sample of the data, but for a total variation distance: the one of the
-noise's table to a Gaussian, and the probability that a sample has more rows than its batch holds. A distance of s a
+Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance. This is the distance of
+the noise's table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a
 step adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers here include.
 """
 
@@ -19,7 +19,7 @@ import accountants
 import dpkernels as dpk
 from dpkernels import checks
 
-# How far above a solution of the equation for epsilon the answer is.
+# The distance of the answer above a solution of the equation for epsilon.
 _ABOVE = 1e-9
 # Relative precision of a calibrated noise multiplier, which is rounded upwards.
 _PRECISION = 1e-6
@@ -71,7 +71,7 @@ class TrainingRun:
     def bracket(self, *, epsilon: float | None = None, delta: float | None = None) -> tuple[float, float]:
         """Return a rigorous interval for delta at epsilon, or for epsilon at delta.
 
-        The lower end is the one of Gaussian noise without any slack.
+        The lower end is that of Gaussian noise without any slack.
 
         Raises:
             ValueError: not exactly one of the two is given, or it is out of range.
@@ -157,7 +157,7 @@ def best_training_run(
             clipping norm over the number of examples: ``noise_multiplier / (sampling_rate * sqrt(steps))``.
 
     Raises:
-        ValueError: nothing to choose from, or a budget out of range.
+        ValueError: there are no sampling rates or no steps, or a budget is out of range.
     """
     measure = error or (lambda run: run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)))
     counts = list(steps)
@@ -167,5 +167,5 @@ def best_training_run(
         for count in counts
     ]
     if not runs:
-        raise ValueError("sampling_rates, steps: there is nothing to choose from")
+        raise ValueError("sampling_rates, steps: each must have at least one value")
     return min(runs, key=measure)

@@ -129,7 +129,7 @@ def published_budget(
     often twice, and more the larger D/theta and eps are.
 
     Raises:
-        ValueError: a kernel other than ``Gaussian`` and ``Laplace``; theta not positive; epsilon not in [0.01, 20];
+        ValueError: a kernel other than ``Gaussian`` and ``Laplace``, theta not positive, epsilon not in [0.01, 20],
             delta not in (0, 1).
     """
     checks.positive("theta", theta)
@@ -202,7 +202,7 @@ def published_advanced_composition(epsilon: Real, count: Real, delta: Real) -> R
         delta: of each mechanism, and what is claimed for all; in (0, 1).
 
     Raises:
-        ValueError: epsilon negative; count not positive; delta not in (0, 1).
+        ValueError: epsilon negative, count not positive, delta not in (0, 1).
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
     checks.positive("count", count)
@@ -233,7 +233,7 @@ def published_acceptance_rate(sigma: Real, theta: Real, q: Real, sampling_noise:
         sampling_noise: standard deviation of the error of sampling, at least 0.
 
     Raises:
-        ValueError: sigma or theta not positive; q not in [0, 1]; sampling_noise negative.
+        ValueError: sigma or theta not positive, q not in [0, 1], sampling_noise negative.
     """
     checks.positive("sigma", sigma)
     checks.positive("theta", theta)

@@ -21,7 +21,7 @@ from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.named import WINDOWS, piecewise
+from dpkernels.mechanisms.named import piecewise
 from dpkernels.mechanisms.windowed.bases import Base, Constant, Quartic
 from dpkernels.mechanisms.windowed.mechanism import Windowed
 from dpkernels.mechanisms.windowed.windows import Window
@@ -52,56 +52,34 @@ class Enumerated:
     rounds: list[float]
 
 
-def piecewise_search(family: Any, objective: Any) -> Enumerated:
-    """Return what Zhang 2024's search of composite mechanisms finds for a piecewise one; sound, and not the optimum."""
-    return _zhang(WINDOWS[family.window], Constant(), family, objective, lambda m, _: {"eta": 2 / m})
-
-
 def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
     """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid; sound, not the optimum.
+
+    The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
+    point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and
+    k <= y (e^eps - 1); with the quartic base t = (y + k) e^-eps.
 
     Args:
         family: of ``tune.composite``, with the constant or the quartic base.
         objective: what is compared; the source's is ``variance_at`` the middle.
         stop_at: V_t of Algorithm 2, an objective that is good enough: no round is begun after one that reaches it. The
-            authors' released code has none and runs all three.
+            authors' released code has no such end, and runs all three rounds.
 
     Raises:
-        ValueError: another base; no point of the grid is feasible.
+        ValueError: another base, or no point of the grid is feasible.
     """
     if isinstance(family.base, Base) and not isinstance(family.base, Constant):
         raise ValueError("family: the source's search has the constant and the quartic base")
-
-    def named(m: float, base: Base) -> dict[str, Any]:
-        return {"width": m} if family.base is not None else {"width": m, "edge": base.lowest}
-
-    return _zhang(family.window, family.base, family, objective, named, stop_at)
-
-
-def _zhang(
-    window: Window,
-    base: Base | None,
-    family: Any,
-    objective: Any,
-    named: Callable[[float, Base], dict[str, Real]],
-    stop_at: float | None = None,
-) -> Enumerated:
-    """Run Zhang 2024, Algorithms 1 and 2, as the authors' released code has them.
-
-    Three rounds over a grid of (y, k, m) with y, k in (0, 1) and m in (0, 2], of steps 0.1, 0.01 and 0.001, each
-    around the best of the round before. L follows from total probability 1. Feasible are k + y <= 1 and
-    k <= y (e^eps - 1); with the quartic base t = (y + k) e^-eps. The objective is the caller's; the source's is the
-    variance at the middle.
-    """
+    window, base = family.window, family.base
     ends: Any = ((0.0, 1.0), (0.0, 1.0), (0.0, 2.0))
     chosen: Any = None
     rounds: list[float] = []
     count = 0
     for step in _STEPS:
-        points = _feasible(np.stack([part.ravel() for part in _grid(ends, step)], -1), family, window, base)
+        points = _feasible(np.stack([part.ravel() for part in _grid(ends, step)], -1), family)
         if len(points) == 0:
             continue
-        values = objective.sign * _values(objective, family, window, base, points)
+        values = objective.sign * _values(objective, family, points)
         count += len(points)
         at = int(np.argmin(np.where(np.isnan(values), np.inf, values)))
         if chosen is None or values[at] < chosen[0]:
@@ -114,8 +92,9 @@ def _zhang(
         raise ValueError(f"family: no point of the published grid is feasible at epsilon = {family.epsilon:g}")
     shape, m, relative = (np.asarray(part).item() for part in _scaled(chosen[1], base, window, family.epsilon))
     made_base = Quartic(shape) if base is None else base
-    made = Windowed(window, made_base, m, relative, family.lower, family.upper, family.epsilon)
-    return Enumerated("Zhang 2024", made, named(m, made_base), rounds[-1], count, rounds)
+    made = Windowed(window, made_base, m, relative, family.given["lower"], family.given["upper"], family.epsilon)
+    parameters = {"width": m} if base is not None else {"width": m, "edge": shape}
+    return Enumerated("Zhang 2024", made, parameters, rounds[-1], count, rounds)
 
 
 def _grid(ends: tuple[tuple[float, float], tuple[float, float], tuple[float, float]], step: float) -> list[np.ndarray]:
@@ -123,12 +102,12 @@ def _grid(ends: tuple[tuple[float, float], tuple[float, float], tuple[float, flo
     return list(np.meshgrid(*axes, indexing="ij"))
 
 
-def _feasible(points: np.ndarray, family: Any, window: Window, base: Base | None) -> np.ndarray:
+def _feasible(points: np.ndarray, family: Any) -> np.ndarray:
     y, k, m = points.T
-    mass = window.area * k * m
+    mass = family.window.area * k * m
     good = (y > 1e-9) & (k > 1e-9) & (m > 1e-9) & (mass < 1) & (k + y <= 1 + 1e-9) & (k <= y * np.expm1(family.epsilon))
     points = points[good]
-    _, width, _ = _scaled(points.T, base, window, family.epsilon)
+    _, width, _ = _scaled(points.T, family.base, family.window, family.epsilon)
     return points[width < 2]
 
 
@@ -141,14 +120,14 @@ def _scaled(point: RealArray, base: Base | None, window: Window, epsilon: float)
     return r, m / L, k / y
 
 
-def _values(objective: Any, family: Any, window: Window, base: Base | None, points: np.ndarray) -> np.ndarray:
+def _values(objective: Any, family: Any, points: np.ndarray) -> np.ndarray:
     """Return the objective at every point, in batches of one shape, so that it is compiled once."""
-    r, m, relative = _scaled(points.T, base, window, family.epsilon)
-    interval = np.array([family.lower, family.upper, family.epsilon], np.float64)
+    r, m, relative = _scaled(points.T, family.base, family.window, family.epsilon)
+    interval = np.array([family.given["lower"], family.given["upper"], family.epsilon], np.float64)
     values = []
     with jax.enable_x64(True):
         for rows in _batches(np.stack([r, m, relative], -1)):
-            shape = window, base
+            shape = family.window, family.base
             values.append(np.asarray(_objective_at(shape, as_float64(objective), interval, rows)))
     return np.concatenate(values)[: len(points)]
 
@@ -282,6 +261,6 @@ def published_piecewise(*, epsilon: float, lower: float, upper: float) -> Window
     """Return type I at ``published_eta``: sound and unbiased, but noisier than ``dpkernels.piecewise``.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        ValueError: epsilon not in [0.01, 20], not lower < upper.
     """
     return piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=float(published_eta(epsilon)))

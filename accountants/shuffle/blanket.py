@@ -56,7 +56,7 @@ StopLoss = Callable[[float, np.ndarray], np.ndarray]
 @pytree
 @dataclass(frozen=True)
 class Blanket:
-    """Reports that hide another one: each of n is a draw of omega with probability gamma, and else hides nothing.
+    """The reports that hide another one: each of n is a draw of omega with probability gamma, else it is ignored.
 
     Attributes:
         mass: omega of every outcome, or of every group of equivalent outcomes.
@@ -103,10 +103,10 @@ class Blanket:
         block = np.minimum((share / share[-1] * (_MOST // 2)).astype(int), _MOST // 2 - 1)
         block = np.unique(block, return_inverse=True)[1]
         whole = np.bincount(block, mass)
-        means = [np.bincount(block, mass * law) / whole for law in (p, q)]
-        off = [law - mean[block] for law, mean in zip((p, q), means, strict=True)]
-        along = np.sign(np.bincount(block, mass * off[0] * off[1]))
-        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in off]
+        means = [np.bincount(block, mass * column) / whole for column in (p, q)]
+        deviations = [column - mean[block] for column, mean in zip((p, q), means, strict=True)]
+        along = np.sign(np.bincount(block, mass * deviations[0] * deviations[1]))
+        spread = [np.sqrt(np.bincount(block, mass * gap**2) / whole) for gap in deviations]
         p, q = (
             np.append(mean - side * one, mean + side * one)
             for mean, one, side in zip(means, spread, (1.0, np.where(along < 0, -1.0, 1.0)), strict=True)
@@ -145,7 +145,7 @@ class OutcomeProbabilities:
     def _in_blanket(self, mass: Any, gamma: Any) -> Blanket:
         xp = namespace(mass)
         some = mass > 0  # Panels of no width have no mass, under JAX.
-        p, q = (xp.where(some, law / xp.where(some, mass, 1.0), 1.0) for law in (self.first, self.second))
+        p, q = (xp.where(some, column / xp.where(some, mass, 1.0), 1.0) for column in (self.first, self.second))
         return Blanket(mass, p, q, gamma)
 
 
@@ -208,7 +208,7 @@ def worst_inputs(mechanism: Any) -> WorstInputs:
 
     Raises:
         TypeError: the mechanism is unknown.
-        ValueError: the mechanism has no blanket; the message says why.
+        ValueError: the mechanism has no blanket, the message says why.
     """
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no known blanket")
 
@@ -218,8 +218,8 @@ def worst_inputs(mechanism: Any) -> WorstInputs:
 @worst_inputs.register(ExactNoise)
 def _(mechanism: Any) -> WorstInputs:
     raise ValueError(
-        "mechanism: additive noise says nothing of where its inputs are, so that no report is likely whatever its "
-        "input: nothing hides a report among others; shuffle reports of a bounded mechanism, such as piecewise"
+        "mechanism: inputs of additive noise are unbounded, so no report is likely for every input, and "
+        "shuffling hides no report among the others; shuffle reports of a bounded mechanism, such as piecewise"
     )
 
 
@@ -229,7 +229,7 @@ def _(mechanism: CentralPiecewise) -> WorstInputs:
 
 
 _NEAR = (
-    "mechanism: is private for inputs within a sensitivity only; a person's input may change to any other, so shuffled "
+    "mechanism: is private only for inputs within a sensitivity; a person's input may change to any other, so shuffled "
     "reports need a mechanism that is eps0-DP for any two inputs"
 )
 
@@ -392,7 +392,9 @@ def _(rows: np.ndarray) -> WorstInputs:
         )
     rows = (rows / rows.sum(1, keepdims=True))[:, rows.any(0)].astype(float)
     if not rows.all():
-        raise ValueError("mechanism: a report that some input never gives tells its sender; no row may have a 0 for it")
+        raise ValueError(
+            "mechanism: a row has a 0 for a report that another row has; every report must be possible for every input"
+        )
     return _of_rows(rows.tobytes(), rows.shape)
 
 
@@ -407,7 +409,7 @@ def _of_rows(raw: bytes, shape: tuple[int, ...]) -> WorstInputs:
     known = 0 < len(different) <= _ALL
     chosen = different if known else _likely_worst(rows, level)
     pairs = tuple(OutcomeProbabilities(least, rows[x], rows[y], others) for x, y in chosen)
-    return WorstInputs(pairs, level, None if known else partial(largest, rows))
+    return WorstInputs(pairs, level, None if known else partial(largest_stop_loss, rows))
 
 
 def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
@@ -415,19 +417,19 @@ def _likely_worst(rows: np.ndarray, level: float) -> list[tuple[int, int]]:
     omega, wins = rows.min(0) / rows.min(0).sum(), np.zeros((len(rows), len(rows)))
     for E in np.exp(np.array(_SHARES) * level):
         ends = (rows[0] - E * rows[-1]) / omega
-        values = np.stack([_of_row(rows, x, E, ends.min() + _LEVELS * np.ptp(ends)) for x in range(len(rows))])
+        values = np.stack([_row_stop_loss(rows, x, E, ends.min() + _LEVELS * np.ptp(ends)) for x in range(len(rows))])
         wins += (values >= values.max((0, 1)) * (1 - 1e-12)).sum(-1)
     found = [tuple(map(int, divmod(at, len(rows)))) for at in np.argsort(-wins, axis=None, kind="stable")[:_KEPT]]
     kept = dict.fromkeys([pair for pair in found if wins[pair]] + [(len(rows) - 1, 0)])
     return list(kept)  # type: ignore[arg-type]
 
 
-def _of_row(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
+def _row_stop_loss(rows: np.ndarray, x: int, E: float, t: np.ndarray) -> np.ndarray:
     """Return E(L - t)_+ of x and every other row, of shape (row, t)."""
     omega, gaps = rows.min(0) / rows.min(0).sum(), rows[x] - E * rows
     return np.stack([np.maximum(gaps - at * omega, 0.0).sum(1) for at in t], 1)
 
 
-def largest(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:
+def largest_stop_loss(rows: np.ndarray, E: float, t: np.ndarray) -> np.ndarray:
     """Return the maximum over all pairs of rows of E(L - t)_+."""
-    return np.max([_of_row(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)
+    return np.max([_row_stop_loss(rows, x, E, t).max(0) for x in range(len(rows))], axis=0)

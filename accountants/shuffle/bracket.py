@@ -19,37 +19,38 @@ from accountants.composition.bounds import ComposedBounds, Masses, compose
 from accountants.shuffle.blanket import Blanket, StopLoss, WorstInputs
 from dpkernels.solve import NotPrivateError, bisect, conservative_root
 
-# Relative errors of probabilities and of sums of L that are allowed for: they are known to some units of 2^-53.
-# Beyond this eps e^eps is next to overflow: a bound is that at it, or 0.
+# Beyond this eps e^eps is next to overflow: an upper bound is that at it, and a lower bound 0.
 _LARGEST = 700.0
+# Relative errors of probabilities and of sums of L that are allowed for. Both are known to some units of 2^-53.
 _MASS, _VALUE = 1e-12, 1e-14
-# What an outcome is moved up, or down, of a cell: more than rounding does in as many cells as there are at most.
+# The share of a cell by which an outcome is moved up or down. It exceeds rounding errors on the largest grid.
 _MOVED, _UNIT = 1e-9, 2.0**-53
-# Sums are made outcome by outcome from so many pairs of them at most, and have so many.
+# The most pairs of outcomes from which a sum is formed, and the most outcomes of such a sum.
 _PAIRS, _OUTCOMES = 1 << 19, 1 << 12
-# Points of the grids over the sum; how many deviations of it they are for; the relative width that is enough. What a
-# grid four times as fine gains is a sixteenth of the gain before, and all finer ones together are taken for a seventh.
+# The numbers of points of the grids over the sum, the width of a grid in deviations of the sum, and the relative width
+# of a bound that is enough. A grid four times as fine gains a sixteenth of the gain before. All finer grids together
+# gain less than a seventh.
 _GRIDS, _SPAN, _WIDTH, _FINER = tuple(1 << j for j in range(12, 23, 2)), 24.0, 9e-5, 1 / 7
-# Sums may have one likely value: a grid is for this share of the losses' range at least.
+# A sum may have one likely value. A grid covers at least this share of the losses' range.
 _NARROW = 1e-2
-# Points that one law may need on a grid.
+# The most points of one distribution on a grid.
 _CELLS = 1 << 20
 _DOTS = np.linspace(0.0, 1.0, 257)
-# Of tilts, and of a tilt times the step: steeper ones are of no use on the grid.
+# Bisections of a tilt, bounds of exponents, and the largest tilt times the step that a grid resolves.
 _BISECTIONS, _HIGHEST, _OVERFLOWS, _STEEPEST = 60, 600.0, 700.0, 1.0
-# The first steps of eps from the estimate, relative to log delta over its slope; how many there are at most.
+# The first step of eps from the estimate, relative to log delta over its slope, and the most steps.
 _CLOSER, _MOST_STEPS = 1e-7, 60
 
 
 @dataclass(frozen=True)
-class Law:
-    """The sum of losses of some reports, of which every one is of the blanket with probability gamma, else 0.
+class LossSum:
+    """The distribution of the sum of the losses of some reports; a report outside the blanket has the loss 0.
 
     Attributes:
         value: the values.
         mass: their probabilities.
-        reports: how many reports.
-        slack: by so much at most a value is wrong.
+        reports: the number of reports.
+        slack: a bound of the error of every value.
     """
 
     value: np.ndarray
@@ -57,8 +58,8 @@ class Law:
     reports: int
     slack: float
 
-    def plus(self, other: Law) -> Law:
-        """The sum of two."""
+    def plus(self, other: LossSum) -> LossSum:
+        """Return the distribution of the sum of two independent sums."""
         value = (self.value[:, None] + other.value).ravel()
         slack = self.slack + other.slack + _VALUE * float(np.abs(value).max())
         mass = (self.mass[:, None] * other.mass).ravel()
@@ -70,27 +71,27 @@ class Law:
         return len(self.value)
 
 
-def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> Law:
-    """Values that may be the same are one, any of them; then wrong by twice as much."""
+def _merged(value: np.ndarray, mass: np.ndarray, reports: int, slack: float) -> LossSum:
+    """Return the distribution with values that may be equal merged into one of them, which doubles the slack."""
     keys, group = np.unique(np.round(value / slack), return_inverse=True)
     first = np.zeros(len(keys))
     first[group] = value
-    return Law(first, np.bincount(group, mass), reports, 2 * slack)
+    return LossSum(first, np.bincount(group, mass), reports, 2 * slack)
 
 
-def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) -> Law:
+def _one_report(value: np.ndarray, mass: np.ndarray, gamma: float, size: float) -> LossSum:
     """Return the distribution of one report, from L, a difference of numbers up to ``size``, and its masses."""
     value, mass = np.append(value, 0.0), np.append(gamma * mass, max(1 - gamma, 0.0))
     return _merged(value, mass, 1, _VALUE * size)
 
 
-def _of_blanket(blanket: Blanket, E: float) -> Law:
+def _of_blanket(blanket: Blanket, E: float) -> LossSum:
     some = np.asarray(blanket.mass) > 0
     mass, p, q = (np.asarray(column, float)[some] for column in (blanket.mass, blanket.p, blanket.q))
     return _one_report(p - E * q, mass, float(blanket.gamma), float((p + E * q).max()))
 
 
-def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> Law:
+def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> LossSum:
     """Return the distribution whose E(L - t)_+ is the bound at some t, with the likely losses, and linear between."""
     blankets = [pair.upper.merged for pair in inputs.pairs]
     gamma, high = blankets[0].gamma, math.exp(inputs.level) * (1 + _MASS)
@@ -102,25 +103,25 @@ def _of_bound(inputs: WorstInputs, stop_loss: StopLoss, E: float) -> Law:
     t[0] = least
     above = np.concatenate([[1 - E - t[0]], stop_loss(E, t[1:-1]), [0.0]])
     # What is bounded is convex, so it is below the hull as well.
-    kept, slopes = hull(t, above)
+    kept, slopes = lower_hull(t, above)
     t, slopes = t[kept], np.concatenate([[-1.0], slopes, [0.0]])
     return _one_report(t, np.maximum(np.diff(slopes), 0.0), gamma, gamma * (1 + E) * high)
 
 
-def _parts(one: Law, n: int) -> list[tuple[Law, int]]:
-    """n reports as sums of 2^j, as far as their values are few, how many of each; one alone where all fit."""
-    laws = [one]
-    while 2 * laws[-1].reports <= n and laws[-1].points ** 2 <= _PAIRS and laws[-1].points <= _OUTCOMES:
-        laws.append(laws[-1].plus(laws[-1]))
-    whole, rest = divmod(n, laws[-1].reports)
-    parts = [(laws[-1], whole), *((law, 1) for law in laws[-2::-1] if rest & law.reports)]
+def _parts(one: LossSum, n: int) -> list[tuple[LossSum, int]]:
+    """Return (sum of 2^j reports, how often) for n reports, with 2^j as large as keeps the values few."""
+    sums = [one]
+    while 2 * sums[-1].reports <= n and sums[-1].points ** 2 <= _PAIRS and sums[-1].points <= _OUTCOMES:
+        sums.append(sums[-1].plus(sums[-1]))
+    whole, rest = divmod(n, sums[-1].reports)
+    parts = [(sums[-1], whole), *((part, 1) for part in sums[-2::-1] if rest & part.reports)]
     while len(parts) > 1 and parts[0][1] == 1 and parts[0][0].points * parts[1][0].points <= _PAIRS:
         parts[:2] = [(parts[0][0].plus(parts[1][0]), 1)]
     return parts
 
 
-def _tilt(one: Law, n: int) -> tuple[float, float]:
-    """(c, deviation of the sum there), c the saddle of K(c) - 2 ln c; any c is valid."""
+def _tilt(one: LossSum, n: int) -> tuple[float, float]:
+    """Return (c, the deviation of the sum there), c the saddle point of K(c) - 2 ln c; any c gives valid bounds."""
     top = max(float(one.value.max()), 1e-300)
     low, high = math.log(_HIGHEST / top) - 80.0, math.log(_HIGHEST / top)
 
@@ -137,17 +138,17 @@ def _tilt(one: Law, n: int) -> tuple[float, float]:
     return math.exp(low), max(deviation, _NARROW * float(np.ptp(one.value)))
 
 
-def _above(law: Law, step: float, count: int) -> Masses:
-    """Every value split between the grid points around it, its mean kept or raised."""
-    place = (law.value + law.slack) / step
+def _split_upwards(part: LossSum, step: float, count: int) -> Masses:
+    """Return the distribution with every value split between the grid points around it, its mean kept or raised."""
+    place = (part.value + part.slack) / step
     k, first, size = _cells(place)
     up = np.minimum(place - k + _MOVED, 1.0)
-    mass = np.bincount(k - first, law.mass * (1 - up), size) + np.bincount(k - first + 1, law.mass * up, size)
-    return Masses(mass * (1 + _MASS * law.reports), first, 0.0, 0.0, count)
+    mass = np.bincount(k - first, part.mass * (1 - up), size) + np.bincount(k - first + 1, part.mass * up, size)
+    return Masses(mass * (1 + _MASS * part.reports), first, 0.0, 0.0, count)
 
 
 def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
-    """The grid points below, the first of them, and how many points there are."""
+    """Return the grid points below, the first of them, and the number of points."""
     k = np.floor(place).astype(np.int64)
     size = int(k[-1] - k[0]) + 2
     if size > _CELLS:
@@ -155,15 +156,15 @@ def _cells(place: np.ndarray) -> tuple[np.ndarray, int, int]:
     return k, int(k[0]), size
 
 
-def _below(law: Law, step: float, count: int) -> Masses:
+def _lowered(part: LossSum, step: float, count: int) -> Masses:
     """Return a distribution on the grid whose f(t) = E(L - t)_+ is a convex polygon nowhere above.
 
     At each grid point f is lowered by the largest excess of its chords in the two cells beside; see
     docs/proofs/shuffle.md.
     """
-    place = (law.value - law.slack) / step - _MOVED
+    place = (part.value - part.slack) / step - _MOVED
     k, first, size = _cells(place)
-    mass = law.mass * (1 - _MASS * law.reports - _UNIT * law.points)
+    mass = part.mass * (1 - _MASS * part.reports - _UNIT * part.points)
     f, at_outcomes = _stop_loss(place - first, mass, size)
     share = place - k
     over = np.zeros(size + 1)
@@ -173,14 +174,14 @@ def _below(law: Law, step: float, count: int) -> Masses:
     f = np.where(capped | np.append(capped[1:], True), 0.0, f - wanted)
     grid, total = np.arange(size, dtype=float), mass.sum()
     f[0] = min(f[0], (f + total * grid).min())
-    kept, slopes = hull(grid, f)
+    kept, slopes = lower_hull(grid, f)
     found = np.zeros(size)
     found[kept] = np.maximum(np.diff(np.concatenate([[-total], slopes, [0.0]])), 0.0)
     return Masses(found, first, 0.0, 0.0, count)
 
 
-def hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers of the points of the convex hull from below, the ends among them, and the slopes between them."""
+def lower_hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the points of the lower convex hull, with both ends, and the slopes between them."""
     kept = np.arange(len(t))
     while True:
         slopes = np.diff(f[kept]) / np.diff(t[kept])
@@ -191,7 +192,7 @@ def hull(t: np.ndarray, f: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """E(L - t)_+ in steps, at grid points 0, 1, .. and at the outcomes."""
+    """Return E(L - t)_+, in steps, at the grid points 0, 1, .. and at the outcomes."""
     above, weighted = (np.append(np.cumsum(column[::-1])[::-1], 0.0) for column in (mass, mass * place))
     grid = np.arange(size, dtype=float)
     first = np.searchsorted(place, grid, side="left")
@@ -199,7 +200,7 @@ def _stop_loss(place: np.ndarray, mass: np.ndarray, size: int) -> tuple[np.ndarr
 
 
 def _positive_part(total: ComposedBounds, side: int) -> float:
-    """E[S_+] with all errors to one side."""
+    """Return E[S_+] with all errors moved to one side."""
     c, zero = total.tilt, total.nudged(0.0, side)
     s, g = total.loss[total.loss > zero] - zero, total.g[total.loss > zero]
     weight = s * np.exp(-c * s)
@@ -211,21 +212,22 @@ def _positive_part(total: ComposedBounds, side: int) -> float:
     return math.exp(total.log_scale) * max(value, 0.0)
 
 
-def _bound(one: Law, n: int, side: int) -> float:
-    """E[(L_1 + ... + L_M)_+] from above (side 1) or from below (-1)."""
+def _bound(one: LossSum, n: int, side: int) -> float:
+    """Return a bound of E[(L_1 + ... + L_M)_+] from above (side 1) or from below (-1)."""
     if one.value.max() <= 0:  # Every loss is negative, or 0 but for rounding.
         return max(n * (float(one.value.max()) + one.slack), 0.0) if side > 0 else 0.0
     parts = _parts(one, n)
     if len(parts) == 1 and parts[0][1] == 1:
-        law = parts[0][0]
-        value = np.maximum(law.value + side * law.slack, 0.0) @ law.mass
+        part = parts[0][0]
+        value = np.maximum(part.value + side * part.slack, 0.0) @ part.mass
         return float(value * (1 + side * _MASS * n))
-    (c, deviation), place, best = _tilt(one, n), (_above if side > 0 else _below), math.inf if side > 0 else 0.0
+    (c, deviation), best = _tilt(one, n), math.inf if side > 0 else 0.0
+    place = _split_upwards if side > 0 else _lowered
     for points in _GRIDS:
         step = _SPAN * deviation / points
         try:
             found = _positive_part(
-                compose([place(law, step, count) for law, count in parts], step, min(c, _STEEPEST / step)), side
+                compose([place(part, step, count) for part, count in parts], step, min(c, _STEEPEST / step)), side
             )
         except (ValueError, MemoryError):  # The grid is too large.
             break
@@ -236,7 +238,7 @@ def _bound(one: Law, n: int, side: int) -> float:
     return best
 
 
-def of_blanket(blanket: Blanket, n: int, epsilon: float) -> float:
+def upper_delta_of(blanket: Blanket, n: int, epsilon: float) -> float:
     """Return delta from above, of one blanket."""
     bound = _bound(_of_blanket(blanket, math.exp(min(epsilon, _LARGEST))), n, 1)
     return min(bound / (blanket.gamma * n) * (1 + _MASS), 1.0)
@@ -248,9 +250,9 @@ def upper_delta(inputs: WorstInputs, n: int, epsilon: float) -> float:
         return 0.0
     E = math.exp(epsilon)
     if inputs.stop_loss is not None:
-        law, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
-        return min(_bound(law, n, 1) / (gamma * n) * (1 + _MASS), 1.0)
-    return max(of_blanket(pair.upper, n, epsilon) for pair in inputs.pairs)
+        part, gamma = _of_bound(inputs, inputs.stop_loss, E), float(inputs.pairs[0].least.sum())
+        return min(_bound(part, n, 1) / (gamma * n) * (1 + _MASS), 1.0)
+    return max(upper_delta_of(pair.upper, n, epsilon) for pair in inputs.pairs)
 
 
 def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
@@ -258,15 +260,15 @@ def lower_delta(blanket: Blanket, n: int, epsilon: float) -> float:
     return _bound(_of_blanket(blanket, math.exp(epsilon)), n, -1) / n * (1 - _MASS) if epsilon <= _LARGEST else 0.0
 
 
-def crossing(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
-    """An eps next to which a bound of delta meets the target: at most it there (side 1), or at least it (-1).
+def conservative_epsilon(delta_at: Any, target: float, start: float, slope: float, side: int) -> float:
+    """Return an eps at which a bound of delta is at most the target (side 1), or at least the target (side -1).
 
     Args:
-        delta_at: eps -> the bound.
+        delta_at: maps eps to the bound.
         target: delta.
-        start: about the eps.
-        slope: d log delta/d eps there, about.
-        side: which.
+        start: an initial guess of eps.
+        slope: an estimate of d log delta/d eps there.
+        side: 1 or -1.
     """
 
     def missing(eps: float) -> float:

@@ -34,19 +34,18 @@ from accountants.shuffle.blanket import Blanket
 from dpkernels.numerics import Real, like, namespace
 from dpkernels.solve import bisect, newton, root
 
-# Nodes, and the largest v: the integrand at 11 and at 200 widths.
+# The number of nodes, and the largest v: nodes end at 11 and at 200 widths of the saddle.
 NEAR, FAR = (96, 3.1), (1024, 6.0)
-# c need not be precise: any contour is right.
+# c need not be precise, because every contour has the same integral.
 _BISECTIONS = 32
-# Newton's steps of log eps, the last and the longest; how far below log eps0 an eps is looked for: delta is less at
-# smaller ones, or at none.
+# The last and the longest Newton step of log eps, and how far below log eps0 an eps is searched.
 _FOUND, _LONGEST, _WIDEST = 1e-6, 2.0, 60.0
-_DIFFERENCE = 1e-4  # Of eps, to either side, for a slope.
-_LARGEST = 600.0  # of exponents.
+_DIFFERENCE = 1e-4  # The relative distance to either side of eps for a slope.
+_LARGEST = 600.0  # The largest exponent.
 
 
 def _moments(blanket: Blanket, L: Any, c: Real) -> tuple[Any, Any, Any]:
-    """gamma E(e^(c L) - 1), and gamma E L e^(c L), gamma E L^2 e^(c L)."""
+    """Return gamma E(e^(c L) - 1), gamma E L e^(c L) and gamma E L^2 e^(c L)."""
     xp = namespace(L, c)
     x = xp.minimum(c * L, _LARGEST)
     grown = blanket.gamma * blanket.mass * xp.exp(x) * L
@@ -54,7 +53,7 @@ def _moments(blanket: Blanket, L: Any, c: Real) -> tuple[Any, Any, Any]:
 
 
 def _saddle(blanket: Blanket, L: Any, n: Real) -> Any:
-    """c, with K'(c) = 2/c."""
+    """Return c with K'(c) = 2/c."""
     xp = namespace(L, n)
     highest = xp.log(_LARGEST / xp.maximum(L.max(), 1e-300))
 
@@ -97,7 +96,7 @@ def integral_log_delta(blanket: Blanket, n: Real, epsilon: Real, size: tuple[int
 
 
 def _integral(blanket: Blanket, L: Any, n: Real, c: Real, width: Real, size: tuple[int, float]) -> tuple[Real, Real]:
-    """(integral of exp(K(s) - K(c))/s^2, an estimate of its error)."""
+    """Return (the integral of exp(K(s) - K(c))/s^2, an estimate of its error)."""
     xp, (count, end) = namespace(L, n, c), size
     step, halves = end / count, np.r_[0.5, np.ones(count)]
     v, halves = like(np.linspace(0.0, end, count + 1), c), like(halves, c)
@@ -128,7 +127,7 @@ def integral_epsilon(blanket: Blanket, n: Real, delta: Any, level: Any) -> Any:
     spread = (blanket.mass * (blanket.p - blanket.q) ** 2).sum() / (blanket.gamma * n)
     start = xp.minimum(xp.log(spread * xp.maximum(-2 * goal, 0.1)) / 2, top - 0.1)
     start = start if xp is np else jax.lax.stop_gradient(start)
-    # In log eps. An eps next to the low end is 0: there delta is at most the one given.
+    # The unknown is log eps. An eps next to the low end stands for 0, where delta is at most the target.
     ends = top - _WIDEST, top
     x = newton(_log_excess, (blanket, n, goal), start, ends, tolerance=_FOUND, longest=_LONGEST, clip=True)
     return xp.where(x < ends[0] + 1, 0.0, xp.minimum(xp.exp(x), level))
@@ -141,7 +140,7 @@ def _log_excess(log_epsilon: Real, parameters: tuple[Blanket, Real, Real]) -> An
 
 
 def host_log_delta(blanket: Blanket, n: float, epsilon: float, size: tuple[int, float] = NEAR) -> tuple[float, float]:
-    """``log_delta`` of plain numbers."""
+    """Return ``integral_log_delta`` as floats."""
     value, error = integral_log_delta(blanket, np.float64(n), np.float64(epsilon), size)
     return float(value), float(error)
 
@@ -155,20 +154,20 @@ def host_epsilon(blanket: Blanket, n: float, delta: float, level: float) -> tupl
     return found, (host_log_delta(blanket, n, high)[0] - host_log_delta(blanket, n, low)[0]) / (high - low)
 
 
-# Deviations and outcomes beside them that are summed over; the most entries of a table.
+# Sums cover these many deviations, and outcomes beside them; and the most entries of a table.
 _DEVIATIONS, _BESIDE, _MOST = 11.0, 12, 1 << 21
-# Losses of outcomes that tell nothing differ by less than this from 1 - e^eps, relatively.
+# Outcomes are equally likely for both inputs if their losses differ relatively by less than this from 1 - e^eps.
 _SAME = 1e-10
 
 
 def is_enumerable(blanket: Blanket, n: float) -> bool:
-    """Return whether the blanket has such outcomes, and their tables are not too large."""
+    """Return whether the blanket has two or three outcomes as above, and the tables are not too large."""
     split = _split(blanket)
     if split is None or float(n) != int(n) or n >= 1 << 31:
         return False
-    told, share, hides = split[:3]
-    k = _width(n, told)
-    x, z = _width(min(n, n * told + k), share), _width(n, min(hides / max(1 - told, 1e-300), 1.0))
+    informative, share, uninformative = split[:3]
+    k = _width(n, informative)
+    x, z = _width(min(n, n * informative + k), share), _width(n, min(uninformative / max(1 - informative, 1e-300), 1.0))
     return k * max(x, z) <= _MOST
 
 
@@ -177,20 +176,20 @@ def _width(n: float, p: float) -> float:
 
 
 def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | None:
-    """(gamma (w_1 + w_2), w_1/(w_1 + w_2), gamma w_3, where they are) of outcomes p > q, p < q and p = q, one each."""
+    """Return (gamma (w_1 + w_2), w_1/(w_1 + w_2), gamma w_3, their places) for outcomes p > q, p < q and p = q."""
     gap = blanket.p - blanket.q
     signs = np.where(np.abs(gap) <= _SAME * blanket.q, 0, np.sign(gap)).astype(int).tolist()
     if sorted(signs) not in ([-1, 1], [-1, 0, 1]):
         return None
     places = tuple(signs.index(sign) for sign in (1, -1, 0) if sign in signs)
     first, second, *third = (blanket.gamma * float(blanket.mass[place]) for place in places)
-    told = first + second
-    return min(told, 1.0), first / told, sum(third), places
+    informative = first + second
+    return min(informative, 1.0), first / informative, sum(third), places
 
 
 @dataclass(frozen=True)
 class _Tails:
-    """Tail sums of every row k: of probabilities, and of probabilities times entries, from (or up to) each entry.
+    """The tail sums of every row k of probabilities, and of probabilities times entries, from or up to each entry.
 
     Attributes:
         start: the first entry of every row.
@@ -224,7 +223,7 @@ def _log_binomial(n: np.ndarray, k: np.ndarray, p: float) -> np.ndarray:
 
 
 def _entries(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray]:
-    """(first, 0, 1, .. ) of the likely outcomes of Bin(n, p), for every n."""
+    """Return (the first likely outcome of Bin(n, p) for every n, 0, 1, ..)."""
     half = _DEVIATIONS * np.sqrt(n * p * (1 - p)) + _BESIDE
     first = np.maximum(np.floor(n * p - half), 0).astype(np.int64)
     last = np.minimum(np.ceil(n * p + half), n).astype(np.int64)
@@ -245,27 +244,27 @@ def _tails(n: np.ndarray, p: float, from_top: bool) -> _Tails:
 
 
 @lru_cache(maxsize=8)
-def _table(n: int, told: float, share: float, hides: float) -> _Table:
-    first, order = _entries(np.array([n]), told)
+def _table(n: int, informative: float, share: float, uninformative: float) -> _Table:
+    first, order = _entries(np.array([n]), informative)
     k = first[0] + order
-    other = min(hides / max(1 - told, 1e-300), 1.0)
+    other = min(uninformative / max(1 - informative, 1e-300), 1.0)
     rest = n - k
-    weight = np.exp(_log_binomial(np.array(n), k, told))
+    weight = np.exp(_log_binomial(np.array(n), k, informative))
     return _Table(k, weight, _tails(k, share, True), _tails(rest, other, False), rest * other)
 
 
 def enumerated_delta(blanket: Blanket, n: float, epsilon: float) -> float:
-    """delta at one eps, of a blanket that ``is_enumerable``: E[S_+]/(gamma n)."""
-    told, share, hides, places = _split(blanket)  # type: ignore[misc]
+    """Return delta at one eps for a blanket that ``is_enumerable``: E[S_+]/(gamma n)."""
+    informative, share, uninformative, places = _split(blanket)  # type: ignore[misc]
     up, down, *other = (float(L) for L in blanket.losses(epsilon)[list(places)])
     if up <= 0:
         return 0.0
-    table = _table(int(n), told, share, hides)
+    table = _table(int(n), informative, share, uninformative)
     return float(table.weight @ _of_rows(table, up - down, down * table.k, -sum(other))) / (blanket.gamma * n)
 
 
 def _of_rows(table: _Table, slope: float, base: np.ndarray, fall: float) -> np.ndarray:
-    """E[(A - fall Z)_+ | K], A = base + slope X, for every K: at once where A is above all of fall Z, else X by X."""
+    """Return E[(A - fall Z)_+ | K] with A = base + slope X for every K; X by X only where A may be below fall Z."""
     x, z, last = table.x, table.z, table.x.chance.shape[1] - 1
     lowest, highest = z.start, z.start + z.chance.shape[1] - 2
     some = np.clip(np.floor((fall * lowest - base) / slope) + 1 - x.start, 0, last).astype(np.int64)
@@ -281,20 +280,20 @@ def _of_rows(table: _Table, slope: float, base: np.ndarray, fall: float) -> np.n
     return total
 
 
-# Where fewer reports than this that tell the inputs apart are expected nodes further out are looked at as well.
-# Fewer than the least are not left to the
-_FEW, _LEAST, _TOLD, _LOOKED_AT = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
-# Of log delta: a root. How many steps are taken to it before it is bracketed.
+# If fewer informative reports than this are expected, the integral is checked against nodes further out, at these
+# deltas. With fewer than the least number of reports, or a larger difference in log delta, the grid is used.
+_FEW, _LEAST, _SAME_LOG, _CHECKED = 10_000, 50, 1e-7, (1e-3, 1e-8, 1e-14)
+# The error of log delta at a root, and the most secant steps to it before it is bracketed.
 _CLOSE, _SECANTS = 1e-11, 8
 
 
 @dataclass(frozen=True, eq=False)
 class Estimate:
-    """The largest delta of some blankets, in numbers.
+    """An estimate of the largest delta of some blankets, for plain numbers.
 
     Attributes:
         blankets: the blankets.
-        n: how many reports.
+        n: the number of reports.
         level: eps0, from which on delta is 0.
     """
 
@@ -303,47 +302,53 @@ class Estimate:
     level: float
 
     def log_delta(self, epsilon: float) -> float:
-        """log delta at one eps; -inf from the level on."""
+        """Return log delta at one eps; -inf from the level on."""
         if epsilon >= self.level * (1 + 1e-12):
             return -math.inf
-        values = (self._log_value(blanket, way, epsilon) for blanket, way in zip(self.blankets, self.ways, strict=True))
+        values = (
+            self._log_value(blanket, method, epsilon)
+            for blanket, method in zip(self.blankets, self.methods, strict=True)
+        )
         return max(values, default=-math.inf)
 
-    def largest(self, epsilon: float) -> int:
-        """The number of the blanket that hides least at one eps, or nearly; by the integral."""
+    def argmax(self, epsilon: float) -> int:
+        """Return the index of the blanket with the largest delta at one eps, by the integral over thinned outcomes."""
         values = [host_log_delta(blanket.thinned, self.n, epsilon)[0] for blanket in self.blankets]
         return max(range(len(values)), key=values.__getitem__)
 
     @cached_property
-    def ways(self) -> tuple[str, ...]:
-        """Return the method for every blanket: "counts", "integral" or "grid"."""
-        return tuple(self._way(blanket) for blanket in self.blankets)
+    def methods(self) -> tuple[str, ...]:
+        """Return the method for every blanket: "enumeration", "integral" or "grid"."""
+        return tuple(self._method(blanket) for blanket in self.blankets)
 
-    def _way(self, blanket: Blanket) -> str:
+    def _method(self, blanket: Blanket) -> str:
         if is_enumerable(blanket, self.n):
-            return "counts"
+            return "enumeration"
         if self.n < _LEAST and float(self.n) == int(self.n):
             return "grid"
-        telling = self.n * blanket.gamma * float(blanket.mass[blanket.p != blanket.q].sum())
-        if telling >= _FEW or float(self.n) != int(self.n):
+        informative = self.n * blanket.gamma * float(blanket.mass[blanket.p != blanket.q].sum())
+        if informative >= _FEW or float(self.n) != int(self.n):
             return "integral"
         thin = blanket.thinned
-        for delta in _LOOKED_AT:
+        for delta in _CHECKED:
             at = host_epsilon(thin, self.n, delta, self.level)[0]
             near, far = (host_log_delta(thin, self.n, at, size) for size in (NEAR, FAR))
-            if not abs(near[0] - far[0]) + far[1] < _TOLD:
+            if not abs(near[0] - far[0]) + far[1] < _SAME_LOG:
                 return "grid"
         return "integral"
 
-    def _log_value(self, blanket: Blanket, way: str, epsilon: float) -> float:
-        if way == "integral":
+    def _log_value(self, blanket: Blanket, method: str, epsilon: float) -> float:
+        if method == "integral":
             return host_log_delta(blanket, self.n, epsilon)[0]
-        by = enumerated_delta if way == "counts" else bracket.of_blanket
+        by = enumerated_delta if method == "enumeration" else bracket.upper_delta_of
         value = by(blanket, int(self.n), epsilon)
         return math.log(value) if value > 0 else -math.inf
 
     def epsilon(self, delta: float) -> tuple[float, float]:
-        """(the least eps at one delta, about d log delta/d eps there), from the integral of the first blanket."""
+        """Return (the least eps at one delta, an estimate of d log delta/d eps there).
+
+        The search starts at the eps of the first blanket by the integral.
+        """
         if not self.blankets:
             return 0.0, -1.0
         goal = math.log(delta)

@@ -2,8 +2,9 @@
 
 Neighbours differ in one person's input, which is replaced by any other one. Everybody sends one report of the same
 mechanism. The shuffler is trusted: it hides who sent which report and all metadata, such as the time. n counts honest
-reports, including the person's own. People who reveal their reports to the curator hide no one, so of n reports with c
-colluding senders only n - c count. Without the shuffler, a report has the eps0-DP of its mechanism.
+reports, including the person's own. The curator knows the reports of people who collude with it, and these reports hide
+no other. So only n - c of n reports with c colluding senders count. Without the shuffler, a report has the eps0-DP of
+its mechanism.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dpkernels.numerics import Real, namespace
 
 NEIGHBOURING = (
     "one person's input replaced by any other; the shuffler is trusted to hide who sent which report; n counts the "
-    "honest reports, that person's own among them: whoever colludes with the curator hides nobody"
+    "honest reports, including that person's own; the report of a person who colludes with the curator does not count"
 )
 MOST = 1 << 50  # The most reports.
 # The number of pairs for which a lower bound is computed.
@@ -86,9 +87,9 @@ class Shuffled(ComposableGuarantee):
             ValueError: epsilon is out of range, or JAX values have 32 bits.
         """
         if not self._is_bounded(epsilon):
-            return self._read(self._upper, epsilon)
+            return self._evaluate(self._upper, epsilon)
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return _each(partial(bracket.upper_delta, self.inputs, self._certain_n), epsilon)
+        return _each(partial(bracket.upper_delta, self.inputs, self._whole_n), epsilon)
 
     def epsilon(self, delta: Any) -> Any:
         """Return the least eps >= 0 at delta, as accurate as ``delta``. Derivatives are implicit.
@@ -100,20 +101,20 @@ class Shuffled(ComposableGuarantee):
         if self._is_traced(delta):
             return _jax_epsilon(self._upper.blankets, self.n, _wide(delta), self.inputs.level)
         if self._is_bounded():
-            return _each(self._above, delta)
+            return _each(self._upper_epsilon, delta)
         return _each(lambda one: self._upper.epsilon(one)[0], delta)
 
     def lower(self, *, epsilon: Any = None, delta: Any = None) -> Any:
         """Return delta at eps, or eps at delta, if all others hold one input; also an estimate.
 
-        The input is the one with the largest value among an end and the middle (five rows of a table).
+        The value is the largest of those for an end and for the middle (for five rows of a table).
         """
         check_one_given(epsilon, delta)
         if self._is_traced(epsilon if delta is None else delta):
             raise ValueError("lower: takes numbers; only delta and epsilon are differentiable")
         # Where both are equal, rounding may raise one estimate above the other.
         if delta is None:
-            return _plain(np.minimum(self._read(self._lower, epsilon), self.delta(epsilon)))
+            return _plain(np.minimum(self._evaluate(self._lower, epsilon), self.delta(epsilon)))
         checks.within("delta", delta, 0.0, 1.0, open_ends=True)
         return _plain(np.minimum(_each(lambda one: self._lower.epsilon(one)[0], delta), self.epsilon(delta)))
 
@@ -125,18 +126,20 @@ class Shuffled(ComposableGuarantee):
         Raises:
             ValueError: n is not an integer, or the probabilities of a float mechanism are nodes of a quadrature.
         """
-        n = self._certain_n
+        n = self._whole_n
         return self._lower_bound(epsilon, n)(epsilon), bracket.upper_delta(self.inputs, n, epsilon)
 
     def epsilon_bracket(self, delta: float) -> tuple[float, float]:
         """Return (lower, upper) bounds of the largest eps at delta over all inputs; see ``delta_bracket``."""
-        n, start = self._certain_n, self._lower.epsilon(delta)
-        return bracket.crossing(self._lower_bound(start[0], n), delta, *start, -1), self._above(delta)
+        n, start = self._whole_n, self._lower.epsilon(delta)
+        return bracket.conservative_epsilon(self._lower_bound(start[0], n), delta, *start, -1), self._upper_epsilon(
+            delta
+        )
 
-    def _above(self, delta: float) -> float:
+    def _upper_epsilon(self, delta: float) -> float:
         """Return an upper bound of eps at delta."""
-        delta_at = partial(bracket.upper_delta, self.inputs, self._certain_n)
-        high = bracket.crossing(delta_at, delta, *self._upper.epsilon(delta), 1)
+        delta_at = partial(bracket.upper_delta, self.inputs, self._whole_n)
+        high = bracket.conservative_epsilon(delta_at, delta, *self._upper.epsilon(delta), 1)
         return min(high, float(self.inputs.level) * (1 + 1e-12))
 
     def _is_bounded(self, *values: Any) -> bool:
@@ -146,7 +149,7 @@ class Shuffled(ComposableGuarantee):
     def upper_bound(self, epsilon: float) -> float:
         """Return the upper end of ``bracket`` of delta at eps, without the lower end."""
         checks.within("epsilon", epsilon, 0.0, np.inf)
-        return bracket.upper_delta(self.inputs, self._certain_n, epsilon)
+        return bracket.upper_delta(self.inputs, self._whole_n, epsilon)
 
     def guarantee(self, *, rigorous: bool = True) -> Guarantee:
         """Return a guarantee to compose with others: one pair that dominates, by connecting points of the profile.
@@ -164,7 +167,7 @@ class Shuffled(ComposableGuarantee):
         return Guarantee(
             (
                 SelfComposed(
-                    self._rigorous_pair if rigorous else self._dotted(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
+                    self._rigorous_pair if rigorous else self._interpolated(self.delta, 1 + _MARGIN), 1, 1.0, "replace"
                 ),
             )
         )
@@ -176,16 +179,16 @@ class Shuffled(ComposableGuarantee):
 
     @cached_property
     def _rigorous_pair(self) -> tuple[Atoms]:
-        return self._dotted(partial(_each, partial(bracket.upper_delta, self.inputs, self._certain_n)), 1.0)
+        return self._interpolated(partial(_each, partial(bracket.upper_delta, self.inputs, self._whole_n)), 1.0)
 
-    def _dotted(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
+    def _interpolated(self, profile: Callable[[Real], Real], margin: float) -> tuple[Atoms]:
         """Return the symmetric pair whose profile is linear in e^eps between points, where delta is convex."""
         level = float(self.inputs.level) * (1 + 1e-12)
         last = min(max(self.epsilon(_LAST), 1e-3 * level), 0.999 * level)
         eps = np.append(np.linspace(0.0, last, _DOTS), np.geomspace(last, level, _BEYOND)[1:])
         values = np.append(np.minimum(margin * np.asarray(profile(eps[:-1])), 1.0), 0.0)
         t = np.exp(eps)
-        kept = bracket.hull(t, values)[0]
+        kept = bracket.lower_hull(t, values)[0]
         return (of_dots(t[kept], values[kept]),)
 
     @cached_property
@@ -205,20 +208,20 @@ class Shuffled(ComposableGuarantee):
         return Estimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
 
     @property
-    def _certain_n(self) -> int:
+    def _whole_n(self) -> int:
         if self._is_traced() or float(self.n) != int(self.n):
-            raise ValueError(f"n: {self.n}; a bracket is of a whole number of reports")
+            raise ValueError(f"n: must be a whole number of reports for a bracket, not {self.n}")
         if not self.inputs.exact:
             raise ValueError(
-                "mechanism: its losses are spread out, and known by quadrature only; a bracket is of the integers: "
-                "shuffled(dpkernels.exact_sampler(mechanism), n)"
+                "mechanism: its probabilities are known by quadrature only, without a bracket; use the integers that a "
+                "release samples: shuffled(dpkernels.exact_sampler(mechanism), n)"
             )
         return int(self.n)
 
     def _is_traced(self, *values: Any) -> bool:
         return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
 
-    def _read(self, estimate: Estimate, epsilon: Any) -> Any:
+    def _evaluate(self, estimate: Estimate, epsilon: Any) -> Any:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
             return _jax_delta(estimate.blankets, self.n, _wide(epsilon))
@@ -228,21 +231,21 @@ class Shuffled(ComposableGuarantee):
         """Return the lower bound from the blanket whose estimate at eps is the largest; every blanket is valid."""
         if not self._lower.blankets or epsilon >= self.inputs.level:
             return lambda _: 0.0
-        return partial(bracket.lower_delta, self._alike[self._lower.largest(epsilon)], n)
+        return partial(bracket.lower_delta, self._alike[self._lower.argmax(epsilon)], n)
 
 
 def shuffled(mechanism: Any, n: Real) -> Shuffled:
     """Return the guarantee of n reports of a local mechanism whose senders a trusted shuffler hides.
 
     Args:
-        mechanism: a bounded mechanism, pure DP for any two inputs; its exact sampler, whose integers are then
-            accounted; or a 2-D array whose row x has the probabilities of the reports of x, such as randomised response
-            on k categories.
+        mechanism: one of these: a bounded mechanism that is pure DP for any two inputs. Its exact sampler, whose
+            integers are then accounted. A 2-D array whose row x has the probabilities of the reports of x, such as
+            randomised response on k categories.
         n: how many people send one honest report each, at least 2; a JAX number need not be an integer.
 
     Raises:
         TypeError: the mechanism is unknown, or n is not a number.
-        ValueError: n is below 2; or nothing hides the mechanism's reports: additive noise, noise that is not pure DP,
+        ValueError: n is below 2, or the mechanism's reports have no blanket: additive noise, noise that is not pure DP,
             several coordinates, or neighbours within a sensitivity. The message says why.
 
     Example:
@@ -254,7 +257,7 @@ def shuffled(mechanism: Any, n: Real) -> Shuffled:
     if not isinstance(n, jax.Array):
         whole = checks.number("n", n)
         if not 2 <= whole <= MOST or whole != int(whole):
-            raise ValueError(f"n: {n}; a whole number of honest reports, 2 to 2^50: of two one hides the other")
+            raise ValueError(f"n: must be an integer from 2 to 2^50, the number of honest reports, not {n}")
     return Shuffled(worst_inputs(mechanism), n)
 
 
@@ -276,7 +279,7 @@ def _plain(value: Any) -> Any:
 def _wide(value: Any) -> Any:
     found = jnp.asarray(value, float)
     if found.dtype != jnp.float64:
-        raise ValueError("shuffled: JAX values of 32 bits do not tell sums over many reports; enable 64-bit types")
+        raise ValueError("shuffled: 32 bits do not resolve sums over many reports; enable JAX's 64-bit types")
     return found
 
 

@@ -9,73 +9,22 @@ search is private, and no penalty is needed. Searches run from several starts, e
 compiled loop. It ends where no step promises an improvement, or where the best value stops improving.
 """
 
-from accountants.tune.families.bounded import (
-    composite,
-    duchi,
-    hybrid,
-    optimal,
-    piecewise,
-    piecewise_triangle,
-    square_wave,
-)
-from accountants.tune.families.composed import composed, shuffled
-from accountants.tune.families.noise import (
-    gaussian,
-    laplace,
-    merged_laplace,
-    staircase,
-    truncated_gaussian,
-    truncated_laplace,
-)
-from accountants.tune.families.recycled import budget_recycled, free_rate, sampled_recycled
+from accountants.tune import objectives as _objectives
+from accountants.tune import tuning as _tuning
+from accountants.tune.families import bounded as _bounded
+from accountants.tune.families import composed as _composed
+from accountants.tune.families import constructed as _constructed
+from accountants.tune.families import noise as _noise
+from accountants.tune.families import recycled as _recycled
+from accountants.tune.families.bounded import *  # noqa: F403
+from accountants.tune.families.composed import *  # noqa: F403
+from accountants.tune.families.constructed import *  # noqa: F403
+from accountants.tune.families.noise import *  # noqa: F403
+from accountants.tune.families.recycled import *  # noqa: F403
 from accountants.tune.family import Family
-from accountants.tune.objectives import (
-    Objective,
-    absolute_error,
-    acceptance,
-    average_variance,
-    distribution,
-    maximise,
-    quantile,
-    variance_at,
-    worst_variance,
-)
-from accountants.tune.tuning import Many, Result, best, compare, many
+from accountants.tune.objectives import *  # noqa: F403
+from accountants.tune.tuning import *  # noqa: F403
 from dpkernels.solve import NotPrivateError
 
-__all__ = [
-    "Family",
-    "Many",
-    "NotPrivateError",
-    "Objective",
-    "Result",
-    "absolute_error",
-    "acceptance",
-    "average_variance",
-    "best",
-    "budget_recycled",
-    "compare",
-    "composed",
-    "composite",
-    "distribution",
-    "duchi",
-    "free_rate",
-    "gaussian",
-    "hybrid",
-    "laplace",
-    "many",
-    "maximise",
-    "merged_laplace",
-    "optimal",
-    "piecewise",
-    "piecewise_triangle",
-    "quantile",
-    "sampled_recycled",
-    "shuffled",
-    "square_wave",
-    "staircase",
-    "truncated_gaussian",
-    "truncated_laplace",
-    "variance_at",
-    "worst_variance",
-]
+_HOMES = _bounded, _composed, _constructed, _noise, _objectives, _recycled, _tuning
+__all__ = ["Family", "NotPrivateError", *(name for home in _HOMES for name in home.__all__)]

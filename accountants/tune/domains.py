@@ -1,6 +1,6 @@
-"""Domains of free parameters, and from each the bijection that makes it unconstrained.
+"""Domains of free parameters. Each has a map from real numbers, so that a search is unconstrained.
 
-A search moves z in R^n; a parameter is ``domain.at(z)``, so that no step can leave its domain. An end that may be the
+A search moves z in R^n, and a parameter is ``domain.at(z)``, so no step can leave the domain. An end that may be the
 best choice must be reached at a finite z: ``Between`` uses a sine, whose derivative vanishes there, which is the
 first-order condition at an end.
 """
@@ -19,49 +19,28 @@ from dpkernels.pytrees import pytree
 
 
 class Domain(abc.ABC):
-    """The values that a parameter may take, and a bijection from real numbers.
+    """The values that a parameter may take, as the image of real numbers.
 
     Attributes:
-        count: how many numbers: 0 for one number, n for a vector of n.
-        span: lowest and highest z where searches start.
+        span: the lowest and the highest z at which searches start.
+        count: 0 for a parameter that is a number, n for a vector of n numbers.
     """
 
-    count: int
     span: tuple[float, float]
+    count: int
 
     @abc.abstractmethod
     def at(self, z: Real) -> Real:
-        """The parameter for z: a number, or an array with the last axis of n."""
+        """Return the parameter for z: a number, or an array with the last axis of n; it increases with z in the span.
 
-    @abc.abstractmethod
-    def inverse(self, value: Real) -> Real:
-        """z of a value."""
-
-
-@partial(pytree, static=("span", "count"))
-@dataclass(frozen=True)
-class Positive(Domain):
-    """x = unit e^z.
-
-    Attributes:
-        unit: x at z = 0.
-    """
-
-    unit: Any = 1.0
-    span: tuple[float, float] = (-3.0, 3.0)
-    count: int = 0
-
-    def at(self, z: Real) -> Real:
-        return self.unit * namespace(z).exp(z)
-
-    def inverse(self, value: Real) -> Real:
-        return namespace(value, self.unit).log(value / self.unit)
+        The map of a vector may join its numbers.
+        """
 
 
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Above(Domain):
-    """x = low + unit e^z, above low."""
+    """The numbers above ``low``: x = low + unit e^z."""
 
     low: Any
     unit: Any = 1.0
@@ -71,14 +50,11 @@ class Above(Domain):
     def at(self, z: Real) -> Real:
         return self.low + self.unit * namespace(z).exp(z)
 
-    def inverse(self, value: Real) -> Real:
-        return namespace(value, self.unit).log((value - self.low) / self.unit)
-
 
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Inside(Domain):
-    """x = low + (high - low)/(1 + e^-z), in the open interval: never at its ends."""
+    """An open interval: x = low + (high - low)/(1 + e^-z)."""
 
     low: Any
     high: Any
@@ -88,17 +64,11 @@ class Inside(Domain):
     def at(self, z: Real) -> Real:
         return self.low + (self.high - self.low) / (1 + namespace(z).exp(-z))
 
-    def inverse(self, value: Real) -> Real:
-        return namespace(value, self.low).log((value - self.low) / (self.high - value))
-
 
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Between(Domain):
-    """x = (low + high)/2 + (high - low)/2 sin z, in the closed interval; one to one for |z| <= pi/2.
-
-    For a vector each of its numbers.
-    """
+    """A closed interval: x = (low + high)/2 + (high - low)/2 sin z, one to one for |z| <= pi/2."""
 
     low: Any
     high: Any
@@ -106,14 +76,9 @@ class Between(Domain):
     count: int = 0
 
     def at(self, z: Real) -> Real:
-        # As sin^2 of the half angle: near an end it keeps the digits of the distance from it.
+        # sin^2 of the half angle keeps the digits of the distance from an end.
         share = namespace(z).sin(z / 2 + np.pi / 4) ** 2
         return self.low + (self.high - self.low) * share
-
-    def inverse(self, value: Real) -> Real:
-        xp = namespace(value, self.low)
-        share = xp.clip((value - self.low) / (self.high - self.low), 0.0, 1.0)
-        return 2 * xp.arcsin(xp.sqrt(share)) - np.pi / 2
 
 
 @partial(pytree, static=("span", "count"))
@@ -130,15 +95,14 @@ class LogBetween(Domain):
         xp = namespace(z, self.low)
         return xp.exp(Between(xp.log(self.low), xp.log(self.high)).at(z))
 
-    def inverse(self, value: Real) -> Real:
-        xp = namespace(value, self.low)
-        return Between(xp.log(self.low), xp.log(self.high)).inverse(xp.log(value))
-
 
 @partial(pytree, static=("span", "count"))
 @dataclass(frozen=True)
 class Ordered(Domain):
-    """0 < x_1 < ... < x_n, each gap x_i - x_(i-1) in a ``LogBetween``: no search runs off to where x has no effect."""
+    """Vectors 0 < x_1 < ... < x_n, each gap x_i - x_(i-1) in ``LogBetween(low, high)``.
+
+    The bounds keep a search from places where x has no effect.
+    """
 
     count: int
     low: Any
@@ -148,20 +112,14 @@ class Ordered(Domain):
     def at(self, z: Real) -> Real:
         return namespace(z, self.low).cumsum(LogBetween(self.low, self.high).at(z), axis=-1)
 
-    def inverse(self, value: Real) -> Real:
-        xp = namespace(value, self.low)
-        x = xp.asarray(value)
-        gaps = xp.concatenate([x[..., :1], x[..., 1:] - x[..., :-1]], -1)
-        return LogBetween(self.low, self.high).inverse(gaps)
-
 
 def size(domains: dict[str, Domain]) -> int:
-    """Return how many numbers all parameters have together."""
+    """Return the number of real numbers that all parameters have together."""
     return sum(max(domain.count, 1) for domain in domains.values())
 
 
 def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
-    """The parameters at z, of shape (..., n)."""
+    """Return the parameters at z, of shape (..., n)."""
     found, start = {}, 0
     for name, domain in domains.items():
         end = start + max(domain.count, 1)
@@ -171,10 +129,10 @@ def values(domains: dict[str, Domain], z: Any) -> dict[str, Any]:
 
 
 def starts(domains: dict[str, Domain], count: int) -> np.ndarray:
-    """``count`` points spread over the spans: of shape (count, n).
+    """Return ``count`` points spread over the spans, of shape (count, n).
 
-    One dimension is divided evenly; more are filled by the additive recurrence with the generalised golden ratio,
-    the root of g^(n+1) = g + 1, whose points are far apart for any count (Roberts 2018).
+    One dimension is divided evenly. More dimensions are filled by the additive recurrence with the generalised golden
+    ratio, the root of g^(n+1) = g + 1, whose points are far apart for any count (Roberts 2018).
     """
     n = size(domains)
     if n == 0:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar
+
+import numpy as np
 
 from accountants import calibrate, profile
 from accountants.calibrate.composed import gaussian_ratio, largest_budget
@@ -48,32 +51,36 @@ class Family(abc.ABC):
     @property
     @abc.abstractmethod
     def name(self) -> str:
-        """The name in results and tables."""
+        """Return the name in results and tables."""
 
     @property
     @abc.abstractmethod
     def domains(self) -> dict[str, Domain]:
-        """The free parameters, by the source's symbols."""
+        """Return the free parameters, by the source's symbols."""
 
     @property
     @abc.abstractmethod
     def budget(self) -> tuple[Real, Real]:
-        """(epsilon, delta) that every member meets."""
+        """Return (epsilon, delta), which every member meets."""
 
     @abc.abstractmethod
-    def build(self, free: dict[str, Real]) -> Member:
+    def build(self, free: dict[str, Any]) -> Member:
         """Return the mechanism, traceable: what the budget determines is solved for, and differentiable.
 
         A NaN in it means that no mechanism with these parameters meets the budget.
         """
 
-    @abc.abstractmethod
     def release(self, free: dict[str, Any]) -> Member:
-        """Return the mechanism by the ordinary constructors, from plain numbers; its claim is the budget."""
+        """Return the mechanism from plain numbers, rounded conservatively; its claim is the budget."""
+        return self.build(free)
 
-    @abc.abstractmethod
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         """Return every parameter of a member by its name in the constructor, those solved for too; traceable."""
+        return dict(free)
+
+    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+        """Return the Python expression that makes the mechanism again to the last digit, dpkernels being ``dpk``."""
+        return expression(mechanism)
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
         """Return (the family without data units, and the ends of the interval that is [-1, 1] for it), or None.
@@ -139,14 +146,15 @@ def checked(family: Any) -> Family:
     return family
 
 
-def interval_in_units(family: Any) -> tuple[Any, Any, Any]:
-    """Return ``on_unit`` of a family with the attributes lower and upper."""
-    return replace(family, lower=-1.0, upper=1.0), family.lower, family.upper
-
-
-def sensitivity_in_units(family: Any) -> tuple[Any, Any, Any]:
-    """Return ``on_unit`` of a family whose only length is its sensitivity."""
-    return replace(family, sensitivity=1.0), -family.sensitivity, family.sensitivity
+def expression(value: Any) -> str:
+    """Return a Python expression of a mechanism, of its parts, or of numbers."""
+    if dataclasses.is_dataclass(value):
+        home = "dpk." if type(value).__module__.startswith("dpkernels.") else ""
+        parts = [expression(getattr(value, field.name)) for field in dataclasses.fields(value)]
+        return f"{home}{type(value).__name__}({', '.join(parts)})"
+    if isinstance(value, tuple):
+        return f"({', '.join(map(expression, value))},)"
+    return repr(np.asarray(value).tolist())
 
 
 # Several releases
@@ -198,7 +206,13 @@ class CompositionTarget:
 
 
 class ComposableFamily(Family):
-    """A family whose members may be one of several releases; the budget that it holds does not count then."""
+    """A family whose members may be one of several releases; the budget that it holds does not count then.
+
+    Attributes:
+        solves_epsilon: whether what is solved for is the pure epsilon of a release.
+    """
+
+    solves_epsilon: ClassVar[bool] = False
 
     def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
         """Return the free parameters of one release."""
@@ -214,19 +228,30 @@ class ComposableFamily(Family):
     ) -> Mechanism:
         """Return the same as ``release`` does; the guess is what a release may spend."""
 
-    def composed_parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def with_sensitivity(self, factor: Any) -> Any:
+        """Return the family at this multiple of its sensitivity; a bounded family has none, and stays."""
+        sensitivity = getattr(self, "sensitivity", None)
+        return self if sensitivity is None else dataclasses.replace(self, sensitivity=factor * sensitivity)  # type: ignore[type-var]
+
+    def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         """Return every parameter of one release."""
         return self.parameters(free, mechanism)
 
 
 class PureDPFamily(ComposableFamily):
-    """A family of a pure budget, of which releases have the largest that they together leave to each."""
+    """A family of a pure budget. Of several releases, each has the largest one that they together allow."""
+
+    solves_epsilon = True
 
     epsilon: Any
 
     @property
     def budget(self) -> tuple[Real, Real]:
         return self.epsilon, 0.0
+
+    def with_budget(self, epsilon: Any) -> Any:
+        """Return the family with another budget."""
+        return dataclasses.replace(self, epsilon=epsilon)  # type: ignore[type-var]
 
     def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Any:
         return member_of(target.largest_budget(member_of, (self, free)), (self, free))
@@ -238,7 +263,7 @@ class PureDPFamily(ComposableFamily):
         self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
     ) -> Mechanism:
         def constructor(*, epsilon: float) -> Any:
-            return replace(self, epsilon=epsilon).release(free)  # type: ignore[type-var]
+            return self.with_budget(epsilon).release(free)
 
         return calibrate.composed_budget(constructor, **vars(target), initial_guess=initial_guess)
 
@@ -246,24 +271,4 @@ class PureDPFamily(ComposableFamily):
 def member_of(epsilon: Any, given: tuple[Any, dict[str, Any]]) -> Any:
     """Return the member of (family, free parameters) with another budget; traceable."""
     family, free = given
-    return replace(family, epsilon=epsilon).build(free)
-
-
-class Determined(Family):
-    """A family of one member, which its budget determines, for comparison; ``kind`` names it."""
-
-    kind: str
-
-    @property
-    def name(self) -> str:
-        return self.kind
-
-    @property
-    def domains(self) -> dict[str, Domain]:
-        return {}
-
-    def release(self, free: dict[str, Any]) -> Member:
-        return self.build(free)
-
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
-        return {}
+    return family.with_budget(epsilon).build(free)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial, singledispatch
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,21 +17,25 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import ArrayLike
 
-from accountants import recycling
-from accountants.recycling import Subsampled
 from accountants.tune.family import Family, Member
 from accountants.tune.fisher import cdf_error
 from dpkernels import checks
-from dpkernels.distributions.reweighted import Reweighted
-from dpkernels.mechanisms.additive import Additive
-from dpkernels.mechanisms.base import Bounded
-from dpkernels.mechanisms.optimal.mechanism import Optimal
-from dpkernels.mechanisms.two_point import Mixture, TwoPoint
-from dpkernels.mechanisms.windowed.mechanism import Windowed
-from dpkernels.mechanisms.windowed.square_wave import SquareWave
+from dpkernels.mechanisms.base import Bounded, Local
 from dpkernels.numerics import Real, RealArray, floating, gauss_legendre, namespace, without_derivative
 from dpkernels.pytrees import pytree
 from dpkernels.solve import bisect
+
+__all__ = [
+    "Objective",
+    "absolute_error",
+    "acceptance",
+    "average_variance",
+    "distribution",
+    "maximise",
+    "quantile",
+    "variance_at",
+    "worst_variance",
+]
 
 _NODES, _WEIGHTS = gauss_legendre(2)
 # Where on the interval the worst input is searched, both ends and the middle included: each costs an evaluation.
@@ -42,119 +46,46 @@ _BISECTIONS = 60  # Enough for float64: the interval times 2^-60.
 # Errors of a mechanism
 
 
-@singledispatch
 def _inputs(mechanism: Any) -> Any:
-    """Return the inputs of which the worst is taken, a 1-D array.
-
-    Raises:
-        TypeError: a mechanism of an unknown type.
-    """
-    raise TypeError(f"mechanism: the errors of {type(mechanism).__name__} are not known")
-
-
-@_inputs.register
-def _(mechanism: Bounded) -> Any:
+    """Return the inputs among which the worst is taken, a 1-D array; for additive noise one, as all are alike."""
+    if not isinstance(mechanism, Local):
+        return np.zeros(1)
     low, high = mechanism.input_interval
     return low + (high - low) * namespace(low, high).asarray(_INPUTS)
 
 
-@_inputs.register(Additive)
-@_inputs.register(Subsampled)
-def _(mechanism: Any) -> Any:
-    """Return one input: the error is the noise."""
-    return np.zeros(1)
-
-
-@singledispatch
 def probability_within(mechanism: Any, x: Any, theta: Any) -> Any:
-    """Return P(|release - x| <= theta); a release at the lower end exactly counts too. NaN at an invalid input x."""
-    at, p = mechanism.atoms(x)
-    lowest = namespace(at, x).where(at == x - theta, p, 0.0).sum(0)
-    return _at_valid_input(mechanism, x, mechanism.cdf(x + theta, x) - mechanism.cdf(x - theta, x) + lowest)
+    """Return P(|release - x| <= theta), NaN at an invalid input x."""
+    return _at_valid_input(mechanism, x, mechanism.probability_within(x, theta))
 
 
-@probability_within.register
-def _(mechanism: Additive, x: Real, theta: Real) -> Any:
-    """Return P(|Z| <= theta); of reweighted noise from three masses of the kernel at once, which compiles faster."""
-    noise: Any = mechanism.noise
-    if not isinstance(noise, Reweighted):
-        return noise.mass(-theta, theta)
-    xp = namespace(theta, noise.low)
-    low, high = xp.maximum(-theta, noise.low), xp.minimum(theta, noise.high)
-    inside, total, inner = noise.kernel.mass(xp.stack([noise.low, -theta, low]), xp.stack([noise.high, theta, high]))
-    w = noise.outside
-    return (inner + w * (total - inner)) / (inside + w * (1 - inside))
-
-
-@probability_within.register
-def _(mechanism: Subsampled, x: Any, theta: Any) -> Any:
-    noise: Any = mechanism.mechanism.noise
-    return recycling.acceptance(noise, theta, mechanism.sampling_noise)
-
-
-@singledispatch
 def variance_given(mechanism: Any, x: Any) -> Any:
     """Return Var(release | x), NaN at an invalid input x."""
-    return _at_valid_input(mechanism, x, mechanism.variance(x))
+    return _at_valid_input(mechanism, x, _unbiased(mechanism).variance(x))
 
 
-@singledispatch
 def largest_variance(mechanism: Any) -> Real:
     """Return the largest variance over inputs."""
-    return mechanism.worst_variance
+    return _unbiased(mechanism).worst_variance
 
 
-@variance_given.register
-def _(mechanism: Subsampled, x: Any) -> Any:
-    return mechanism.mechanism.variance(x) + mechanism.sampling_noise**2
+def _unbiased(mechanism: Any) -> Any:
+    if isinstance(mechanism, Local) and not isinstance(mechanism, Bounded):
+        raise TypeError(
+            f"mechanism: {type(mechanism).__name__} is biased, so its variance is not its error; use tune.distribution"
+        )
+    return mechanism
 
 
-@largest_variance.register
-def _(mechanism: Subsampled) -> Any:
-    return mechanism.mechanism.worst_variance + mechanism.sampling_noise**2
-
-
-@variance_given.register
-@largest_variance.register
-def _(mechanism: SquareWave, *x: Any) -> Any:
-    raise TypeError("mechanism: square wave is biased, so that its variance is not its error; take tune.distribution")
-
-
-@singledispatch
 def mean_absolute_error(mechanism: Any, x: Real) -> Real:
     """Return E|release - x|, NaN at an invalid input x."""
     return _at_valid_input(mechanism, x, mechanism.absolute_error(x))
 
 
-@mean_absolute_error.register
-def _(mechanism: Subsampled, x: Any) -> Any:
-    raise TypeError("objective: E|error| is not known for noise and error of sampling together; use another")
-
-
-@singledispatch
-def error_bound(mechanism: Any, x: Real) -> Real:
-    """Return an error that is never exceeded, or with a probability below 1e-9 only."""
-    low, high = mechanism.output_interval
-    return namespace(high, x).maximum(high - x, x - low)
-
-
-@error_bound.register
-def _(mechanism: Additive, x: Real) -> Any:
-    noise: Any = mechanism.noise
-    xp = namespace(x, *jax.tree.leaves(noise))
-    tiny = xp.full_like(floating(x), 1e-12)
-    return xp.maximum(noise.isf(tiny), -noise.icdf(tiny))
-
-
-@error_bound.register
-def _(mechanism: Subsampled, x: Any) -> Any:
-    return error_bound(mechanism.mechanism, x) + 8 * mechanism.sampling_noise
-
-
 def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
     """Return the least t with P(|release - x| <= t) >= 1 - beta, by bisection; its derivative is implicit."""
     still, place, share = without_derivative((mechanism, x, beta))
-    most = error_bound(still, place)
+    most = still.error_bound(place)
     t = bisect(
         lambda t: probability_within(still, place, t) < 1 - share,
         namespace(most).zeros_like(floating(most)),
@@ -172,7 +103,7 @@ def error_quantile(mechanism: Member, x: Real, beta: Real) -> Real:
 
 def _at_valid_input(mechanism: Member, x: Real, error: Real) -> Real:
     """Return the error where x is a valid input, else NaN: the formulas hold for valid inputs only."""
-    if not isinstance(mechanism, Bounded):
+    if not isinstance(mechanism, Local):
         return error
     low, high = mechanism.input_interval
     rounding = 1e-9 * (high - low)
@@ -242,7 +173,7 @@ def average_variance(edges: ArrayLike | None, weights: ArrayLike) -> Objective:
         weights: how much of the inputs each bin holds, not negative; scaled to total 1.
 
     Raises:
-        ValueError: weights negative, not 1-D, or without a positive and finite total; edges not finite and increasing,
+        ValueError: weights negative, not 1-D, or without a positive and finite total, edges not finite and increasing,
             or not one more than weights.
     """
     w = np.atleast_1d(np.asarray(weights, np.float64))
@@ -391,34 +322,7 @@ def evaluate(objective: Objective, mechanism: Member) -> Real:
 
 
 def _evaluate(objective: Objective, mechanism: Any) -> Any:
-    unit = None if objective.power is None else _on_unit(mechanism)
-    if unit is None:
+    if objective.power is None or not isinstance(mechanism, Local):
         return objective(mechanism)
     lower, upper = mechanism.input_interval
-    return objective.on_unit(lower, upper)(unit) * objective.factor(lower, upper)
-
-
-@singledispatch
-def _on_unit(mechanism: Any) -> Any:
-    """Return a bounded mechanism with the input interval [-1, 1]; None for others."""
-    return None
-
-
-@_on_unit.register(Windowed)
-@_on_unit.register(TwoPoint)
-@_on_unit.register(SquareWave)
-def _(mechanism: Any) -> Any:
-    return dataclasses.replace(mechanism, lower=-1.0, upper=1.0)
-
-
-@_on_unit.register
-def _(mechanism: Mixture) -> Any:
-    parts = _on_unit(mechanism.first), _on_unit(mechanism.second)
-    return None if None in parts else dataclasses.replace(mechanism, first=parts[0], second=parts[1])
-
-
-@_on_unit.register
-def _(mechanism: Optimal) -> Any:
-    half, D = (mechanism.upper - mechanism.lower) / 2, mechanism.sensitivity
-    lengths = {"reach": mechanism.reach / half, "spacing": mechanism.spacing / half}
-    return dataclasses.replace(mechanism, lower=-1.0, upper=1.0, sensitivity=None if D is None else D / half, **lengths)
+    return objective.on_unit(lower, upper)(mechanism.on_unit()) * objective.factor(lower, upper)

@@ -19,6 +19,8 @@ from accountants.tune.objectives import Aim, Objective, as_objective, evaluate
 from accountants.tune.search import Found, Optimizer, search, search_many
 from dpkernels import checks
 
+__all__ = ["Many", "Result", "best", "compare", "many"]
+
 # A search ends by itself, see ``Family.patience``; this bounds the time of one that creeps.
 TURNS = 200
 # For one free number; for each further one four times the starts, and two times the points of each; and at most.
@@ -58,6 +60,7 @@ class Result:
         evaluations: of the objective, over all starts; each with its gradient where the method is "gradient".
         epsilon: with delta the budget that the mechanism meets, but for rounding of at most 1e-9 of it.
         delta: as the exact accountant finds it at epsilon.
+        python: the Python expression that makes the mechanism, with ``import dpkernels as dpk``.
     """
 
     family: str
@@ -70,6 +73,7 @@ class Result:
     evaluations: int
     epsilon: float
     delta: float
+    python: str = ""
 
     def plot(self, path: Path | str) -> None:
         """Draw the objective and the free parameters along the path into a .png.
@@ -126,10 +130,10 @@ def best(
         The mechanism with its parameters, value, path and certificate.
 
     Raises:
-        ValueError: an unknown method; starts or turns not in 1..100000; a budget that the family refuses; no member is
-            feasible; the best value is not good enough, with that value.
+        ValueError: an unknown method, starts or turns not in 1..100000, a budget that the family refuses, no member is
+            feasible, the best value is not good enough, with that value.
         NotPrivateError: what was found does not meet the budget (the sources' searches of recycling may do that).
-        TypeError: no family; a family without a published search; an optimizer that is no optax transformation.
+        TypeError: no family, a family without a published search, an optimizer that is no optax transformation.
 
     Example:
         >>> from accountants import tune
@@ -183,7 +187,7 @@ def many(
         Arrays of that shape. They are not certified one by one: build a mechanism for release with ``best``.
 
     Raises:
-        ValueError: starts or turns is not in 1..100000; the arrays do not broadcast; or no member is feasible at some
+        ValueError: starts or turns is not in 1..100000, the arrays do not broadcast, or no member is feasible at some
             budget.
     """
     chosen = as_objective(objective)
@@ -275,18 +279,20 @@ def _result(family: Family, objective: Objective, parameters: Any, mechanism: An
     if not np.isfinite(value):
         raise ValueError(f"objective: {objective.name} is {value} of {family.name}")
     points, values = found.path[: found.turns], found.path_values[: found.turns]
+    named = _plain(family.parameters(parameters, mechanism))
     moved = np.append(True, values[1:] != values[:-1]) & np.isfinite(values)
     return Result(
         family=family.name,
         objective=objective.name,
         mechanism=mechanism,
         value=value,
-        parameters=_plain(family.parameters(parameters, mechanism)),
+        parameters=named,
         path={**domains.values(family.domains, points[moved]), "objective": values[moved]},
         steps=int(moved.sum()) - 1,
         evaluations=int(found.evaluations),
         epsilon=epsilon,
         delta=delta,
+        python=family.python(mechanism, named),
     )
 
 
@@ -294,17 +300,19 @@ def _by_enumeration(family: Family, objective: Objective) -> Result:
     family = family if objective.theta is None else family.for_error(objective.theta)
     chosen = family.published_search(objective)
     epsilon, delta = family.verify(chosen.mechanism)
+    named = _plain(family.parameters(chosen.parameters, chosen.mechanism))
     return Result(
         family=f"{family.name}, {chosen.source}",
         objective=objective.name,
         mechanism=chosen.mechanism,
         value=chosen.value,
-        parameters=_plain(family.parameters(chosen.parameters, chosen.mechanism)),
+        parameters=named,
         path={"objective": np.asarray(chosen.rounds)},
         steps=len(chosen.rounds) - 1,
         evaluations=chosen.evaluations,
         epsilon=epsilon,
         delta=delta,
+        python=family.python(chosen.mechanism, named),
     )
 
 

@@ -6,10 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.distributions.base import Noise
+from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, RealArray, floating, namespace, unless_nan
 from dpkernels.pytrees import pytree
@@ -101,6 +102,20 @@ class Additive(Mechanism):
 
     def absolute_error(self, x: Real) -> Real:
         return self.noise.absolute_moment + 0 * floating(x)
+
+    def probability_within(self, x: Any, theta: Any) -> Any:
+        """Return P(|Z| <= theta)."""
+        if not isinstance(self.noise, Distribution):
+            return super().probability_within(x, theta)
+        return self.noise.mass(-theta, theta)
+
+    def error_bound(self, x: Real) -> Any:
+        noise: Any = self.noise
+        xp = namespace(x, *jax.tree.leaves(noise))
+        tail = xp.full_like(floating(x), 1e-12)
+        if not isinstance(noise, Distribution):
+            return xp.maximum(noise.icdf(1 - tail), -noise.icdf(tail))
+        return xp.maximum(noise.isf(tail), -noise.icdf(tail))
 
     @property
     def worst_variance(self) -> Real:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import dataclasses
 from functools import partial, singledispatch
 from typing import Any
 
@@ -73,6 +74,17 @@ class Mechanism(abc.ABC):
     def atoms(self, x: Real) -> tuple[RealArray, RealArray]:
         """Return the reports of positive probability and their probabilities, each of shape (atoms, *x.shape)."""
 
+    def probability_within(self, x: Any, theta: Any) -> Any:
+        """Return P(|report - x| <= theta)."""
+        at, p = self.atoms(x)
+        at_low_end = namespace(at, x).where(at == x - theta, p, 0.0).sum(0)
+        return self.cdf(x + theta, x) - self.cdf(x - theta, x) + at_low_end
+
+    def error_bound(self, x: Real) -> Any:
+        """Return a bound of |report - x| that is exceeded with a probability below 1e-9."""
+        low, high = self.output_interval
+        return namespace(high, x).maximum(high - x, x - low)
+
     @property
     @abc.abstractmethod
     def output_interval(self) -> tuple[Real, Real]:
@@ -131,6 +143,10 @@ class Local(Mechanism):
     @property
     def input_interval(self) -> tuple[Real, Real]:
         return self.lower, self.upper
+
+    def on_unit(self) -> Any:
+        """Return the mechanism in units of half the input interval, which is then [-1, 1]."""
+        return dataclasses.replace(self, lower=-1.0, upper=1.0)  # type: ignore[type-var]
 
     @property
     def middle(self) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -69,6 +70,10 @@ class CentralPiecewise(Parabolic):
         checks.sensitivity(self.sensitivity)
         checks.positive("core", self.core)
         checks.whole("steps", self.steps, 1, _MOST_STEPS)
+
+    def on_unit(self) -> CentralPiecewise:
+        D = 2 * self.sensitivity / (self.upper - self.lower)
+        return dataclasses.replace(self, lower=-1.0, upper=1.0, sensitivity=D)
 
     @property
     def half_widths(self) -> Any:

@@ -71,7 +71,7 @@ def composite(
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     checks.one_of("condition", condition, heights.CONDITIONS)
     checks.one_of("objective", objective, heights.OBJECTIVES)
-    h, g = window_of(window), _base(base)
+    h, g = window_of(window), base_of(base)
     if g is None or width is None:
         g, best = heights.best_shape(h, g, epsilon, condition, objective)
         width = best if width is None else width
@@ -186,7 +186,7 @@ def window_of(window: Any) -> Window:
     return window_from(window)
 
 
-def _base(base: Any) -> Base | None:
+def base_of(base: Any) -> Base | None:
     """Return a base from its name, a function on [-1, 1], a table, or itself; None for a quartic whose edge is free."""
     if isinstance(base, Base):
         return base

@@ -125,6 +125,9 @@ class Mixture(Parabolic):
     def upper(self) -> Any:  # type: ignore[override]
         return self.first.upper
 
+    def on_unit(self) -> Mixture:
+        return Mixture(self.first.on_unit(), self.second.on_unit(), self.weight)
+
     @property
     def epsilon(self) -> Any:  # type: ignore[override]
         first, second = self.first.epsilon, self.second.epsilon

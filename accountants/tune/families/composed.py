@@ -17,7 +17,7 @@ from accountants.composition.bounds import Bracket
 from accountants.guarantee import Guarantee
 from accountants.recycling import Subsampled
 from accountants.tune.domains import Domain, LogBetween
-from accountants.tune.families.bounded import Composite, Piecewise, Plain
+from accountants.tune.families.constructed import Constructed
 from accountants.tune.families.recycled import FreeRate
 from accountants.tune.family import (
     ROUNDING,
@@ -25,13 +25,14 @@ from accountants.tune.family import (
     CompositionTarget,
     Family,
     Member,
-    PureDPFamily,
     checked,
     member_of,
 )
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
+
+__all__ = ["composed", "shuffled"]
 
 # A tuned rate is not less, nor less than so many times delta: samples of that rate need no noise at all.
 _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
@@ -75,14 +76,11 @@ class Composed(Family):
     @property
     def has_dips(self) -> bool:
         """Return whether eps may be a multiple of a release's largest loss; releases on samples have many losses."""
-        return self.target.rate is None and isinstance(self.inner, PureDPFamily)
+        return self.target.rate is None and self.inner.solves_epsilon
 
     def at(self, p: Any) -> Composed:
         """Return the family with the rate p instead of a free one: a record moves an estimate from a sample by D/p."""
-        inner = self.inner
-        if hasattr(inner, "sensitivity"):
-            inner = replace(inner, sensitivity=inner.sensitivity / p)
-        return Composed(inner, replace(self.target, rate=p))
+        return Composed(self.inner.with_sensitivity(1 / p), replace(self.target, rate=p))
 
     def for_error(self, theta: Any) -> Family:
         return self if theta is None else replace(self, inner=self.inner.for_error(theta))
@@ -96,7 +94,7 @@ class Composed(Family):
         rate = rate.in_units((upper - lower) / 2) if isinstance(rate, FreeRate) else rate
         return Composed(inner, replace(self.target, rate=rate)), lower, upper
 
-    def build(self, free: dict[str, Real]) -> Member:
+    def build(self, free: dict[str, Any]) -> Member:
         if isinstance(self.target.rate, FreeRate):
             return self._on_sample(free["rate"], self.at(free["rate"]).build(_without_rate(free)))
         return self.inner.composed_build(self.target, free)
@@ -119,7 +117,7 @@ class Composed(Family):
             return self.at(mechanism.rate).guarantee(mechanism.mechanism)
         return self.target.guarantee(mechanism)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         if isinstance(mechanism, Subsampled):
             return {**self.at(mechanism.rate).parameters(free, mechanism.mechanism), "rate": mechanism.rate}
         own = {} if mechanism.epsilon is None else {"epsilon of a report": mechanism.epsilon}
@@ -161,7 +159,7 @@ def composed(
         rate: the rate of the Poisson sample of each report; ``free_rate`` to tune it too.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); count is not in 1..10^6; or rate is not in
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), count is not in 1..10^6, or rate is not in
             [1e-9, 1].
         TypeError: the family is not supported.
     """
@@ -212,7 +210,7 @@ class Shuffled(Family):
         found = self.inner.on_unit()
         return None if found is None else (replace(self, inner=found[0]), *found[1:])
 
-    def build(self, free: dict[str, Real]) -> Member:
+    def build(self, free: dict[str, Any]) -> Member:
         """Return the member of the largest eps0 that meets the budget by the integral; NaN where there is none."""
         given = self.inner, free
         t = log_budget(member_of, given, n=self.n, epsilon=self.epsilon, delta=self.delta)
@@ -222,12 +220,15 @@ class Shuffled(Family):
         """Return the member, private by the upper end of the rigorous bracket of the integers."""
 
         def constructor(*, epsilon: float) -> Any:
-            return replace(self.inner, epsilon=epsilon).release(free)
+            return self.inner.with_budget(epsilon).release(free)
 
         return calibrate.shuffled(constructor, epsilon=float(self.epsilon), delta=float(self.delta), n=self.n)
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return {**self.inner.parameters(free, mechanism), "epsilon of a report": mechanism.epsilon}
+
+    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+        return self.inner.with_budget(mechanism.epsilon).python(mechanism, parameters)
 
     def verify(self, mechanism: Any) -> tuple[float, float]:
         """Verify all reports together, by the upper end of the rigorous bracket of the integers."""
@@ -252,7 +253,7 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
         ValueError: an argument is out of range.
         TypeError: the family is not supported.
     """
-    if not isinstance(family, Composite | Piecewise | Plain):
+    if not isinstance(family, Constructed) or "lower" not in family.given:
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)

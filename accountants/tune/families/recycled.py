@@ -13,21 +13,21 @@ import numpy as np
 
 from accountants import calibrate, recycling, subsampling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
-from accountants.calibrate.reweighted import least_weight, shape_shift
+from accountants.calibrate.reweighted import least_weight
 from accountants.guarantee import Guarantee
 from accountants.profile import delta as realised_delta
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
 from accountants.recycling import Subsampled
 from accountants.scale import infeasible_shift, rescaled
-from accountants.tune.domains import Domain, LogBetween, Positive
-from accountants.tune.families.noise import KERNELS, check_budget, scale_name, scale_of
+from accountants.tune.domains import Above, Domain, LogBetween
+from accountants.tune.families.constructed import Scaled, scale_of
+from accountants.tune.families.noise import KERNELS, check_budget
 from accountants.tune.family import (
     ROUNDING,
     ComposableFamily,
     CompositionTarget,
     Family,
-    sensitivity_in_units,
 )
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
@@ -37,6 +37,8 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.pytrees import pytree
 from dpkernels.solve import NotPrivateError, first_feasible
+
+__all__ = ["budget_recycled", "free_rate", "sampled_recycled"]
 
 # Deltas next to 1e-12 are known to some percent only, in floats.
 _WIDENINGS = (0.0, *np.geomspace(1e-12, 1e-2, 11))
@@ -90,7 +92,7 @@ class Recycled(ComposableFamily):
     @property
     def domains(self) -> dict[str, Domain]:
         least = self.sensitivity / infeasible_shift(self.kernel, self.epsilon, self.delta)
-        scale: dict[str, Domain] = {scale_name(self.kernel): Positive(least, span=(0.0, _SPAN))}
+        scale: dict[str, Domain] = {self.kernel.lengths[0]: Above(0.0, least, span=(0.0, _SPAN))}
         return scale if self.theta is not None else {**scale, "theta": self._thetas}
 
     @property
@@ -106,7 +108,7 @@ class Recycled(ComposableFamily):
         D, theta = self.sensitivity, self.theta
         return replace(self, sensitivity=1.0, theta=None if theta is None else theta / D), -D, D
 
-    def build(self, free: dict[str, Real]) -> Additive:
+    def build(self, free: dict[str, Any]) -> Additive:
         kernel, theta = self.drawn(free)
         u = least_weight(kernel, theta, self.sensitivity, self.epsilon, self.delta)
         return Additive(Reweighted(kernel, -theta, theta, u), self.sensitivity, self.epsilon, self.delta)
@@ -128,17 +130,17 @@ class Recycled(ComposableFamily):
 
     def drawn(self, free: dict[str, Any]) -> tuple[Distribution, Any]:
         """Return the kernel, and theta."""
-        kernel = rescaled(self.kernel, free[scale_name(self.kernel)])
+        kernel = rescaled(self.kernel, free[self.kernel.lengths[0]])
         return kernel, free["theta"] if self.theta is None else self.theta
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return _recycled_parameters(self.kernel, mechanism.noise)
 
     def composed_domains(self, target: CompositionTarget) -> dict[str, Domain]:
         """Return the domains, the scale in units of about what releases without recycling need."""
         xp = namespace(target.gaussian_ratio, *jax.tree.leaves(self))
         need = self.sensitivity / target.gaussian_ratio / xp.sqrt(self.kernel.variance)
-        return {**self.domains, scale_name(self.kernel): Positive(need, span=(0.1, 2.5))}
+        return {**self.domains, self.kernel.lengths[0]: Above(0.0, need, span=(0.1, 2.5))}
 
     def member(self, loss: Any, free: dict[str, Any]) -> Additive:
         """Return noise of which a redraw adds this loss: q = 1 - e^-loss at a kernel of the free parameters."""
@@ -161,7 +163,7 @@ class Recycled(ComposableFamily):
         if initial_guess is not None:
             checks.positive("initial_guess", initial_guess)
         loss = target.largest_budget(_member_of, (self, free)) if initial_guess is None else initial_guess
-        symbol, epsilon, delta = scale_name(self.kernel), float(target.epsilon), float(target.delta)
+        symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
@@ -183,7 +185,7 @@ class Recycled(ComposableFamily):
     def published_search(self, objective: Any) -> Enumerated:
         found = recycled_search(self, objective)
         kernel: Any = found.mechanism.noise.kernel
-        return replace(found, parameters={scale_name(kernel): jax.tree.leaves(kernel)[0]})
+        return replace(found, parameters={kernel.lengths[0]: jax.tree.leaves(kernel)[0]})
 
 
 def _member_of(loss: Any, given: tuple[Recycled, dict[str, Any]]) -> Additive:
@@ -212,8 +214,8 @@ def budget_recycled(
         theta: tolerated error; by default that of an ``acceptance`` objective, for other objectives it is free.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; delta not in (0, 1); sensitivity not in [1e-100, 1e100]; theta not
-            positive; an unknown kernel.
+        ValueError: epsilon not in [0.01, 20], delta not in (0, 1), sensitivity not in [1e-100, 1e100], theta not
+            positive, an unknown kernel.
         TypeError: a distribution that cannot be rescaled.
     """
     check_budget(epsilon, delta, sensitivity)
@@ -238,29 +240,14 @@ def kernel_of(kernel: str | Distribution) -> Distribution:
 
 @pytree
 @dataclass(frozen=True)
-class RecycledShape(Family):
-    """Budget-recycled noise with free theta; see ``budget_recycled``.
-
-    Delta falls as noise is made wider as a whole, theta with it: every theta/scale and q has one scale that meets the
-    budget. So every point of the search is feasible, which those of scale and theta are not.
-
-    Attributes:
-        kernel: the distribution of a draw at unit scale.
-        epsilon: eps.
-        delta: delta.
-        sensitivity: D.
-    """
-
-    kernel: Distribution
-    epsilon: Any
-    delta: Any
-    sensitivity: Any
+class RecycledShape(Scaled):
+    """Budget-recycled noise with free theta; see ``budget_recycled``. Its shape is theta/scale and q."""
 
     is_estimated = True
 
     @property
     def name(self) -> str:
-        return f"recycled {type(self.kernel).__name__.lower()}"
+        return f"recycled {super().name}"
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -268,35 +255,18 @@ class RecycledShape(Family):
         xp = namespace(self.epsilon)
         spike = xp.maximum(_SPIKE * xp.exp(-xp.asarray(self.epsilon)), _THINNEST)
         steps = LogBetween(_LEAST_STEP * self.epsilon, _MOST_STEP)
-        return {"theta/scale": LogBetween(spike, self._farthest), "-ln(1 - q)": steps}
+        return {"theta/scale": LogBetween(spike, self.most_shift / 2), "-ln(1 - q)": steps}
 
     @property
-    def _farthest(self) -> Real:
-        """Return z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
-        tail = self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4
-        return self.kernel.isf(tail)
+    def most_shift(self) -> Any:
+        """Return 2z, z of tail t = delta (1 - delta) e^-eps/4: over 2z delta(eps) >= 1 - t - e^eps t, above delta."""
+        return 2 * self.kernel.isf(self.delta * (1 - self.delta) * namespace(self.epsilon).exp(-self.epsilon) / 4)
 
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.delta
-
-    def on_unit(self) -> tuple[Any, Any, Any]:
-        return sensitivity_in_units(self)
-
-    def build(self, free: dict[str, Real]) -> Additive:
-        shape = self._shape(free)
-        weighted = shape.kernel, shape.high, shape.outside
-        shift = shape_shift(*weighted, self.epsilon, self.delta, most=2 * self._farthest)
-        return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
-
-    def _shape(self, free: dict[str, Any]) -> Reweighted:
+    def shape(self, free: dict[str, Any]) -> Reweighted:
         theta, step = free["theta/scale"], free["-ln(1 - q)"]
         return Reweighted(self.kernel, -theta, theta, namespace(step).exp(-step))
 
-    def release(self, free: dict[str, Any]) -> Additive:
-        return calibrate.scaled(self._shape(free), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
-
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return _recycled_parameters(self.kernel, mechanism.noise)
 
 
@@ -357,7 +327,7 @@ class SampledRecycled(Family):
         # At the rate expm1(eps)/expm1(20) a sample has eps = 20, the most that a claim may have.
         densest = xp.minimum(xp.expm1(self.epsilon) * (1 + 1e-9) / math.expm1(checks.EPSILON_RANGE[1]), 1.0)
         lowest = xp.maximum(xp.minimum(_LEAST_RATE * self.delta, 0.5), densest)
-        return {"scale": Positive(1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
+        return {"scale": Above(0.0, 1.0, span=(0.0, _SPAN)), "rate": LogBetween(lowest, 1.0, span=(-1.3, 1.57))}
 
     @property
     def budget(self) -> tuple[Real, Real]:
@@ -370,7 +340,7 @@ class SampledRecycled(Family):
         D = self.sensitivity
         return replace(self, sensitivity=1.0, theta=self.theta / D, rate=self.rate.in_units(D)), -D, D
 
-    def build(self, free: dict[str, Real]) -> Subsampled:
+    def build(self, free: dict[str, Any]) -> Subsampled:
         p = free["rate"]
         eps, delta, D = self.on_sample(p)
         kernel = self._drawn(free["scale"], p)
@@ -400,7 +370,7 @@ class SampledRecycled(Family):
             sensitivity_at=self.sensitivity_at,
         )
 
-    def parameters(self, free: dict[str, Real], mechanism: Any) -> dict[str, Real]:
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         noise = mechanism.mechanism.noise
         return {**scale_of(noise.kernel, self.kernel), "rate": mechanism.rate, "q": 1 - noise.outside}
 
@@ -430,7 +400,7 @@ def free_rate(*, query: str | None = None, spread: Any = 1.0, size: Any = 1.0) -
         size: how many records there are.
 
     Raises:
-        ValueError: spread not positive; size not in [1, 1e300]; an unknown query.
+        ValueError: spread not positive, size not in [1, 1e300], an unknown query.
     """
     checks.positive("spread", spread)
     checks.within("size", size, 1.0, 1e300)
@@ -471,8 +441,8 @@ def sampled_recycled(
             ``published.recycling.published_sensitivity``, is unsound for rescaled estimates.
 
     Raises:
-        ValueError: epsilon is not in [0.01, 20]; delta is not in (0, 1); sensitivity is not in [1e-100, 1e100]; theta
-            or spread is not positive; size is not in [1, 1e300]; or the kernel or query is unknown.
+        ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], theta
+            or spread is not positive, size is not in [1, 1e300], or the kernel or query is unknown.
     """
     check_budget(epsilon, delta, sensitivity)
     checks.positive("theta", theta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -95,6 +96,11 @@ class Optimal(Bounded):
         numbers = tuple(None if leaf is None else float(leaf) for leaf in (self.reach, self.spacing, self.sensitivity))
         table = np.asarray(self.probabilities, np.float64)
         return table.tobytes(), self.places, *numbers, float(self.lower), float(self.upper), float(self.epsilon)
+
+    def on_unit(self) -> Optimal:
+        half, D = (self.upper - self.lower) / 2, self.sensitivity
+        lengths = {"reach": self.reach / half, "spacing": self.spacing / half}
+        return dataclasses.replace(self, lower=-1.0, upper=1.0, sensitivity=None if D is None else D / half, **lengths)
 
     @property
     def rows(self) -> int:

@@ -141,7 +141,7 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
     def variance(log_edge: float) -> float:
         return _best_width(window, Quartic(float(np.exp(log_edge))), epsilon, condition, objective)[1]
 
-    lowest = float(np.log(_lowest_edge(epsilon, condition)))
+    lowest = float(np.log(lowest_edge(epsilon, condition)))
     log_edge, value = minimum_near_grid(variance, np.linspace(lowest, 0.0, _EDGES), xatol=_XATOL)
     return Quartic(1.0) if variance(0.0) <= value else Quartic(float(np.exp(log_edge)))
 
@@ -149,9 +149,9 @@ def _best_quartic(window: Window, epsilon: float, condition: str, objective: str
 def _quartic_at(share: Any, epsilon: Any, condition: str) -> Quartic:
     """Return the quartic base at a share of the way from log of the lowest edge to 0."""
     xp = namespace(share, epsilon)
-    return Quartic(xp.exp((1 - share) * xp.log(_lowest_edge(epsilon, condition))))
+    return Quartic(xp.exp((1 - share) * xp.log(lowest_edge(epsilon, condition))))
 
 
-def _lowest_edge(epsilon: Any, condition: str) -> Any:
+def lowest_edge(epsilon: Any, condition: str) -> Any:
     """Return the lowest edge with a private height; under sup_inf an edge of at most e^-eps has none."""
     return 1e-6 if condition == "pointwise" else namespace(epsilon).exp(-epsilon) * (1 + 1e-6)

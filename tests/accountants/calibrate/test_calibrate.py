@@ -153,12 +153,13 @@ def test_laplace_closed_form():
 
 
 def test_merged_laplace_and_staircase_are_narrower_than_their_pure_forms():
-    m = calibrate.merged_laplace(rates=(2.0, 0.0, 1.0), breaks=(0.5, 1.0), epsilon=1.0, delta=0.01)
+    m = calibrate.scaled(dpk.MergedLaplace((2.0, 0.0, 1.0), (0.5, 1.0)), epsilon=1.0, delta=0.01)
     r, c = m.noise.rates, m.noise.breaks
     assert r[0] / r[2] == pytest.approx(2.0)
     assert (c[1] / c[0], c[0] * r[0]) == (pytest.approx(2.0), pytest.approx(1.0))
-    assert calibrate.staircase(epsilon=1.0, delta=0.01).noise.period < 1
-    assert calibrate.staircase(epsilon=1.0, delta=1e-12).noise.period == pytest.approx(1.0, rel=1e-9)
+    steps = dpk.staircase(epsilon=1.0).noise
+    assert calibrate.scaled(steps, epsilon=1.0, delta=0.01).noise.period < 1
+    assert calibrate.scaled(steps, epsilon=1.0, delta=1e-12).noise.period == pytest.approx(1.0, rel=1e-9)
 
 
 # Truncation

@@ -131,10 +131,10 @@ def test_a_very_narrow_interval_has_the_bracket_of_any_other():
 CALIBRATED = {
     "gaussian": lambda D: calibrate.gaussian(epsilon=0.7, delta=1e-6, sensitivity=D),
     "laplace": lambda D: calibrate.laplace(epsilon=0.7, delta=1e-6, sensitivity=D),
-    "merged": lambda D: calibrate.merged_laplace(
-        rates=(1.0, 0.0, 2.0), breaks=(0.3, 1.0), epsilon=2.0, delta=1e-6, sensitivity=D
+    "merged": lambda D: calibrate.scaled(
+        dpk.MergedLaplace((1.0, 0.0, 2.0), (0.3, 1.0)), epsilon=2.0, delta=1e-6, sensitivity=D
     ),
-    "staircase": lambda D: calibrate.staircase(epsilon=1.0, delta=1e-3, sensitivity=D),
+    "staircase": lambda D: calibrate.scaled(dpk.staircase(epsilon=1.0).noise, epsilon=1.0, delta=1e-3, sensitivity=D),
     "truncated-laplace": lambda D: calibrate.truncated_laplace(epsilon=1.0, delta=1e-4, sensitivity=D),
     "truncated-gaussian": lambda D: calibrate.truncated_gaussian(epsilon=1.0, delta=1e-3, sensitivity=D, bound=12 * D),
     "best-bound": lambda D: calibrate.truncated_gaussian(epsilon=0.2, delta=2e-2, sensitivity=D),

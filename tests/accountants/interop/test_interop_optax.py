@@ -369,5 +369,5 @@ def test_noise_and_schedule_for_a_budget():
     assert best.bracket(delta=1e-5)[1] <= 1.0
     ours, other = (run.noise_multiplier / (run.sampling_rate * math.sqrt(run.steps)) for run in (best, made))
     assert ours <= other
-    with pytest.raises(ValueError, match="nothing to choose"):
+    with pytest.raises(ValueError, match="at least one value"):
         best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(), steps=(1,))

@@ -17,7 +17,7 @@ import dpkernels as dpk
 from accountants import calibrate, guarantee, shuffled, tune
 from accountants.published import shuffle as published
 from accountants.shuffle import bracket, estimate
-from accountants.shuffle.blanket import largest, of_level, worst_inputs
+from accountants.shuffle.blanket import largest_stop_loss, of_level, worst_inputs
 from dpkernels.cli import tune as tuning
 
 run = pytest.fixture(command, name="run")
@@ -294,7 +294,7 @@ def test_a_table_is_bounded_over_all_its_pairs():
     t = np.linspace(-1.0, 1.0, 9)
     for blanket in blankets:
         own = np.maximum(blanket.p - E * blanket.q - t[:, None], 0.0) @ blanket.mass
-        assert np.all(own <= largest(rows, E, t) * (1 + 1e-12))
+        assert np.all(own <= largest_stop_loss(rows, E, t) * (1 + 1e-12))
     made = shuffled(rows, 400)
     assert made.delta(0.2) <= made.bracket(epsilon=0.2)[1] * (1 + 1e-6)
 
@@ -317,7 +317,7 @@ def test_planted_faults_are_seen():
     assert shuffled(rows, n + 1).bracket(epsilon=eps)[1] < truth
     blanket = shuffled(rows, n)._upper.blankets[0]
     wrong = type(blanket)(blanket.mass, blanket.p, blanket.q, blanket.gamma * 1.2)
-    assert bracket.of_blanket(wrong, n, eps) < truth
+    assert bracket.upper_delta_of(wrong, n, eps) < truth
 
 
 @pytest.mark.thorough
@@ -390,7 +390,7 @@ def test_tuning_under_a_shuffled_budget():
             ValueError,
             "2 coordinates",
         ),
-        (lambda: np.array([[1.0, 0.0], [0.5, 0.5]]), ValueError, "tells its sender"),
+        (lambda: np.array([[1.0, 0.0], [0.5, 0.5]]), ValueError, "every report must be possible"),
         (lambda: np.array([[0.6, 0.6], [0.5, 0.5]]), ValueError, "add up to 1"),
         (lambda: "piecewise", TypeError, "no known blanket"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import math
@@ -253,7 +252,7 @@ def test_a_square_wave_has_the_width_that_was_asked_for():
     family = tune.square_wave(epsilon=1.0, **SIGNED)
     found = family.release({"half_width": 0.2})
     assert family.budget == (1.0, 0.0)
-    assert family.parameters({}, found) == {"half_width": pytest.approx(0.2)}
+    assert float(found.half_width) == pytest.approx(0.2)
     assert accountants.epsilon(found) == pytest.approx(1.0, rel=1e-9)
     assert float(family.build({"half_width": 0.2}).half_width) == pytest.approx(0.2)
 
@@ -652,31 +651,23 @@ def test_recycling_weight_is_the_calibrated_one(kernel):
 
 
 DOMAINS = [
-    (domains.Positive(3.0), 0.7),
-    (domains.Above(1.0, 2.0), 1.3),
-    (domains.Inside(-1.0, 4.0), 2.5),
-    (domains.Between(-1.0, 4.0), 3.9),
-    (domains.LogBetween(1e-6, 1.0), 1e-4),
-    (domains.Ordered(3, 1e-3, 9.0), np.array([0.1, 0.5, 4.0])),
+    (domains.Above(1.0, 2.0), (1.0, np.inf)),
+    (domains.Inside(-1.0, 4.0), (-1.0, 4.0)),
+    (domains.Between(-1.0, 4.0), (-1.0, 4.0)),
+    (domains.LogBetween(1e-6, 1.0), (1e-6 * (1 - 1e-9), 1 + 1e-9)),
+    (domains.Ordered(3, 1e-3, 9.0), (1e-3 * (1 - 1e-9), 9.0 * (1 + 1e-9))),
 ]
 
 
-@pytest.mark.parametrize(("domain", "value"), DOMAINS, ids=lambda item: type(item).__name__)
-def test_bijections(domain, value):
-    """Both round trips, and no z leaves the domain."""
-    np.testing.assert_allclose(domain.at(domain.inverse(value)), value, rtol=1e-10)
+@pytest.mark.parametrize(("domain", "ends"), DOMAINS, ids=lambda item: type(item).__name__)
+def test_parameters_increase_with_z_and_stay_in_their_domain(domain, ends):
+    """Increasing over the span; of an ordered vector the gaps are in the domain."""
     low, high = domain.span
-    z = np.linspace(low, high, 7)[:, None] * np.ones(max(domain.count, 1))
-    z = z if domain.count else z[:, 0]
-    np.testing.assert_allclose(domain.inverse(domain.at(z)), z, rtol=1e-7, atol=1e-7)
+    z = np.linspace(low, high, 50)[:, None] * np.ones(max(domain.count, 1))
+    assert (np.diff(domain.at(z if domain.count else z[:, 0]), axis=0) > 0).all()
     wild = domain.at(np.random.default_rng(0).normal(0, 30, (200, *z.shape[1:])))
-    bounds = {"Positive": (0, np.inf), "Above": (1, np.inf), "LogBetween": (1e-6 * (1 - 1e-9), 1 + 1e-9)}
-    lowest, highest = bounds.get(type(domain).__name__, (-1, 4))
-    if isinstance(domain, domains.Ordered):
-        assert (np.diff(wild, axis=-1, prepend=0.0) >= 1e-3 * (1 - 1e-9)).all()
-        assert (wild[..., -1] <= 27.0 * (1 + 1e-9)).all()
-    else:
-        assert ((wild >= lowest) & (wild <= highest)).all()
+    wild = np.diff(wild, axis=-1, prepend=0.0) if domain.count else wild
+    assert ((wild >= ends[0]) & (wild <= ends[1])).all()
 
 
 def test_starts_fill_the_spans():
@@ -843,10 +834,10 @@ class Overspends(tune.Family):
         return self.inner.budget
 
     def build(self, parameters):
-        return dataclasses.replace(self.inner, epsilon=1.01 * self.inner.epsilon).build(parameters)
+        return self.inner.with_budget(1.01 * self.inner.epsilon).build(parameters)
 
     def release(self, parameters):
-        return dataclasses.replace(self.inner, epsilon=1.01 * self.inner.epsilon).release(parameters)
+        return self.inner.with_budget(1.01 * self.inner.epsilon).release(parameters)
 
     def parameters(self, parameters, mechanism):
         return self.inner.parameters(parameters, mechanism)
@@ -995,7 +986,7 @@ def brute_force(count, epsilon, delta):
 
     def variance(z):
         def member(log_loss):
-            return dataclasses.replace(one, epsilon=math.exp(log_loss)).build({name: domain.at(np.float64(z))})
+            return one.with_budget(math.exp(log_loss)).build({name: domain.at(np.float64(z))})
 
         least, most = math.log(epsilon / count), math.log(min(epsilon, 19.9))
         if three_losses(member(most), count, epsilon) <= delta:

@@ -1,0 +1,219 @@
+"""Families of any constructor, and of noise of any shape."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+from accountants import calibrate
+from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
+from accountants.calibrate.reweighted import shape_shift
+from accountants.scale import rescaled
+from accountants.tune.domains import Domain
+from accountants.tune.family import ComposableFamily, CompositionTarget, PureDPFamily, expression
+from dpkernels import checks
+from dpkernels.distributions.base import Distribution
+from dpkernels.mechanisms.additive import Additive
+from dpkernels.mechanisms.base import Mechanism
+from dpkernels.numerics import Real, namespace
+from dpkernels.pytrees import pytree
+
+__all__ = ["constructed"]
+
+
+@partial(pytree, static=("constructor", "free", "is_free_of_units"))
+@dataclass(frozen=True)
+class Constructed(PureDPFamily):
+    """The mechanisms that a constructor makes from a budget, data units and free parameters; see ``constructed``.
+
+    Attributes:
+        constructor: the constructor.
+        given: the arguments that are fixed: the budget, and the ends of the input interval or the sensitivity.
+        free: the names and domains of the arguments that are tuned.
+        is_free_of_units: whether no free argument is a length.
+    """
+
+    constructor: Callable[..., Any]
+    given: dict[str, Any]
+    free: tuple[tuple[str, Domain], ...] = ()
+    is_free_of_units: bool = True
+
+    @property
+    def epsilon(self) -> Any:  # type: ignore[override]
+        return self.given["epsilon"]
+
+    @property
+    def name(self) -> str:
+        return self.constructor.__name__.replace("_", "-")
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return dict(self.free)
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, self.given.get("delta", 0.0)
+
+    def with_budget(self, epsilon: Any) -> Any:
+        return self._given(epsilon=epsilon)
+
+    def _given(self, **others: Any) -> Any:
+        return dataclasses.replace(self, given={**self.given, **others})
+
+    def with_sensitivity(self, factor: Any) -> Any:
+        return self if "lower" in self.given else self._given(sensitivity=factor * self.given["sensitivity"])
+
+    def on_unit(self) -> tuple[Any, Any, Any] | None:
+        if not self.is_free_of_units:
+            return None
+        if "lower" in self.given:
+            return self._given(lower=-1.0, upper=1.0), self.given["lower"], self.given["upper"]
+        D = self.given["sensitivity"]
+        return self._given(sensitivity=1.0), -D, D
+
+    def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
+        """Return all arguments of the constructor."""
+        return {**self.given, **free}
+
+    def build(self, free: dict[str, Any]) -> Any:
+        return self.constructor(**self.arguments(free))
+
+    def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+        given = [f"{name}={expression(value)}" for name, value in self.arguments(parameters).items()]
+        return f"dpk.{self.constructor.__name__}({', '.join(given)})"
+
+
+@pytree
+@dataclass(frozen=True)
+class Scaled(ComposableFamily):
+    """Additive noise of a shape that the free parameters determine, with the least scale that meets the budget.
+
+    Delta falls as noise is scaled up as a whole, so every shape has one scale, and every point of a search is feasible.
+    This class has no free parameter: its shape is the kernel.
+
+    Attributes:
+        kernel: a distribution at unit scale.
+        epsilon: eps.
+        delta: delta.
+        sensitivity: D.
+    """
+
+    kernel: Any
+    epsilon: Any
+    delta: Any
+    sensitivity: Any
+
+    @property
+    def name(self) -> str:
+        return type(self.kernel).__name__.lower()
+
+    @property
+    def domains(self) -> dict[str, Domain]:
+        return {}
+
+    @property
+    def budget(self) -> tuple[Real, Real]:
+        return self.epsilon, self.delta
+
+    def on_unit(self) -> tuple[Any, Any, Any]:
+        return dataclasses.replace(self, sensitivity=1.0), -self.sensitivity, self.sensitivity
+
+    def shape(self, free: dict[str, Any]) -> Any:
+        """Return the noise up to its scale."""
+        return self.kernel
+
+    @property
+    def most_shift(self) -> Any:
+        """Return a shift over which noise of no shape meets the budget; for families with free parameters."""
+        return np.inf
+
+    def build(self, free: dict[str, Any]) -> Additive:
+        shape = self.shape(free)
+        weighted = shape.kernel, shape.high, shape.outside
+        shift = shape_shift(*weighted, self.epsilon, self.delta, most=self.most_shift)
+        return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
+
+    def release(self, free: dict[str, Any]) -> Additive:
+        return calibrate.scaled(self.shape(free), epsilon=self.epsilon, delta=self.delta, sensitivity=self.sensitivity)
+
+    def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return scale_of(mechanism.noise, self.kernel)
+
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
+        shape, D = self.shape(free), self.sensitivity
+        start = gaussian_scale(shape, D, target.gaussian_ratio)
+        made = target.estimated(Additive(rescaled(shape, start), D))
+        return Additive(rescaled(shape, start * precise_scale_factor(made, target.epsilon, target.delta)), D)
+
+    def composed_release(
+        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
+    ) -> Additive:
+        return calibrate.composed(self.shape(free), sensitivity=self.sensitivity, **vars(target))
+
+
+@partial(pytree, static=("constructor", "free", "is_free_of_units"))
+@dataclass(frozen=True)
+class ConstructedNoise(Constructed):
+    """Additive noise that its budget determines. Of several releases, the scale is solved for."""
+
+    solves_epsilon = False
+
+    def _scaled(self) -> Scaled:
+        one = self.build({})
+        return Scaled(one.noise, *self.budget, one.sensitivity)
+
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
+        return self._scaled().composed_build(target, free)
+
+    def composed_release(
+        self, target: CompositionTarget, free: dict[str, Any], initial_guess: float | None
+    ) -> Additive:
+        return self._scaled().composed_release(target, free, initial_guess)
+
+    def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
+        return scale_of(mechanism.noise, mechanism.noise)
+
+
+def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Any]:
+    """Return the scale of noise of a shape by its name; if it is not a parameter of the noise, by quantiles."""
+    name = unit.lengths[0]
+    if hasattr(noise, name):
+        return {name: getattr(noise, name)}
+    tail = 0.1 * namespace(*jax.tree.leaves(noise)).ones(())
+    return {name: noise.isf(tail) / unit.isf(tail)}
+
+
+def constructed(
+    constructor: Callable[..., Mechanism], free: Mapping[str, Domain] | None = None, *, epsilon: Real, **given: Any
+) -> Constructed:
+    """Return the family of the mechanisms that a constructor makes.
+
+    Args:
+        constructor: such as ``dpkernels.logistic``; it is called with ``epsilon``, the given and the free arguments.
+            Define it once: it is compiled once for each object. Its numbers may be JAX numbers.
+        free: the domains (``accountants.tune.domains``) of the arguments that are tuned, by name. Lengths among them
+            are in data units, so they are tuned as they are.
+        epsilon: eps.
+        **given: the other arguments that are fixed: lower and upper, or sensitivity; delta if the mechanism has one.
+
+    Raises:
+        ValueError: epsilon is not in [0.01, 20].
+
+    Example:
+        >>> from accountants import tune
+        >>> from dpkernels import logistic
+        >>> round(tune.best(constructed(logistic, epsilon=1.0, sensitivity=1.0), tune.worst_variance).value, 2)
+        3.29
+    """
+    checks.epsilon(epsilon)
+    if not {"lower", "upper"} <= given.keys() and "sensitivity" not in given:
+        raise ValueError("given: needs lower and upper, or sensitivity")
+    if free:
+        return Constructed(constructor, {"epsilon": epsilon, **given}, tuple(free.items()), is_free_of_units=False)
+    return (ConstructedNoise if "sensitivity" in given else Constructed)(constructor, {"epsilon": epsilon, **given})
