@@ -339,9 +339,9 @@ def truncated_gaussian(*, epsilon: Any, delta: Any, sensitivity: Any = 1.0, boun
 
     Args:
         epsilon: eps, in [0.01, 20].
-        delta: in (0, 1), in total: it includes the releases that reveal their input.
+        delta: in (0, 1), the total, which includes the infinity mass.
         sensitivity: D, in data units.
-        bound: T; by default ``best_bound``, the one with the least variance.
+        bound: T, by default ``best_bound``, with the least variance.
 
     Raises:
         ValueError: epsilon is not in [0.01, 20], delta is not in (0, 1), sensitivity is not in [1e-100, 1e100], or
@@ -373,9 +373,9 @@ def least_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
 
 
 def best_bound(epsilon: Real, delta: Real, sensitivity: Real = 1.0) -> Real:
-    """Return the T at which truncated Gaussian noise that meets (eps, delta) has the least variance, to 1e-5 relative.
+    """Return a T at which truncated Gaussian noise that meets (eps, delta) has the least variance, to 1e-8 relative.
 
-    It lowers the variance noticeably where delta is large. Where delta is small the variance hardly depends on T.
+    The variance is what is accurate. T is less accurate where the variance hardly depends on it, as for a small delta.
     Derivatives are taken at a fixed sigma/T: the variance at the best T has the same derivatives either way.
     """
     return _bound_of(_log_variance, epsilon, delta, sensitivity)
@@ -386,7 +386,7 @@ def _bound_of(least: Any, epsilon: Any, delta: Any, sensitivity: Any) -> Any:
     check_target(epsilon, delta, sensitivity)
     epsilon, delta, sensitivity = promote(epsilon, delta, sensitivity)
     xp = namespace(epsilon, delta)
-    # Shapes range from noise of which nothing is cut off to almost uniform noise.
+    # Shapes range from noise without visible truncation to almost uniform noise.
     narrowest = -xp.log(8 + xp.sqrt(-2 * xp.log(without_derivative(delta))))
     shapes = xp.linspace(narrowest, math.log(100.0), 32)
     log_shape = minimum_on_grid(least, (epsilon, delta), shapes, xatol=1e-7)

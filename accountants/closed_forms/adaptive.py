@@ -34,7 +34,7 @@ from dpkernels import checks
 from dpkernels.numerics import RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
-# Cells of the grid on eps0: twice as many give bounds four times as close in four times the time.
+# Cells of the grid on eps0. Doubling their number makes bounds four times closer, and takes four times longer.
 CELLS = 512
 ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of the recursion in float64.
 

@@ -4,8 +4,8 @@
     run.epsilon(1e-5), run.bracket(delta=1e-5)
 
 Every step is Gaussian noise on a Poisson sample of the data, up to a total variation distance. This is the distance of
-the noise's table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of s a
-step adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md), which all answers here include.
+the noise's table from a Gaussian, plus the probability that a sample has more rows than its batch holds. A distance of
+s a step adds at most T s (1 + e^eps) to delta after T steps (docs/proofs/vectors.md). All answers here include it.
 """
 
 from __future__ import annotations

@@ -193,8 +193,8 @@ def published_advanced_composition(epsilon: Real, count: Real, delta: Real) -> R
     """Return Jiang 2024's eps of T (eps, delta)-DP mechanisms together, claimed at the same delta; **not sound**.
 
     Remark 4: (T eps (e^eps - 1) + sqrt(T) eps sqrt(2 ln(1/delta)), delta)-DP. The delta of the mechanisms is lost:
-    T mechanisms that each print their input with probability delta, and nothing else, have 1 - (1 - delta)^T at every
-    eps. ``closed_forms.approximate.advanced_composition`` is sound, at T delta and a slack.
+    T mechanisms that each print their input with probability delta, and otherwise a constant, have 1 - (1 - delta)^T at
+    every eps. ``closed_forms.approximate.advanced_composition`` is sound, at T delta and a slack.
 
     Args:
         epsilon: eps >= 0 of each mechanism.

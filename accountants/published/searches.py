@@ -53,7 +53,7 @@ class Enumerated:
 
 
 def composite_search(family: Any, objective: Any, stop_at: float | None = None) -> Enumerated:
-    """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid; sound, not the optimum.
+    """Return what Zhang 2024, Algorithms 1 and 2, finds in up to three rounds over a grid: sound, but not the optimum.
 
     The rounds have steps of 0.1, 0.01 and 0.001 in (y, k, m) with y, k in (0, 1) and m in (0, 2], each around the best
     point of the round before. L follows from total probability 1. Points are feasible where k + y <= 1 and
@@ -61,9 +61,9 @@ def composite_search(family: Any, objective: Any, stop_at: float | None = None) 
 
     Args:
         family: of ``tune.composite``, with the constant or the quartic base.
-        objective: what is compared; the source's is ``variance_at`` the middle.
-        stop_at: V_t of Algorithm 2, an objective that is good enough: no round is begun after one that reaches it. The
-            authors' released code has no such end, and runs all three rounds.
+        objective: what is compared; the source compares ``variance_at`` the middle.
+        stop_at: V_t of Algorithm 2, an objective that is good enough. The search ends after the round that reaches it.
+            The authors' released code has no such end, and runs all three rounds.
 
     Raises:
         ValueError: another base, or no point of the grid is feasible.
@@ -170,10 +170,9 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     """Return what Jiang 2024, Algorithm 4, finds; **not sound**.
 
     It is a ternary search for the rate p of the largest acceptance, with Algorithm 2 at every p. The choice at a rate
-    has the budget that ``accountants.subsampling.on_sample`` allows on the sample. What is wrong
-    with Algorithm 2 is wrong here. The acceptance that is compared is the true one of noise and error of sampling
-    together, by quadrature. The source's is the reciprocal of its eq. (13), ``published_acceptance_rate``,
-    which can claim several times as much.
+    has the budget that ``accountants.subsampling.on_sample`` allows on the sample. The errors of Algorithm 2 remain.
+    The acceptance that is compared is the true one of noise and sampling error together, by quadrature. The source's is
+    the reciprocal of its eq. (13), ``published_acceptance_rate``, which can be several times larger.
 
     Raises:
         ValueError: an objective other than an acceptance at the family's theta.

@@ -41,20 +41,22 @@ def published_clones(level: float, n: int, epsilon: float) -> float:
 def published_variation_ratio(level: float, n: int, epsilon: float, total_variation: float) -> float:
     """Return delta at eps by the variation-ratio reduction of Wang et al. 2024; sound.
 
-    It uses no more than eps0 and the total variation. Others are clones of each input with probability
-    alpha = TV/(e^eps0 - 1), that of the rarer report. Whether the
-    report hidden tells nothing, of chance 1 - (e^eps0 + 1) alpha, is revealed here (joint convexity): counted among the
-    others' it gives less than the truth (randomised response on 4 categories, eps0 = 1.5, 9 reports, eps = 0.4:
-    0.1111778, and 0.1112083 by enumeration). Of eps0 alone TV is at most tanh(eps0/2).
+    It uses only eps0 and the total variation. Others are clones of each input with probability alpha = TV/(e^eps0 - 1),
+    that of the rarer report. With probability 1 - (e^eps0 + 1) alpha the hidden report is equally likely for both
+    inputs, and here the curator is assumed to know whether it is (joint convexity). Counting such reports among the
+    others gives less than the truth: for randomised response on 4 categories, eps0 = 1.5, 9 reports and eps = 0.4 it
+    gives 0.1111778, and enumeration 0.1112083. By eps0 alone, TV is at most tanh(eps0/2).
     """
     alpha = total_variation / math.expm1(level)
     return _hidden(n, math.exp(level), alpha, 2 * alpha, epsilon)
 
 
 def _hidden(n: int, p: float, alpha: float, clones: float, epsilon: float) -> float:
-    """delta of two counts: clones are of either input, evenly; the report hidden of one with p alpha, or with alpha.
+    """Return delta from two counts, of clones of x and of x'.
 
-    Of s reports of either, a of the one, p's law less e^eps q's is Bin(a; s, 1/2) times the line base + slope a.
+    A clone is of x or x' with equal probability. The hidden report is of its own input with probability p alpha, and of
+    the other with probability alpha. If s reports are of either input and a of them of x, the difference of the
+    probability under x and e^eps times that under x' is Bin(a; s, 1/2) times the line base + slope a.
     """
     from scipy.stats import binom  # Imported on use: it takes 0.2 s.
 
@@ -77,8 +79,8 @@ def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = 
     h(u) = (1 + u) ln(1 + u) - u.
 
     Args:
-        mechanism: as of ``accountants.shuffled``.
-        n: how many reports.
+        mechanism: see ``accountants.shuffled``.
+        n: the number of reports.
         epsilon: eps > 0.
         inequality: "hoeffding" or "bennett".
 
@@ -97,7 +99,7 @@ def published_blanket(mechanism: Any, n: int, epsilon: float, inequality: str = 
             b, v = L.max() + a, float(blanket.mass @ (L + a) ** 2)
             u = a * b / v
             scale, rate = b / math.log1p(u), v / b**2 * ((1 + u) * math.log1p(u) - u)
-        # E e^(-rate M) = (1 - gamma + gamma e^-rate)^n; M = 0 adds nothing.
+        # E e^(-rate M) = (1 - gamma + gamma e^-rate)^n; the case M = 0 adds 0.
         none = n * math.log1p(-gamma) if gamma < 1 else -math.inf
         likely = math.exp(n * math.log1p(gamma * math.expm1(-rate))) - math.exp(none)
         best = max(best, scale * likely / (gamma * n))

@@ -103,7 +103,7 @@ class Family(abc.ABC):
 
     @property
     def has_dips(self) -> bool:
-        """Return whether a narrow and deeper minimum may be next to the one found, so that it is searched nearby."""
+        """Return whether a narrow and deeper minimum may be next to a minimum, so that a second search starts there."""
         return False
 
     def published_search(self, objective: Any) -> Enumerated:

@@ -1,1 +1,1 @@
-"""What is tuned: a family is the members that free parameters and a budget leave."""
+"""Families of mechanisms with free parameters."""

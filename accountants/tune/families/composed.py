@@ -34,7 +34,7 @@ from dpkernels.pytrees import pytree
 
 __all__ = ["composed", "shuffled"]
 
-# A tuned rate is not less, nor less than so many times delta: samples of that rate need no noise at all.
+# The least tuned rate, and the least one relative to delta. At smaller rates a release needs no noise at all.
 _LEAST_RATE, _SHARE_OF_DELTA = 1e-6, 100.0
 
 

@@ -36,7 +36,7 @@ KERNELS: dict[str, Distribution] = {"gaussian": Gaussian(1.0), "laplace": Laplac
 _DEEPEST = 1.5
 # Gaps between its breaks, in units of D: a window of length D sees no two sides of a wider one.
 _GAPS = (1e-4, 2.0)
-# Truncated noise as wide as the interval [-1, 1] lets it be nearly uniform, and so narrow that nothing is cut off.
+# Scales of truncated noise on [-1, 1], from noise without visible truncation to nearly uniform noise.
 _WIDTHS = LogBetween(0.05, 20.0, span=(-1.0, 0.5))
 
 
