@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from functools import cache, partial, singledispatch
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -26,8 +26,6 @@ import numpy as np
 
 from accountants.composition.bounds import Bracket
 from accountants.composition.self_composed import ConvergenceError
-from accountants.dominating_pairs.additive import AdditivePair, additive_pair
-from accountants.dominating_pairs.base import Mixed
 from accountants.guarantee import Guarantee, guarantee
 from accountants.profile import epsilon as realised_epsilon
 from accountants.scale import check_target, rescaled
@@ -175,31 +173,11 @@ def _check_noise_is_needed(made: Guarantee, delta: Real) -> None:
         raise ValueError(f"delta: {delta:g}; on these samples releases without noise have {most:.6g} already")
 
 
-@singledispatch
-def _rescale_pair(pair: Any, factor: Real) -> Any:
-    """Return the pair with its noise scaled by ``factor``: c Z over a shift D is Z over D/c.
-
-    Raises:
-        TypeError: the releases of the pair are not additive noise on the real line.
-    """
-    raise TypeError(f"made: reports of {type(pair).__name__} pairs are not additive noise, and have no width")
-
-
-@_rescale_pair.register
-def _(pair: AdditivePair, factor: Real) -> AdditivePair:
-    return additive_pair(pair.noise, pair.shift / factor)
-
-
-@_rescale_pair.register
-def _(pair: Mixed, factor: Real) -> Mixed:
-    return Mixed(pair.weight, _rescale_pair(pair.first, factor), _rescale_pair(pair.second, factor))
-
-
 def _with_log_factor(t: Any, made: Guarantee) -> Guarantee:
     factor = math.exp(t) if isinstance(t, float) else jnp.exp(t)
 
     def one(term: Any) -> Any:
-        return dataclasses.replace(term, pairs=tuple(_rescale_pair(pair, factor) for pair in term.pairs))
+        return dataclasses.replace(term, pairs=tuple(pair.with_noise_scaled(factor) for pair in term.pairs))
 
     return Guarantee(tuple(one(term) for term in made.terms))
 

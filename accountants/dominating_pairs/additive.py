@@ -93,6 +93,9 @@ class AdditivePair(DominatingPair):
     def symmetry_gap(self) -> Any:
         return 0.0 if self.noise.is_even else np.inf
 
+    def with_noise_scaled(self, factor: Real) -> AdditivePair:
+        return additive_pair(self.noise, self.shift / factor)
+
     def check(self) -> None:
         if self.shift not in (1, -1):
             raise ValueError(f"shift: {self.shift}; noise is in units of it, so it is 1 or -1")

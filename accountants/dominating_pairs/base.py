@@ -64,6 +64,14 @@ class DominatingPair(abc.ABC):
     def symmetry_gap(self) -> Any:
         """Return how far the pair is from being symmetric by reflection: 0 if it is, inf if that is unknown."""
 
+    def with_noise_scaled(self, factor: Real) -> DominatingPair:
+        """Return the pair with its noise scaled by ``factor``: c Z over a shift D is Z over D/c.
+
+        Raises:
+            TypeError: the releases of the pair are not additive noise on the real line.
+        """
+        raise TypeError(f"made: releases of {type(self).__name__} pairs are not additive noise, and have no scale")
+
     @abc.abstractmethod
     def check(self) -> None:
         """Check that p and q of a pair from a file or a user are probability distributions.
@@ -108,6 +116,9 @@ class Mixed(DominatingPair):
     def symmetry_gap(self) -> Any:
         first, second = self.first.symmetry_gap(), self.second.symmetry_gap()
         return namespace(first, second).maximum(first, second)
+
+    def with_noise_scaled(self, factor: Real) -> Mixed:
+        return Mixed(self.weight, *(part.with_noise_scaled(factor) for part in (self.first, self.second)))
 
     def check(self) -> None:
         checks.within("weight", self.weight, 0.0, 1.0)

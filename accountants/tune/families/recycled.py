@@ -14,7 +14,6 @@ import numpy as np
 from accountants import calibrate, recycling, subsampling
 from accountants.calibrate.composed import conservative_parameter, with_own_claim
 from accountants.calibrate.reweighted import least_weight
-from accountants.guarantee import Guarantee
 from accountants.profile import delta as realised_delta
 from accountants.published.recycling import published_sensitivity
 from accountants.published.searches import Enumerated, recycled_search, sampled_search
@@ -23,12 +22,7 @@ from accountants.scale import infeasible_shift, rescaled
 from accountants.tune.domains import Above, Domain, LogBetween
 from accountants.tune.families.constructed import Scaled, scale_of
 from accountants.tune.families.noise import KERNELS, check_budget
-from accountants.tune.family import (
-    ROUNDING,
-    ComposableFamily,
-    CompositionTarget,
-    Family,
-)
+from accountants.tune.family import ROUNDING, CompositionTarget, Family
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.reweighted import Reweighted
@@ -65,21 +59,13 @@ _SAMPLING_ERRORS: dict[str, Callable[[Any, Any, Any], Any]] = {
 
 @pytree
 @dataclass(frozen=True)
-class Recycled(ComposableFamily):
-    """Budget-recycled noise; see ``budget_recycled``.
+class Recycled(Scaled):
+    """Budget-recycled noise; see ``budget_recycled``. The kernel's scale is free.
 
     Attributes:
-        kernel: the distribution of a draw at unit scale.
-        epsilon: eps.
-        delta: delta.
-        sensitivity: D.
-        theta: tolerated error; None where it is free.
+        theta: the tolerated error; None where it is free.
     """
 
-    kernel: Distribution
-    epsilon: Any
-    delta: Any
-    sensitivity: Any
     theta: Any = None
 
     # The member that was found may be next to where no q is feasible.
@@ -87,7 +73,7 @@ class Recycled(ComposableFamily):
 
     @property
     def name(self) -> str:
-        return f"recycled {type(self.kernel).__name__.lower()}"
+        return f"recycled {super().name}"
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -99,10 +85,6 @@ class Recycled(ComposableFamily):
     def _thetas(self) -> Domain:
         """Return a wide and closed domain: far out recycling has no effect. Starts are at 0.1 to 2000 D."""
         return LogBetween(1e-3 * self.sensitivity, 1e4 * self.sensitivity, span=(-0.4, 0.93))
-
-    @property
-    def budget(self) -> tuple[Real, Real]:
-        return self.epsilon, self.delta
 
     def on_unit(self) -> tuple[Any, Any, Any]:
         D, theta = self.sensitivity, self.theta
@@ -160,18 +142,15 @@ class Recycled(ComposableFamily):
 
         The width is rounded, not q: delta varies more with it.
         """
-        if initial_guess is not None:
-            checks.positive("initial_guess", initial_guess)
         loss = target.largest_budget(_member_of, (self, free)) if initial_guess is None else initial_guess
         symbol, epsilon, delta = self.kernel.lengths[0], float(target.epsilon), float(target.delta)
 
         def wider(t: float) -> Additive:
             return self.member(loss, {**free, symbol: free[symbol] * math.exp(t)})
 
-        def releases(t: float) -> Guarantee:
-            return target.guarantee(wider(t))
-
-        t = conservative_parameter(releases, epsilon, delta, is_known=initial_guess is not None)
+        t = conservative_parameter(
+            lambda t: target.guarantee(wider(t)), epsilon, delta, is_known=initial_guess is not None
+        )
         return with_own_claim(wider(t), delta / target.count)
 
     def for_error(self, theta: Any) -> Family:
