@@ -244,7 +244,7 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
     worst-case variance also has the least worst-case variance of the mean of the n reports, which is that over n.
 
     Args:
-        family: the family of one report: composite, piecewise, piecewise_triangle, duchi, hybrid or optimal.
+        family: the family of one report, a bounded one such as ``piecewise``.
         n: the number of honest reports. Neighbours differ in one person's input, and the shuffler is trusted.
         epsilon: the central eps.
         delta: the central delta, in (0, 1).

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from functools import cache
+from inspect import signature
 from statistics import NormalDist
 from typing import Any
 
@@ -31,14 +32,19 @@ from dpkernels.mechanisms.named_additive import laplace
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.solve import bounded_minimum, minimum_near_grid
 
-WINDOWED = ("piecewise", "sine-constant", "triangle-constant", "piecewise-triangle")
+# The mechanisms with a window of free width on a constant base.
+WINDOWED = tuple(
+    name
+    for name, constructor in MECHANISMS.items()
+    if {"eta", "width"} & signature(constructor).parameters.keys() and not name.endswith("-quartic")
+)
 DELTAS = (1e-5, 1e-6, 1e-8, 1e-10)
 COUNTS = (2, 3, 5, 10, 20, 30, 50, 100, 200, 300, 500, 1000)
 # The page composes reports with three losses and Gaussian noise itself.
 COMPOSED = ("laplace", "optimal", *WINDOWED[1:])
 # The error of the distribution is tabulated for these, as they are made for the mean; the optimum's is not smooth.
 DISTRIBUTED = ("hybrid", "duchi", "piecewise", "piecewise-wang2019", *WINDOWED[1:])
-SHUFFLED = ("duchi", "hybrid", "piecewise", "piecewise-wang2019", "piecewise-triangle")
+SHUFFLED = ("duchi", "hybrid", *(name for name in MECHANISMS if name.startswith("piecewise")))
 DIGITS = 6
 _JUMP = 0.1  # Of log m, between neighbouring budgets of a grid, beyond what is usual there.
 

@@ -178,7 +178,7 @@ def _interval_ratio(lower: float, upper: float, sensitivity: float, most: float)
     if (ratio := (high - low) / D) > most:
         raise ValueError(
             f"sensitivity: {sensitivity} is 1/{float(ratio):.6g} of the interval; at this budget, below "
-            f"1/{most:.4g}, take central_piecewise, or additive noise (staircase, laplace), which is unbounded"
+            f"1/{most:.4g}, take central_piecewise, or additive noise, such as laplace, which is unbounded"
         )
     return max(1.0, float(ratio))
 

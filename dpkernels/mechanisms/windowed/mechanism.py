@@ -6,7 +6,7 @@ On the scaled output interval [-1, 1] the density at v, given the scaled input c
 
 with g a base (peak 1, even), h a window (peak 1, symmetric on [0, 1]), m the width, k the height, y the level
 that makes the total 1. Zhang 2024 calls the family composite mechanisms (A1..A3 on B1, B2); Ma 2021's piecewise
-types I and II and Wang 2019's Piecewise Mechanism are the uniform and the triangle window on the constant base.
+types I and II and Wang 2019's Piecewise Mechanism are windows on the constant base.
 """
 
 from __future__ import annotations
