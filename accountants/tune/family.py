@@ -97,6 +97,10 @@ class Family(abc.ABC):
         """Return what a member's release may spend of a budget that several meet together; traceable."""
         return 0.0
 
+    def build_near(self, free: dict[str, Any], spent: Any) -> Member:
+        """Return what ``build`` does. The members of several start solving at ``spent``, if that is positive."""
+        return self.build(free)
+
     def release_from(self, free: dict[str, Any], spent: float) -> Member:
         """Return what ``release`` does, where ``spent`` of it is known but for rounding."""
         return self.release(free)
@@ -194,10 +198,14 @@ class CompositionTarget:
         pairs = (additive_pair(mechanism.noise, mechanism.sensitivity),) if even else dominating_pairs(mechanism)
         return Guarantee((SelfComposed(pairs, self.count, self.rate),))
 
-    def largest_budget(self, member: Callable[[Any, Any], Any], given: Any) -> Any:
-        """Return the largest budget of a release of ``member(budget, given)``; NaN if there is none, traceable."""
+    def largest_budget(self, member: Callable[[Any, Any], Any], given: Any, near: Any = 0.0) -> Any:
+        """Return the largest budget of a release of ``member(budget, given)``; NaN if there is none, traceable.
+
+        The search starts at ``near``, if that is positive.
+        """
         ratio = self.gaussian_ratio
-        guess = namespace(ratio).minimum(2 * ratio, self.epsilon)
+        xp = namespace(ratio, near)
+        guess = xp.where(near > 0, near, xp.minimum(2 * ratio, self.epsilon))
 
         def releases(level: Any, parameters: tuple[CompositionTarget, Any]) -> Guarantee:
             return parameters[0].estimated(member(level, parameters[1]))
@@ -219,8 +227,8 @@ class ComposableFamily(Family):
         return self.domains
 
     @abc.abstractmethod
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Mechanism:
-        """Return one of the releases that meet the target together, as ``build``."""
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Mechanism:
+        """Return one of the releases that meet the target together, as ``build_near``."""
 
     @abc.abstractmethod
     def composed_release(
@@ -253,8 +261,8 @@ class PureDPFamily(ComposableFamily):
         """Return the family with another budget."""
         return dataclasses.replace(self, epsilon=epsilon)  # type: ignore[type-var]
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Any:
-        return member_of(target.largest_budget(member_of, (self, free)), (self, free))
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Any:
+        return member_of(target.largest_budget(member_of, (self, free), near), (self, free))
 
     def spent(self, member: Any) -> Any:
         return member.epsilon

@@ -69,12 +69,12 @@ class _Descent(NamedTuple):
     best: Any
 
 
-def cost(family: Family, objective: Objective, z: Real) -> tuple[Real, Real]:
+def cost(family: Family, objective: Objective, z: Real, spent: Any = 0.0) -> tuple[Real, Real]:
     """Return (what is minimised, what is spent) at z: sign * objective, infinite where no member meets the budget.
 
-    See ``Family.spent``.
+    ``spent`` is what a member nearby spends, or 0; see ``Family.spent``.
     """
-    member = family.build(domains.values(family.domains, z))
+    member = family.build_near(domains.values(family.domains, z), spent)
     # Masses over a NaN interval are 0: the objective may be a number where a parameter is none.
     numbers: Any = [leaf for leaf in jax.tree.leaves(member) if isinstance(leaf, float | np.ndarray | jax.Array)]
     infeasible = jnp.array([jnp.isnan(number).any() for number in numbers]).any()
@@ -142,7 +142,7 @@ def descend(
     patience: tuple[int, float] = Family.patience,
     optimizer: Optimizer | None = None,
 ) -> Found:
-    """Run the loop of ``search``, for any such function as ``cost`` of z; ``sign`` times its values are reported."""
+    """Run the loop of ``search`` for a function of (z, what is spent nearby), and report ``sign`` times its values."""
     most_stale, gain = patience
     points, count, n = starts.shape
     rule = _Rule(optax.with_extra_args_support(optimizer or bfgs()), only_down=optimizer is None)
@@ -200,7 +200,7 @@ def _turn(
     """
     move = jnp.where(begins, 0.0, state.share * state.step)
     trial: Any = jnp.where(begins, point, optax.apply_updates(state.z, move))
-    value, gradient, spends = value_and_gradient(function, trial)
+    value, gradient, spends = value_and_gradient(lambda z: function(z, state.spent), trial)
     slope: Any = (state.gradient * move).sum()
     accepted: Any = jnp.isfinite(gradient).all() & (value < jnp.inf)
     if rule.only_down:
@@ -208,7 +208,7 @@ def _turn(
     else:
         accepted &= ~begins | (value <= state.value)
     memory = jax.tree.map(partial(jnp.where, begins), rule.optimizer.init(trial), state.optimiser)
-    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z)[0]}
+    known = {"value": value, "grad": gradient, "value_fn": lambda z: function(z, state.spent)[0]}
     step, memory = rule.optimizer.update(gradient, memory, trial, **known)
     there = _Descent(trial, value, gradient, spends, memory, step, jnp.ones_like(value), state.best)
     shorter = jnp.where(begins, 1.0, _shorter(slope, value - state.value))

@@ -95,9 +95,12 @@ class Composed(Family):
         return Composed(inner, replace(self.target, rate=rate)), lower, upper
 
     def build(self, free: dict[str, Any]) -> Member:
+        return self.build_near(free, 0.0)
+
+    def build_near(self, free: dict[str, Any], spent: Any) -> Member:
         if isinstance(self.target.rate, FreeRate):
-            return self._on_sample(free["rate"], self.at(free["rate"]).build(_without_rate(free)))
-        return self.inner.composed_build(self.target, free)
+            return self._on_sample(free["rate"], self.at(free["rate"]).build_near(_without_rate(free), spent))
+        return self.inner.composed_build(self.target, free, spent)
 
     def release(self, free: dict[str, Any]) -> Member:
         """Return the mechanism, private by the upper end of the rigorous bracket of all releases."""

@@ -145,7 +145,7 @@ class Scaled(ComposableFamily):
     def parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
         return scale_of(mechanism.noise, self.kernel)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
         shape, D = self.shape(free), self.sensitivity
         start = gaussian_scale(shape, D, target.gaussian_ratio)
         made = target.estimated(Additive(rescaled(shape, start), D))
@@ -168,7 +168,7 @@ class ConstructedNoise(Constructed):
         one = self.build({})
         return Scaled(one.noise, *self.budget, one.sensitivity)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
         return self._scaled().composed_build(target, free)
 
     def composed_release(

@@ -129,8 +129,8 @@ class Recycled(Scaled):
         kernel, theta = self.drawn(free)
         return Additive(Reweighted(kernel, -theta, theta, namespace(loss).exp(-loss)), self.sensitivity)
 
-    def composed_build(self, target: CompositionTarget, free: dict[str, Any]) -> Additive:
-        return self.member(target.largest_budget(_member_of, (self, free)), free)
+    def composed_build(self, target: CompositionTarget, free: dict[str, Any], near: Any = 0.0) -> Additive:
+        return self.member(target.largest_budget(_member_of, (self, free), near), free)
 
     def spent(self, member: Any) -> Any:
         return -namespace(member.noise.outside).log(member.noise.outside)

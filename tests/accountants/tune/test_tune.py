@@ -129,6 +129,7 @@ def test_recycled_gaussian_acceptance(D, eps):
     found = tune.best(recycled("gaussian", D, eps), ACCEPTANCE)
     assert found.value >= REACHED[D, eps]
     assert found.delta <= DELTA
+    assert made_again(found) == found.mechanism
     assert accountants.delta(found.mechanism, eps) <= DELTA
     assert found.value == pytest.approx(float(found.mechanism.noise.acceptance), rel=1e-9)
     scales = found.parameters["sigma"] * np.linspace(0.95, 1.05, 21)
@@ -163,7 +164,7 @@ def test_any_transformation_of_optax_is_an_optimizer(name):
 def test_steps_to_where_nothing_is_feasible_are_shortened():
     """A planted edge: beyond it the function is infinite, and every step of the optimizer goes there at first."""
 
-    def edged(z):
+    def edged(z, spent):
         return jnp.where(z[0] < 1.0, (z[0] - 0.9) ** 2, jnp.inf), 0.0
 
     with jax.enable_x64(True):
@@ -719,6 +720,39 @@ def test_compare_is_best_first():
     assert found[1].value == pytest.approx(4.6826943768311695, rel=1e-12)
 
 
+def made_again(found):
+    """What the line of Python makes."""
+    return eval(found.python, {"dpk": dpk})
+
+
+@pytest.mark.parametrize(
+    "family",
+    [
+        tune.duchi(epsilon=1.0, **SKEW),
+        tune.optimal(epsilon=1.0, **SKEW),
+        tune.gaussian(epsilon=1.0, delta=DELTA, sensitivity=3.0),
+        tune.constructed(dpk.student, epsilon=1.0, sensitivity=3.0, degrees=7.0),
+        tune.composed(tune.constructed(dpk.logistic, epsilon=1.0, sensitivity=3.0), count=4, epsilon=2.0, delta=DELTA),
+    ],
+    ids=lambda family: family.name,
+)
+def test_a_line_of_python_makes_the_mechanism_again(family):
+    found = tune.best(family, tune.worst_variance)
+    assert made_again(found) == found.mechanism
+    assert found.value == pytest.approx(float(found.mechanism.worst_variance), rel=1e-9)
+
+
+@pytest.mark.thorough
+def test_an_argument_of_any_constructor_is_tuned():
+    """The upper end of truncated Laplace noise, a length, to the symmetric optimum."""
+    given = {"epsilon": 0.5, "delta": 1e-3, "sensitivity": 2.0}
+    symmetric = dpk.truncated_laplace(**given)
+    upper = domains.Between(0.9 * symmetric.noise.high, symmetric.noise.high)
+    found = tune.best(tune.constructed(dpk.truncated_laplace, {"upper": upper}, **given), tune.worst_variance)
+    assert found.value == pytest.approx(float(symmetric.worst_variance), rel=1e-9)
+    assert made_again(found).noise == found.mechanism.noise
+
+
 def test_plain_noise_as_families():
     found = tune.compare([tune.laplace(epsilon=1.0), tune.gaussian(epsilon=1.0, delta=DELTA)], tune.worst_variance)
     assert [result.family for result in found] == ["laplace", "gaussian"]
@@ -935,6 +969,8 @@ def test_nothing_feasible_is_an_error():
         (lambda: twenty("laplace"), TypeError, "family: 'laplace' is no Family"),
         (lambda: twenty(tune.laplace(epsilon=1.0), rate=0.0), ValueError, "rate: 0"),
         (lambda: tune.compare([], CENTRAL), ValueError, "families: is empty"),
+        (lambda: tune.constructed(dpk.laplace, epsilon=1.0), ValueError, "given: needs lower and upper"),
+        (lambda: tune.constructed(dpk.laplace, epsilon=0.0, sensitivity=1.0), ValueError, "epsilon: 0"),
         (
             lambda: tune.best(tune.truncated_gaussian(epsilon=1.0, delta=0.1), CENTRAL, method="enumeration"),
             TypeError,
