@@ -17,6 +17,8 @@ from dpkernels.mechanisms.additive import Additive
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import promote, root
 
+__all__ = ["gaussian", "infeasible_shift", "laplace", "largest_shift", "rescaled", "scaled", "smallest_scale"]
+
 
 def rescaled(noise: Noise, factor: Real) -> Any:
     """Return the distribution of factor * Z, for Z of this distribution.

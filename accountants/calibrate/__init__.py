@@ -18,54 +18,16 @@ The same functions work for plain numbers, ``jit``, ``vmap`` and ``grad``. Three
 ``known_domain``.
 """
 
-from accountants.calibrate.composed import composed, composed_budget, composed_scale, noise_scale_factor
-from accountants.calibrate.one_release import bounded, discrete_gaussian, discrete_laplace
-from accountants.calibrate.reweighted import (
-    best_bound,
-    best_recycled_scale,
-    budget_recycled,
-    least_bound,
-    recycled_scale,
-    recycling_rate,
-    truncated_gaussian,
-    truncated_laplace,
-)
+from accountants import scale as _scale
+from accountants.calibrate import composed as _composed
+from accountants.calibrate import one_release as _one_release
+from accountants.calibrate import reweighted as _reweighted
+from accountants.calibrate.composed import *  # noqa: F403
+from accountants.calibrate.one_release import *  # noqa: F403
+from accountants.calibrate.reweighted import *  # noqa: F403
 from accountants.calibrate.shuffled import shuffled
 from accountants.histograms.accounting import KnownDomain, known_domain
-from accountants.scale import (
-    gaussian,
-    infeasible_shift,
-    laplace,
-    largest_shift,
-    rescaled,
-    scaled,
-    smallest_scale,
-)
+from accountants.scale import *  # noqa: F403
 
-__all__ = [
-    "KnownDomain",
-    "best_bound",
-    "best_recycled_scale",
-    "bounded",
-    "budget_recycled",
-    "composed",
-    "composed_budget",
-    "composed_scale",
-    "discrete_gaussian",
-    "discrete_laplace",
-    "gaussian",
-    "infeasible_shift",
-    "known_domain",
-    "laplace",
-    "largest_shift",
-    "least_bound",
-    "noise_scale_factor",
-    "recycled_scale",
-    "recycling_rate",
-    "rescaled",
-    "scaled",
-    "shuffled",
-    "smallest_scale",
-    "truncated_gaussian",
-    "truncated_laplace",
-]
+_HOMES = _composed, _one_release, _reweighted, _scale
+__all__ = ["KnownDomain", "known_domain", "shuffled", *(name for home in _HOMES for name in home.__all__)]

@@ -36,6 +36,8 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace, ndtri, without_derivative
 from dpkernels.solve import NotPrivateError, conservative_root, newton, promote
 
+__all__ = ["composed", "composed_budget", "composed_scale", "noise_scale_factor"]
+
 # The allowed relative difference of the bracket's upper end from the precise eps, and the least eps that is used.
 _NEAR, _LEAST_EPSILON = 1e-3, 1e-300
 _FARTHEST = 40.0

@@ -23,6 +23,8 @@ from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
 from dpkernels.solve import MARGINS, first_feasible, promote, root
 
+__all__ = ["bounded", "discrete_gaussian", "discrete_laplace"]
+
 
 def bounded(constructor: Callable[..., Any], *, epsilon: Real, delta: Real, **arguments: Any) -> Mechanism:
     """Return a bounded mechanism with the largest budget eps0 >= eps of its own whose delta(eps) is at most delta.

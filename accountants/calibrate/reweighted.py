@@ -41,6 +41,17 @@ from dpkernels.solve import (
     root,
 )
 
+__all__ = [
+    "best_bound",
+    "best_recycled_scale",
+    "budget_recycled",
+    "least_bound",
+    "recycled_scale",
+    "recycling_rate",
+    "truncated_gaussian",
+    "truncated_laplace",
+]
+
 # Two formulas of one delta differ by rounding, which at a delta of 1e-12 is several percent of it.
 _RECYCLED_MARGINS = (*MARGINS, *np.geomspace(1e-10, 1e-2, 17))
 # Where delta is small the ends must move by more than their own rounding errors.
