@@ -253,7 +253,12 @@ def composed_budget(
 
 
 def largest_budget(
-    releases: Callable[[Any, Any], Guarantee], parameters: Any, epsilon: Real, delta: Real, guess: Any
+    releases: Callable[[Any, Any], Guarantee],
+    parameters: Any,
+    epsilon: Real,
+    delta: Real,
+    guess: Any,
+    tolerance: float = _TOLERANCE,
 ) -> Any:
     """Return the largest eps0 in [0.01, 20] at which releases are (eps, delta)-DP by the precise composition.
 
@@ -264,6 +269,8 @@ def largest_budget(
         epsilon: eps of all releases.
         delta: delta of all releases.
         guess: an initial guess of eps0.
+        tolerance: the last Newton step of log eps0, for JAX numbers. A step from a guess that is almost right may be
+            short where the derivative jumps, and not at the root, so that good guesses need a smaller tolerance.
 
     Returns:
         eps0: a float for plain numbers, else a JAX scalar, differentiable; NaN if 0.01 is infeasible.
@@ -279,6 +286,7 @@ def largest_budget(
         delta,
         initial_guess=start,
         ends=(-most, -least),
+        tolerance=tolerance,
         clip=True,
     )
     level = xp.minimum(xp.exp(-xp.asarray(t)), checks.EPSILON_RANGE[1])

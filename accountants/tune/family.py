@@ -28,6 +28,8 @@ from dpkernels.solve import NotPrivateError
 # A mechanism that a search tries, or a release on a sample.
 Member = Mechanism | Subsampled
 
+# The last Newton step of the logarithm of a budget that several releases allow to each.
+_TOLERANCE = 1e-8
 # The pure level of a windowed density is a quotient of floats.
 ROUNDING = 1e-9
 
@@ -210,7 +212,7 @@ class CompositionTarget:
         def releases(level: Any, parameters: tuple[CompositionTarget, Any]) -> Guarantee:
             return parameters[0].estimated(member(level, parameters[1]))
 
-        return largest_budget(releases, (self, given), self.epsilon, self.delta, guess)
+        return largest_budget(releases, (self, given), self.epsilon, self.delta, guess, _TOLERANCE)
 
 
 class ComposableFamily(Family):

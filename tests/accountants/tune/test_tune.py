@@ -155,9 +155,13 @@ def test_any_transformation_of_optax_is_an_optimizer(name):
     assert found.value == pytest.approx(1.0921569546868994, rel=1e-4)
     assert found.value == pytest.approx(found.path["objective"].min(), rel=1e-12)
     assert accountants.epsilon(found.mechanism) <= 2.0 * (1 + 1e-9)
-    several = tune.many(
-        tune.piecewise(epsilon=np.array([2.0]), **SIGNED), tune.worst_variance, optimizer=OPTIMIZERS[name]
-    )
+
+
+@pytest.mark.thorough
+def test_many_takes_an_optimizer_too():
+    budgets, optimizer = np.array([2.0]), OPTIMIZERS["adam"]
+    found = tune.best(tune.piecewise(epsilon=2.0, **SIGNED), tune.worst_variance, optimizer=optimizer)
+    several = tune.many(tune.piecewise(epsilon=budgets, **SIGNED), tune.worst_variance, optimizer=optimizer)
     assert several.values[0] == pytest.approx(found.value, rel=1e-9)
 
 
@@ -790,7 +794,10 @@ def test_many_recycled_budgets():
 
 @pytest.mark.parametrize(
     "family",
-    [tune.piecewise(epsilon=1.0, **SIGNED), tune.composite("sine", epsilon=0.5, condition="sup_inf", **UNIT)],
+    [
+        tune.piecewise(epsilon=1.0, **SIGNED),
+        pytest.param(tune.composite("sine", epsilon=0.5, condition="sup_inf", **UNIT), marks=pytest.mark.thorough),
+    ],
     ids=["piecewise", "sine"],
 )
 def test_enumeration_is_worse_and_longer(family):
