@@ -85,7 +85,8 @@ class Constructed(PureDPFamily):
         return self.constructor(**self.arguments(free))
 
     def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
-        given = [f"{name}={expression(value)}" for name, value in self.arguments(parameters).items()]
+        free = {name: parameters[name] for name in self.domains}
+        given = [f"{name}={expression(value)}" for name, value in self.arguments(free).items()]
         return f"dpk.{self.constructor.__name__}({', '.join(given)})"
 
 

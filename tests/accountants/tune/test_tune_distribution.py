@@ -64,7 +64,7 @@ def test_two_points_tell_the_mean_alone(x64: None) -> None:
 def test_bad_counts_and_biased_variances_are_refused() -> None:
     with pytest.raises(ValueError, match="reports: 0"):
         tune.distribution(0)
-    with pytest.raises(TypeError, match="square wave is biased"):
+    with pytest.raises(TypeError, match="SquareWave is biased"):
         tune.worst_variance(dpk.square_wave(epsilon=1.0, **WIDE))
 
 
