@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -125,6 +126,18 @@ def float_kernel(name: str) -> Callable[[int], Task]:
     return prepare
 
 
+def inverse_cdf(name: str) -> Callable[[int], Task]:
+    """``icdf`` of given uniform numbers, jitted, float32 on the default device."""
+
+    def prepare(count: int) -> Task:
+        x, mechanism = jnp.asarray(inputs(count, np.float32)), _mechanism(name)
+        u = jnp.asarray(np.random.default_rng(4).random(count), np.float32)
+        run = jax.jit(mechanism.icdf)
+        return on_device(lambda: run(u, x))
+
+    return prepare
+
+
 BASELINES = ("numpy laplace", "numpy normal", "textbook piecewise, jax.random.uniform", "opendp laplace")
 COPY, DEVICE_COPY, WORD = "memory copy float64", "device copy float32", "chacha20, a word"
 
@@ -134,10 +147,10 @@ def exact(name: str, dtype: str = "float64") -> Contestant:
     return Contestant(f"exact perturb {dtype}, {name}", exact_numpy(name, dtype), words=_words(name))
 
 
+_COMPOSITE = ("piecewise", "triangle-constant", "triangle-quartic", "sine-constant", "sine-quartic")
 CONTESTANTS = (
-    Contestant("float kernel, piecewise", float_kernel("piecewise")),
-    Contestant("float kernel, sine-quartic", float_kernel("sine-quartic")),
-    Contestant("float kernel, optimal", float_kernel("optimal")),
+    *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in (*_COMPOSITE, "optimal")),
+    *(Contestant(f"inverse cdf, {name}", inverse_cdf(name)) for name in _COMPOSITE),
     *(Contestant(f"float kernel, {name}", float_kernel(name)) for name in ADDITIVE),
     exact("piecewise"),
     exact("piecewise", "float32"),

@@ -154,6 +154,90 @@ def _ndtri_derivative(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, A
     return z, tangents[0] * math.sqrt(2 * math.pi) * jnp.exp(z**2 / 2)
 
 
+# Minimax polynomials in the square of the argument, from the constant term up, by Remez' algorithm. Of float32 and
+# float64 their relative errors are 3e-11 and 4e-19 for the sine, 2e-9 and 3e-17 for the arcsine.
+_SINE = {
+    "float32": (-0.6459640966152797, 0.07969261014274834, -0.004681672664016227, 0.00016026936286455206, -3.43705e-06),
+    "float64": (
+        *(-0.6459640975062462, 0.07969262624616634, -0.00468175413530885, 0.0001604411847284925),
+        *(-3.5988430492691816e-06, 5.6921394734476955e-08, -6.684587149979295e-10, 5.876893572491463e-12),
+    ),
+}
+_ARCSINE = {
+    "float32": (0.10610324544, 0.04775222351, 0.02827264419, 0.02089509065, 0.00660932308, 0.02757482559),
+    "float64": (
+        *(0.10610329539459767, 0.04774648292690323, 0.02842052564709287, 0.01934174102738408, 0.0142427316009224),
+        *(0.01104382098144552, 0.00893123457655396, 0.00700958555825497, 0.00820426981489999, -0.00249932753452796),
+        *(0.02508396621597305, -0.02849142307257419, 0.02971819775529904),
+    ),
+}
+
+
+def _polynomial(coefficients: dict[str, tuple[float, ...]], z: Any) -> Any:
+    *lower, total = (z.dtype.type(value) for value in coefficients[z.dtype.name])
+    for value in reversed(lower):
+        total = value + z * total
+    return total
+
+
+def sin_pi(z: Any) -> Any:
+    """Return sin(pi z) for z in [-1/2, 1]. XLA's sine takes 15 ns a value on CPUs, since it serves every angle."""
+    return np.sin(np.pi * z) if namespace(z) is np else _sin_pi(floating(z))
+
+
+@jax.custom_jvp
+def _sin_pi(z: Any) -> Any:
+    t = 2 * jnp.minimum(z, 1 - z)
+    return jnp.minimum(t + t * (math.pi / 2 - 1 + t * t * _polynomial(_SINE, t * t)), 1.0)
+
+
+@_sin_pi.defjvp
+def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """Return pi cos(pi z) dz."""
+    return _sin_pi(*primals), tangents[0] * (math.pi * _sin_pi(0.5 - primals[0]))
+
+
+def arcsine_cdf(w: Any) -> Any:
+    """Return 2/pi arcsin(sqrt(w)) for w in [0, 1], the cdf of the arcsine distribution.
+
+    XLA's arcsine takes tens of ns a value on CPUs, since it is not vectorised.
+    """
+    if namespace(w) is np:
+        return 2 / np.pi * np.arcsin(root_or_zero(w))
+    return _arcsine_cdf(floating(w))
+
+
+@jax.custom_jvp
+def _arcsine_cdf(w: Any) -> Any:
+    """Return the series of s = sqrt(w), near 1/2 as 1/2 - arcsin(1 - 2 w)/pi, above it by symmetry."""
+    small = jnp.minimum(w, 1 - w)
+    near = small < 0.3
+    s = jnp.where(near, jnp.sqrt(small), 1 - 2 * small)
+    z = jnp.where(near, small, s * s)
+    t = s + s * (2 / math.pi - 1 + z * _polynomial(_ARCSINE, z))
+    t = jnp.where(near, t, 0.5 - t / 2)
+    return jnp.where(w < 0.5, t, 1 - t)
+
+
+@_arcsine_cdf.defjvp
+def _(primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    """Return dw / (pi sqrt(w (1 - w))), and 0 at the ends, where it is infinite."""
+    (w,) = primals
+    slope = math.pi * root_or_zero(w * (1 - w))
+    inside = slope > 0
+    change = jnp.where(inside, tangents[0] / jnp.where(inside, slope, 1.0), 0.0)
+    return _arcsine_cdf(w), change
+
+
+def half_precision(x: Any) -> Any:
+    """Return floats rounded to half the digits of their type."""
+    bits = namespace(x).finfo(x.dtype).nmant
+    if namespace(x) is jnp:
+        return jax.lax.reduce_precision(x, jnp.finfo(x.dtype).nexp, bits // 2)
+    above = x * x.dtype.type(2.0 ** (bits - bits // 2) + 1)
+    return above - (above - x)
+
+
 def erfc(z: Real) -> Real:
     """Return the complementary error function; in JAX a fifth of the time of ``ndtr``."""
     return special_functions(z).erfc(z)

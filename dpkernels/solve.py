@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Real, RealArray, half_precision, namespace
 
 _GOLDEN = (5**0.5 - 1) / 2
 _NEWTON_STEPS = 60
@@ -170,6 +170,38 @@ def invert_increasing(function: Callable[[Real], Real], target: Any, low: Any, h
     low, high = (end.astype(target.dtype) for end in (low, high))
     low, high = bisect(lambda y: function(y) < target, low, high, xp.finfo(target.dtype).nmant + 8)
     return (low + high) / 2
+
+
+def invert_smooth(
+    function: Callable[[Any], Any], target: Any, near: Any, slope: Callable[[Any], Any], steps: int | None
+) -> Any:
+    """Return where an increasing function reaches ``target``, from a point near there; elementwise and monotone.
+
+    After Newton's steps the function is interpolated between two neighbours on the grid of floats with half the digits.
+    The error of this is that of one more step. The result is the inverse of one function, the interpolated one, so that
+    it increases with the target where a step of Newton's would round either way.
+
+    Args:
+        function: defined for x >= 0.
+        target: values of the function.
+        near: the initial guess.
+        slope: the derivative of the function.
+        steps: number of Newton's steps in float32; float64 takes one more. They have to lead to within a half of a
+            grid's cell, 2^-12 of x, in float64 2^-27. None takes none.
+    """
+    xp, x = namespace(target, near), near
+    for _ in range(0 if steps is None else steps + (x.dtype == np.float64)):
+        x = xp.maximum(x + (target - function(x)) * (1 / slope(x)), 0.0)
+    point = half_precision(x)
+    at_point = function(point)
+    step = 1.25 * 0.5 ** (xp.finfo(x.dtype).nmant // 2 + 1)  # Rounded to the grid, this leads to the next point.
+    after = at_point <= target
+    other = half_precision(point * xp.where(after, 1 + step, 1 - step).astype(x.dtype))
+    at_other = function(other)
+    low, high = xp.where(after, point, other), xp.where(after, other, point)
+    at_low, at_high = xp.where(after, at_point, at_other), xp.where(after, at_other, at_point)
+    rise = at_high - at_low
+    return low + (high - low) * xp.clip((target - at_low) * (1 / xp.where(rise > 0, rise, 1.0)), 0.0, 1.0)
 
 
 # Roots of arrays
@@ -339,15 +371,6 @@ def convex_root(
         return float(low)
     feasible = high if convex(high, parameters) <= 0 else minimum(convex, parameters, low, high, enough=0.0)
     return root(convex, parameters, feasible, low, rtol) if convex(feasible, parameters) <= 0 else math.nan
-
-
-def newton_steps(value_and_slope: Callable[[Any], tuple[Any, Any]], start: Any, steps: int) -> Any:
-    """Return where so many of Newton's steps lead, for a function and a start that make them enough; elementwise."""
-    x = start
-    for _ in range(steps):
-        value, slope = value_and_slope(x)
-        x = x - value / slope
-    return x
 
 
 def first_root(

@@ -12,11 +12,8 @@ import numpy as np
 
 from dpkernels import checks
 from dpkernels.distributions.base import Symmetric
-from dpkernels.numerics import Real, floating, like, namespace, special_functions, without_derivative
+from dpkernels.numerics import Real, floating, like, namespace, ndtri, special_functions, without_derivative
 from dpkernels.pytrees import pytree
-from dpkernels.solve import bisect
-
-_BISECTIONS = 50
 
 
 @partial(pytree, static=("degrees",))
@@ -65,19 +62,19 @@ class Student(Symmetric):
         return (_tail if namespace(t) is np else _traced_tail)(t, self.degrees)
 
     def lower_inverse(self, u: Real) -> Real:
-        """Return the root of the tail by bisection of its logarithm and one Newton step, which is differentiable."""
+        """Return the root of the tail by a step of Halley's method and one of Newton's, which is differentiable."""
         standard, nu, xp = Student(1.0, self.degrees), self.degrees, namespace(u, self.scale)
         below = u < 0.5
         tail = xp.where(below, u, 1 - u)
+        endless = tail <= 0
+        tail = xp.where(endless, 0.5, tail)
         aim = without_derivative(tail)
-        # For z >= 0 the tail is below (1 + z^2/nu)^(-nu/2).
-        highest = xp.log(nu) / 2 - xp.log(aim) / nu
-        ends = bisect(lambda w: standard.tail(xp.exp(w)) > aim, highest - 80.0, highest, _BISECTIONS)
-        z = without_derivative(xp.exp((ends[0] + ends[1]) / 2))
-        # In the far tail the density underflows; no Newton step is taken there.
-        density = without_derivative(standard.prob(z))
-        some = density > 0
-        z = z + xp.where(some, standard.tail(z) - tail, 0.0) / xp.where(some, density, 1.0)
+        z = _about_inverse(aim, nu)
+        # Both are of the order of the tail: in the far tail the density itself underflows.
+        off = (standard.tail(z) / aim - 1) * xp.exp(xp.log(aim) - standard.log_prob(z))
+        z = without_derivative(z + off / (1 - off * ((nu + 1) / 2) * (z / (nu + z**2))))
+        z = z + (standard.tail(z) / tail - 1) * without_derivative(xp.exp(xp.log(aim) - standard.log_prob(z)))
+        z = xp.where(endless, np.inf, z)
         return self.scale * xp.where(below, -z, z)
 
     def loss(self, z: Real, shift: Real) -> Any:
@@ -140,6 +137,25 @@ def _log_gamma_ratio(x: float) -> float:
     if x < 100:
         return math.log(math.gamma(x + 0.5) / math.gamma(x))
     return math.log(x) / 2 - 1 / (8 * x) + 1 / (192 * x**3) - 1 / (640 * x**5)
+
+
+def _about_inverse(tail: Any, nu: float) -> Any:
+    """Return about the t with P(T > t) = tail at unit scale, for a tail up to 1/2.
+
+    Source: Hill, "Algorithm 396: Student's t-quantiles" (Communications of the ACM, 1970).
+    """
+    xp = namespace(tail)
+    a = 1 / (nu - 0.5)
+    b = 48 / a**2
+    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * nu
+    y = (2 * d * tail) ** (2 / nu)
+    far = ((1 / (((nu + 6) / (nu * y) - 0.089 * d - 0.822) * (nu + 2) * 3) + 0.5 / (nu + 4)) * y - 1) * (nu + 1)
+    is_far = y <= 0.05 + a
+    x = ndtri(xp.where(is_far, 0.5, tail))
+    c = (((0.05 * d * x - 5) * x - 7) * x - 2) * x + b + c + (0.3 * (nu - 4.5) * (x + 0.6) if nu < 5 else 0.0)
+    near = (((((0.4 * x**2 + 6.3) * x**2 + 36) * x**2 + 94.5) / c - x**2 - 3) / b + 1) * x
+    return xp.sqrt(nu * xp.where(is_far, far / (nu + 2) + 1 / y, xp.expm1(a * near**2)))
 
 
 def _tail(t: Any, nu: float) -> Any:

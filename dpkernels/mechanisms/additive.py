@@ -87,10 +87,7 @@ class Additive(Mechanism):
     def cdf(self, y: Real, x: Real) -> Real:
         return unless_nan(self.noise.cdf(self._noise_of(y, x)), y, x)
 
-    def icdf(self, u: Real, x: Any) -> Any:
-        return x + self.noise.icdf(floating(u))
-
-    def draw(self, u: Real, x: Real) -> Real:
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         return x + self.noise.icdf(u)
 
     def mean(self, x: Any) -> Any:

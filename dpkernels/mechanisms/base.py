@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels import checks
 from dpkernels.numerics import Real, RealArray, floating, log_or_never, namespace, unless_nan
 from dpkernels.random.keys import check_key
 from dpkernels.random.uniforms import uniforms
@@ -20,6 +21,8 @@ from dpkernels.solve import found_roots, invert_increasing
 # Tolerances between an atom and a report of it: in units of rounding, and, for the grid of an exact sampler, as a
 # share of the output interval.
 _ROUNDED, _LATTICE = 16, 1e-8
+
+METHODS = ("mixture", "inverse")
 
 
 class Mechanism(abc.ABC):
@@ -57,10 +60,6 @@ class Mechanism(abc.ABC):
         Returns:
             An array of their common shape.
         """
-
-    @abc.abstractmethod
-    def draw(self, u: Real, x: Real) -> Real:
-        """Map a uniform number ``u`` in (0, 1) to a report with the right distribution, by the fastest suitable map."""
 
     @abc.abstractmethod
     def variance(self, x: Real) -> Real:
@@ -104,11 +103,57 @@ class Mechanism(abc.ABC):
     def worst_variance(self) -> Real:
         """Return the largest variance over valid inputs."""
 
-    @abc.abstractmethod
     def icdf(self, u: Real, x: Any) -> Any:
-        """Return the smallest report y with cdf(y, x) >= u."""
+        """Return the smallest possible report y with cdf(y, x) >= u.
 
-    def sample(self, key: Array, x: Real) -> Array:
+        The result increases with u and is an end of the output interval at 0 and at 1. Its derivatives in u, x and
+        every parameter are those of implicit reparameterisation; at an atom they are NaN.
+
+        Args:
+            u: probabilities, such as uniform numbers of your own: Sobol points, antithetic pairs.
+            x: inputs, in ``input_interval``; u and x broadcast.
+
+        Returns:
+            Reports; NaN where u is not in [0, 1].
+        """
+        u, x = floating(u), floating(x)
+        leaves, structure = jax.tree.flatten(self)
+        if namespace(u, x, *leaves) is np:
+            return self._icdf(u, x)
+        # Plain numbers stay constants of float64, so that what is computed of them is not rounded to float32 before.
+        moving = [leaf if isinstance(leaf, jax.Array) else None for leaf in leaves]
+
+        def with_mechanism(function: Any) -> Any:
+            def applied(*arguments: Any) -> Any:
+                *before, (moved, u, x) = arguments
+                now = [old if new is None else new for old, new in zip(leaves, moved, strict=True)]
+                return function(*before, (jax.tree.unflatten(structure, now), u, x))
+
+            return applied
+
+        residual, find, slope = map(with_mechanism, (_beyond, _inverted, _density))
+        return found_roots(residual, (moving, u, x), find, slope)
+
+    def _icdf(self, u: Any, x: Any) -> Any:
+        """Return ``icdf`` of float arrays, without its derivative."""
+        xp = namespace(u, x, *jax.tree.leaves(self))
+        u, x = xp.broadcast_arrays(u, x)
+        valid = (u >= 0) & (u <= 1)
+        u = xp.where(valid, u, 0.5)
+        return xp.where(valid, self.inverse_cdf(u, 1 - u, x), np.nan)
+
+    @abc.abstractmethod
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Return ``icdf`` without its derivative, for u in [0, 1] and above = 1 - u, each accurate where it is small.
+
+        The arguments have one shape.
+        """
+
+    def draw(self, u: Real, x: Real) -> Real:
+        """Map a uniform number ``u`` in (0, 1) to a report with the right distribution, by the fastest suitable map."""
+        return self._icdf(u, x)
+
+    def sample(self, key: Array, x: Real, method: str = "mixture") -> Array:
         """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
         The function is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
@@ -117,15 +162,20 @@ class Mechanism(abc.ABC):
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
             x: inputs; float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
+            method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
+                a report increases with its uniform number and moves smoothly with x and the parameters.
 
         Returns:
             Reports of the shape of x; NaN where x is NaN or outside ``input_interval``.
 
         Raises:
             TypeError: key is not one typed key.
+            ValueError: another method.
         """
         check_key(key)
-        return _sample(sampler(self), key, (0, 0), jnp.asarray(x))
+        checks.one_of("method", method, METHODS)
+        inverse = method == "inverse"
+        return _sample(self if inverse else sampler(self), key, (0, 0), jnp.asarray(x), inverse)
 
 
 @singledispatch
@@ -157,11 +207,15 @@ class Local(Mechanism):
         mass, density = self.mass(y, x), self.pdf(y, x)
         return unless_nan(log_or_never(namespace(mass, density).where(mass > 0, mass, density)), y, x)
 
-    def icdf(self, u: Real, x: Any) -> Any:
-        """Return the smallest report y with cdf(y, x) >= u, by bisection; its derivatives are implicit, du/pdf."""
-        if namespace(u, x, *jax.tree.leaves(self)) is np:
-            return _invert(self, floating(u), x)
-        return found_roots(_beyond, (self, u, x), _inverted, _density)
+    def _icdf(self, u: Any, x: Any) -> Any:
+        """Return ``icdf``, of which rounding leaves the ends of the output interval alone."""
+        y, (low, high) = super()._icdf(u, x), self.output_interval
+        xp = namespace(y, low)
+        return xp.where(u == 0, low, xp.where(u == 1, high, xp.clip(y, low, high)))
+
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Bisect the cdf."""
+        return invert_increasing(lambda y: self.cdf(y, x), u, *self.output_interval)
 
 
 class Bounded(Local):
@@ -214,11 +268,11 @@ class Parabolic(Bounded):
         return namespace(middle, end).maximum(middle, end)
 
 
-@partial(jax.jit, inline=True)
-def _sample(mechanism: Mechanism, key: Array, start: tuple[Real, Real], x: Array) -> Array:
+@partial(jax.jit, inline=True, static_argnums=4)
+def _sample(mechanism: Any, key: Array, start: tuple[Real, Real], x: Array, inverse: bool = False) -> Array:
     x = floating(x)
     u = uniforms(key, start, x.size, x.dtype).reshape(x.shape)
-    y = found_roots(_beyond, (mechanism, u, x), _drawn, _density)
+    y = found_roots(_beyond, (mechanism, u, x), _inverted if inverse else _drawn, _density)
     low, high = mechanism.input_interval
     return jnp.where((x >= low) & (x <= high), y, jnp.nan).astype(x.dtype)
 
@@ -228,19 +282,14 @@ def sample_from(mechanism: Mechanism, key: Array, start: int, x: Array) -> Array
     return _sample(sampler(mechanism), key, (np.uint32(start & 0xFFFFFFFF), np.uint32(start >> 32)), x)
 
 
-def _invert(mechanism: Mechanism, u: Real, x: Any) -> Any:
-    u, x = namespace(u, x).broadcast_arrays(u, x)
-    low, high = mechanism.output_interval
-    return invert_increasing(lambda y: mechanism.cdf(y, x), u, low, high)
-
-
 def _drawn(parameters: tuple[Any, Any, Any]) -> Any:
     mechanism, u, x = parameters
     return mechanism.draw(u, x)
 
 
 def _inverted(parameters: tuple[Any, Any, Any]) -> Any:
-    return _invert(*parameters)
+    mechanism, u, x = parameters
+    return mechanism._icdf(u, x)
 
 
 def _beyond(y: Any, parameters: tuple[Any, Any, Any]) -> Any:

@@ -126,17 +126,20 @@ class CentralPiecewise(Parabolic):
             total = total + w * xp.clip(((v - t) / r + 1) / 2, 0.0, 1.0)
         return total
 
-    def draw(self, u: Real, x: Real) -> Real:
-        """Draw from the exact mixture: u picks a window or the base, and its remainder a point there."""
-        t, (windows, base), r = self._t(x), self.masses, self.half_widths
-        xp = namespace(u, t, base)
-        v, left = t + 0 * u, u + 0 * t
-        chosen = left < 0
-        for w, half in zip(windows, r, strict=True):
-            here = ~chosen & (left < w)
-            v = xp.where(here, t + half * (2 * left / w - 1), v)
-            left, chosen = xp.where(here | chosen, left, left - w), chosen | here
-        return self.middle + self.scale * xp.where(chosen, v, self.reach * (2 * xp.minimum(left / base, 1.0) - 1))
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Return the point of the step that holds u; a report above the input mirrors one below it."""
+        t, (windows, base), V = self._t(x), self.masses, self.reach
+        mirrored = u > self.cdf(self.middle + self.scale * t, x)
+        xp = namespace(mirrored, base)
+        u, t = xp.where(mirrored, above, u), xp.where(mirrored, -t, t)
+        density, edge, mass = base / (2 * V), -V + 0 * t, 0 * u
+        v = edge + u / density
+        for w, r in zip(windows[::-1], self.half_widths[::-1], strict=True):
+            next_edge = t - r
+            mass, density = mass + density * (next_edge - edge), density + w / (2 * r)
+            v, edge = xp.where(u > mass, next_edge + (u - mass) / density, xp.minimum(v, next_edge)), next_edge
+        v = xp.clip(v, -V, t)
+        return self.middle + self.scale * xp.where(mirrored, -v, v)
 
     def variance(self, x: Real) -> Real:
         """Return (R/2)^2 (X^2 (sum_l w_l r_l^2 + w_base V^2)/3 + (X - 1) t^2)."""

@@ -68,10 +68,10 @@ class TwoPoint(Parabolic):
         xp = namespace(y, p)
         return unless_nan(xp.where(y < low, 0.0, xp.where(y < high, p, 1.0)), y, p)
 
-    def draw(self, u: Real, x: Real) -> Real:
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         low, high = self.output_interval
-        p = self.probability_high(x)
-        return namespace(u, p).where(u < p, high, low)
+        p = self.probability_low(x)
+        return namespace(u, p).where(u <= p, low, high)
 
     def variance(self, x: Real) -> Real:
         """Return B^2 - (x - middle)^2, the product of the distances from both reports."""
@@ -148,6 +148,24 @@ class Mixture(Parabolic):
 
     def cdf(self, y: Real, x: Real) -> Real:
         return self._mix(self.first.cdf(y, x), self.second.cdf(y, x))
+
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Return an atom of ``second`` where u is in its jump, else the report of ``first`` at what u leaves for it."""
+        if not isinstance(self.second, TwoPoint) or isinstance(self.first, TwoPoint):
+            return super().inverse_cdf(u, above, x)
+        w, first, second = self.weight, self.first, self.second
+        low, high = second.output_interval
+        p_low, p_high = (1 - w) * second.probability_low(x), (1 - w) * second.probability_high(x)
+        from_low, to_low = w * first.cdf(low, x), w * first.cdf(low, x) + p_low
+        from_high, to_high = w * (1 - first.cdf(high, x)) + p_high, w * (1 - first.cdf(high, x))
+        xp = namespace(u, w, low)
+        below, beyond = u < from_low, above < to_high
+        share = xp.where(below, u, xp.where(beyond, 1 - above - (1 - w), u - p_low))
+        rest = xp.where(beyond, above, xp.where(below, 1 - u - (1 - w), above - p_high))
+        scale = xp.where(w > 0, w, 1.0)
+        y = first.inverse_cdf(xp.clip(share / scale, 0.0, 1.0), xp.clip(rest / scale, 0.0, 1.0), x)
+        inner = xp.where(u <= to_low, low, xp.where(above <= from_high, high, xp.clip(y, low, high)))
+        return xp.where(below, xp.minimum(y, low), xp.where(beyond, xp.maximum(y, high), inner))
 
     def draw(self, u: Real, x: Real) -> Real:
         w = self.weight

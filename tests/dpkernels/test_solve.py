@@ -267,11 +267,31 @@ def test_a_convex_function_without_a_root_has_none_and_an_end_may_be_it(x64):
     assert float(slope) == pytest.approx(-0.5 / 0.3, rel=1e-7)
 
 
-def test_newton_steps_on_both_kinds():
+def test_a_smooth_inverse_on_both_kinds(x64):
     for wrap in (np.asarray, jnp.asarray):
-        squares = wrap([2.0, 9.0, 0.25])
-        found = solve.newton_steps(lambda x, squares=squares: (x**2 - squares, 2 * x), squares, 9)
-        assert np.allclose(found, [math.sqrt(2), 3.0, 0.5], rtol=1e-6)
+        found = solve.invert_smooth(
+            lambda x: x**2, wrap([2.0, 9.0, 0.25]), wrap([1.4, 3.1, 0.49]), lambda x: 2 * x, steps=2
+        )
+        np.testing.assert_allclose(found, [math.sqrt(2), 3.0, 0.5], rtol=4e-16)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_smooth_inverse_increases_with_its_target(dtype, x64):
+    """Newton's steps alone decrease between some neighbouring floats; cells of half the digits are crossed as well."""
+    start = np.asarray(1.999, dtype)
+    targets = start + np.arange(20_000, dtype=dtype) * np.spacing(start)
+    off = {"float32": 1e-5, "float64": 1e-9}[dtype]
+    noise = np.random.default_rng(0).uniform(-off, off, targets.shape).astype(dtype)
+
+    def cube(x):
+        return x * x * x
+
+    near = jnp.asarray(targets) ** (1 / 3) * (1 + noise)
+    plain = near + (targets - cube(near)) / (3 * near**2)
+    inverse = solve.invert_smooth(cube, jnp.asarray(targets), near, lambda x: 3 * x**2, None)
+    assert np.diff(inverse).min() >= 0
+    assert np.diff(plain).min() < 0
+    np.testing.assert_allclose(np.asarray(inverse, float), np.cbrt(targets.astype(float)), rtol=2 * np.finfo(dtype).eps)
 
 
 # Minima and maxima

@@ -178,7 +178,7 @@ class Optimal(Bounded):
         p = self._between(self.probabilities, x, xp.maximum(column, 0))
         return unless_nan(xp.where(abs(y - self.middle - at) <= room, p, 0.0), y, x)
 
-    def draw(self, u: Real, x: Real) -> Real:
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
         """Return the first report whose cdf reaches u, by bisection of the columns."""
         sums, m = self._sums(1.0), len(self.places)
         xp = namespace(u, x, sums)

@@ -10,11 +10,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real, floating, namespace, root_or_zero
+from dpkernels.numerics import Real, floating, namespace
 from dpkernels.pytrees import pytree
-from dpkernels.solve import invert_increasing, newton_steps
-
-_NEWTON_STEPS = 4  # From the start below this reaches float64 resolution for every edge in (0, 1].
+from dpkernels.solve import invert_increasing
 
 
 class Shape(abc.ABC):
@@ -32,6 +30,8 @@ class Shape(abc.ABC):
         is_flat: the density is 1 on the whole interval.
         is_linear: the density is linear between kinks. The privacy profile then has a closed form.
         is_table: the density has many kinks, and at most one turning point between them.
+        is_smooth: Newton's method inverts the mechanism's cdf on half a window in a few steps: a window rises to its
+            middle and has no kinks there, and a base has none anywhere. For other shapes the cdf is bisected.
     """
 
     name: ClassVar[str | None] = None
@@ -40,6 +40,7 @@ class Shape(abc.ABC):
     is_flat: ClassVar[bool] = False
     is_linear: ClassVar[bool] = False
     is_table: ClassVar[bool] = False
+    is_smooth: ClassVar[bool] = False
     _kinds: ClassVar[list[type[Shape]]] = []
 
     def __init_subclass__(cls, static: tuple[str, ...] = (), **others: Any) -> None:
@@ -114,6 +115,10 @@ class Base(Shape):
         """Return the height at a distance d in [0, 2] from an end of [-1, 1], without the cancellation of 1 - d."""
         return self.density(1 - d)
 
+    def mass_between(self, d: Real, width: Real) -> Any:
+        """Return the normalised mass at distances from d to d + width of an end; a base defines it for small widths."""
+        return self.cdf(d + width - 1) - self.cdf(d - 1)
+
 
 @dataclass(frozen=True)
 class Constant(Base):
@@ -126,6 +131,7 @@ class Constant(Base):
     spread = 1 / 3
     steepness = 0.0
     is_flat = True
+    is_smooth = True
     lowest = 1.0
     kinks = np.zeros(0)
 
@@ -137,6 +143,9 @@ class Constant(Base):
 
     def cdf_integral(self, v: Real) -> Real:
         return (v + 1) ** 2 / 4
+
+    def mass_between(self, d: Real, width: Real) -> Any:
+        return width / 2
 
     def icdf(self, u: Real) -> Any:
         return 2 * u - 1
@@ -155,6 +164,7 @@ class Quartic(Base):
 
     steepness: ClassVar[float | None] = 0.0
     falls = True
+    is_smooth: ClassVar[bool] = True
 
     edge: Any
 
@@ -194,19 +204,32 @@ class Quartic(Base):
         bend = (v**6 - 1) / 30 + (v + 1) / 5
         return ((v + 1) ** 2 / 2 - (1 - self.edge) * bend) / (2 * self.area)
 
-    def icdf(self, u: Real) -> Any:
-        """Return the root of d (r + 2 (1-r) d (1 - d + d^2/2 - d^3/10)) = 2 b min(u, 1-u) in d = 1 - |v|, by Newton.
+    def mass_between(self, d: Real, width: Real) -> Any:
+        return self._mass(d, width) * (0.5 / self.area)
 
-        The initial guess keeps the first two terms; it and every step stay on the side where the mass is convex.
+    def _mass(self, d: Any, w: Any) -> Any:
+        """Return the integral of g from v = d - 1 to v + w.
+
+        It is w (r + (1-r) (1 - v^4 - w (2 v^3 + 2 v^2 w + v w^2 + w^3/5))), and 1 - v^4 = d (2 - d) (1 + v^2) does not
+        cancel for small d.
+        """
+        v, far = d - 1, d * (2 - d) * (1 + (d - 1) ** 2)
+        return w * (self.edge + (1 - self.edge) * (far - w * (2 * v**3 + w * (2 * v**2 + w * (v + 0.2 * w)))))
+
+    def icdf(self, u: Real) -> Any:
+        """Return the v = d - 1 with the mass 2 b u below it, for u below 1/2, by Halley's method, and mirror it.
+
+        The root t of the first two terms of the mass, r t + 2 (1-r) t^2, corrected by a fit, is within 0.6 % of d. One
+        step leads from there to the resolution of float32, two to that of float64.
         """
         r, bend = self.edge, 1 - self.edge
         xp = namespace(u, r)
         mass = 2 * self.area * xp.minimum(u, 1 - u)
-        d = 2 * mass / (r + root_or_zero(r**2 + 8 * bend * mass))
-
-        def excess_and_slope(d: Any) -> tuple[Any, Any]:
-            value = d * (r + 2 * bend * d * (1 - d + d**2 / 2 - d**3 / 10))
-            return value - mass, r + bend * d * (4 - 6 * d + 4 * d**2 - d**3)
-
-        d = newton_steps(excess_and_slope, d, _NEWTON_STEPS)
-        return xp.where(u < 0.5, d - 1, 1 - d)
+        # XLA fuses a product with a reciprocal better than a quotient of arrays.
+        t = 2 * mass * (1 / (r + xp.sqrt(r**2 + 8 * bend * mass)))
+        d = t * (1 + bend * t * (0.407 - 0.275 * r + (0.809 + 0.379 * r) * t))
+        for _ in range(1 if d.dtype == np.float32 else 2):
+            excess, slope = self._mass(0.0, d) - mass, r + bend * d * (4 - d * (6 - d * (4 - d)))
+            d = d - excess * slope * (1 / (slope**2 - excess * (2 * bend) * (1 - d) ** 3))
+        v = xp.minimum(d, 1.0) - 1
+        return xp.where(u < 0.5, v, -v)

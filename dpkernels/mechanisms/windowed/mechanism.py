@@ -20,10 +20,12 @@ from dpkernels import checks
 from dpkernels.mechanisms.base import Parabolic
 from dpkernels.mechanisms.windowed.bases import Base
 from dpkernels.mechanisms.windowed.windows import Window
-from dpkernels.numerics import Real, RealArray, floating, namespace
+from dpkernels.numerics import Real, RealArray, floating, namespace, root_or_zero
 from dpkernels.pytrees import pytree
+from dpkernels.solve import invert_increasing, invert_smooth
 
 NARROWEST = 1e-100  # A window's width: its square does not vanish.
+_STEPS = 3  # Newton's steps that invert half a window in float32.
 
 
 @pytree
@@ -99,9 +101,13 @@ class Windowed(Parabolic):
     def _scaled(self, value: Real) -> Any:
         return (floating(value) - self.middle) * self.scale
 
+    def _window_middle(self, x: Real) -> Any:
+        """Return c / S1 = (x - middle) (2 - m) / R."""
+        return (floating(x) - self.middle) * ((2 - self.width) / (self.upper - self.lower))
+
     def _window_start(self, x: Real) -> Real:
         """Return a(c) = c / S1 - m / 2."""
-        return self._scaled(x) / self.window_mass - self.width / 2
+        return self._window_middle(x) - self.width / 2
 
     def pdf(self, y: Real, x: Any) -> Any:
         v = self._scaled(y)
@@ -119,9 +125,71 @@ class Windowed(Parabolic):
         """Draw from the exact mixture: u < S1 gives a point of the window at a(c), any other u a point of the base."""
         S1, S2 = self.window_mass, self.base_mass
         xp = namespace(u, S1)
-        in_window = self._window_start(x) + self.width * self.window.icdf(xp.minimum(u / S1, 1.0))
-        in_base = self.base.icdf(xp.maximum(u - S1, 0.0) / S2)
-        return self.middle + xp.where(u < S1, in_window, in_base) / self.scale
+        in_window = self._window_start(x) + self.width * self.window.icdf(xp.minimum(u * (1 / S1), 1.0))
+        in_base = self.base.icdf(xp.clip((u - S1) * (1 / S2), 0.0, 1.0))
+        return self.middle + xp.where(u < S1, in_window, in_base) * (1 / self.scale)
+
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        """Return the report below the window, inside it or above it; the masses of the three cases are known.
+
+        The mirror image of a report above the window's middle is one below. So the half of the window up to its middle
+        is all that has to be inverted. Positions are distances d from the near end of [-1, 1], where v = d - 1.
+        """
+        S1, S2, base, m = self.window_mass, self.base_mass, self.base, self.width
+        middle = self._window_middle(x)
+        up_to_middle = base.mass_between(0.0, middle + 1)
+        mirrored = u > S2 * up_to_middle + S1 / 2
+        xp = namespace(mirrored, m)
+        u, middle = xp.where(mirrored, above, u), xp.where(mirrored, -middle, middle)
+        start = xp.maximum(middle + 1 - m / 2, 0.0)
+        below = S2 * base.mass_between(0.0, start)
+        half = S1 / 2 + (S2 * xp.where(mirrored, 1 - up_to_middle, up_to_middle) - below)
+        outside = u < below
+        d, z = self._invert_half(outside, u, xp.maximum(u - below, 0.0), half, start)
+        inside = xp.maximum(middle + 1 - m * (0.5 - xp.minimum(z, 0.5)), 0.0)
+        v = xp.minimum(xp.where(outside, xp.minimum(d, start), inside) - 1, middle)
+        return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
+
+    def _invert_half(self, outside: Any, u: Any, mass: Any, half: Any, start: Any) -> tuple[Any, Any]:
+        """Return (d, z): the distance d with the mass u below it, where ``outside``, else the window's position z.
+
+        The mass from the window's start to z in [0, 1/2], with the base under it, is ``mass``.
+
+        Args:
+            outside: whether u is below the window.
+            u: the mass below the report.
+            mass: the mass between the window's start and the report.
+            half: the mass of the window up to its middle, with the base under it.
+            start: the distance of the window's start.
+        """
+        xp, m, window, base = namespace(u, self.width), self.width, self.window, self.base
+        S1, S2 = self.window_mass, self.base_mass
+        d = base.icdf(xp.minimum(u * (1 / S2), 1.0)) + 1
+        share = mass * (1 / half)
+        if window.is_flat and base.is_flat:
+            return d, share / 2
+        if not (window.is_smooth and base.is_smooth):
+
+            def cdf(z: Any) -> Any:
+                return S1 * window.inward_mass(z) + S2 * base.mass_between(start, m * z)
+
+            return d, invert_increasing(cdf, mass, 0.0, 0.5)
+        # The root of a density that is linear in z, which those of linear windows on a flat base are.
+        edge = m * (self.height * window.inward(0 * u) + self.level * base.inward(start)) * (0.5 / half)
+        z = share * (1 / (edge + root_or_zero(edge**2 + 4 * (1 - edge) * share)))
+        exact = window.is_linear and base.is_flat
+        # One search for both: outside, the window's mass is left out, and the unit of positions is that of d.
+        mass, z = xp.where(outside, u, mass), xp.where(outside, d, z)
+        start, unit = xp.where(outside, 0.0, start), xp.where(outside, 1.0, m)
+        S1, k = (xp.where(outside, 0.0, weight) for weight in (S1, self.height))
+        z = invert_smooth(
+            lambda z: S1 * window.inward_mass(z) + S2 * base.mass_between(start, unit * z),
+            mass,
+            z,
+            lambda z: unit * (k * window.inward(z) + self.level * base.inward(start + unit * z)),
+            steps=None if exact else _STEPS,
+        )
+        return z, z
 
     def variance(self, x: Real) -> Real:
         """Return (S2 vB + S1 vA m^2 + c^2 S2/S1) / C^2."""

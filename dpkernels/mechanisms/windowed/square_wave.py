@@ -105,6 +105,9 @@ class SquareWave(Local):
         """Return 0: there are no atoms."""
         return unless_nan(namespace(y, x).zeros_like(floating(y) + floating(x)), y, x)
 
+    def inverse_cdf(self, u: Any, above: Any, x: Any) -> Any:
+        return self.middle + self.window_mass * (self.unbiased.inverse_cdf(u, above, x) - self.middle)
+
     def draw(self, u: Real, x: Real) -> Real:
         """Draw from the exact mixture: u < S1 gives a point of the window, any other u a point of the base."""
         b, S1, S2, t = self.half_width, self.window_mass, self.base_mass, self._scaled(x)

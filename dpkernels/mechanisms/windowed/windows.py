@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dpkernels.mechanisms.windowed.bases import Shape
-from dpkernels.numerics import Real, namespace, root_or_zero
+from dpkernels.numerics import Real, arcsine_cdf, namespace, root_or_zero, sin_pi
 
 
 class Window(Shape):
@@ -20,6 +20,10 @@ class Window(Shape):
     def inward(self, d: Real) -> Any:
         """Return the height at a distance d in [0, 1] from an end of the window, accurate for small d."""
         return self.density(d)
+
+    def inward_mass(self, d: Real) -> Any:
+        """Return the normalised mass within a distance d in [0, 1/2] of an end of the window, accurate for small d."""
+        return self.cdf(d)
 
     @abc.abstractmethod
     def ceiling(self, d: Real) -> Real:
@@ -56,6 +60,7 @@ class Uniform(FallingWindow):
     spread = 1 / 12
     steepness = 0.0
     is_flat = True
+    is_smooth = True
 
     def density(self, z: Real) -> Real:
         return namespace(z).where((z >= 0) & (z <= 1), 1.0, 0.0)
@@ -65,6 +70,9 @@ class Uniform(FallingWindow):
 
     def cdf_integral(self, z: Real) -> Real:
         return z**2 / 2
+
+    def inward_mass(self, d: Real) -> Any:
+        return d
 
     def icdf(self, u: Real) -> Any:
         return u
@@ -78,20 +86,23 @@ class Sine(FallingWindow):
     area = 2 / np.pi
     spread = 1 / 4 - 2 / np.pi**2
     steepness = np.pi
+    is_smooth = True
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
-        return xp.where((z >= 0) & (z <= 1), xp.sin(np.pi * xp.clip(z, 0.0, 1.0)), 0.0)
+        return xp.where((z >= 0) & (z <= 1), sin_pi(xp.clip(z, 0.0, 1.0)), 0.0)
 
     def cdf(self, z: Real) -> Real:
-        xp = namespace(z)
-        return xp.sin(np.pi / 2 * xp.clip(z, 0.0, 1.0)) ** 2
+        return sin_pi(namespace(z).clip(z, 0.0, 1.0) / 2) ** 2
+
+    def inward_mass(self, d: Real) -> Any:
+        return sin_pi(d / 2) ** 2
 
     def cdf_integral(self, z: Real) -> Real:
         return z / 2 - namespace(z).sin(np.pi * z) / (2 * np.pi)
 
     def icdf(self, u: Real) -> Any:
-        return 2 / np.pi * namespace(u).arcsin(root_or_zero(u))
+        return arcsine_cdf(u)
 
 
 @dataclass(frozen=True)
@@ -103,6 +114,7 @@ class Triangle(FallingWindow):
     area = 0.5
     spread = 1 / 24
     steepness = 0.0
+    is_smooth = True
 
     def density(self, z: Real) -> Real:
         xp = namespace(z)
@@ -118,8 +130,12 @@ class Triangle(FallingWindow):
         z = xp.clip(z, 0.0, 1.0)
         return xp.where(z < 0.5, 2 * z**2, 1 - 2 * (1 - z) ** 2)
 
+    def inward_mass(self, d: Real) -> Any:
+        return 2 * d**2
+
     def cdf_integral(self, z: Real) -> Real:
         return namespace(z).where(z < 0.5, 2 / 3 * z**3, z - 0.5 + 2 / 3 * (1 - z) ** 3)
 
     def icdf(self, u: Real) -> Any:
-        return namespace(u).where(u < 0.5, root_or_zero(u / 2), 1 - root_or_zero((1 - u) / 2))
+        near = root_or_zero(namespace(u).minimum(u, 1 - u) / 2)
+        return namespace(u).where(u < 0.5, near, 1 - near)
