@@ -19,7 +19,7 @@ from accountants.published import shuffle as published
 from accountants.shuffle.shuffled import MOST
 from dpkernels import checks
 from dpkernels.cli.mechanisms import mechanism
-from dpkernels.cli.release.sidecar import guarantee, law_of, parameters
+from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError
@@ -113,10 +113,10 @@ class Account:
 
     @property
     def description(self) -> str:
-        """The mechanism, its options, and the law of its noise."""
-        law = law_of(self.mechanism)
+        """The mechanism, its options, and the parameters of its noise."""
+        noise = noise_of(self.mechanism)
         options = ", ".join(f"{name.replace('_', '-')} {_shown(value)}" for name, value in self.options.items())
-        return f"{self.name} ({options})" + (f"; noise of {law}" if law else "")
+        return f"{self.name} ({options})" + (f"; noise of {noise}" if noise else "")
 
     @cached_property
     def errors(self) -> dict[str, float]:

@@ -16,36 +16,74 @@ from dpkernels.cli.options import (
     ENGINE,
     INPUT,
     OUTPUT,
+    Command,
     Input,
     Numbers,
     Options,
     Target,
     engine_options,
-    file_options,
     json_option,
     mechanism_options,
+    option,
     options_of,
     plot_option,
+    row_options,
     single,
 )
 from dpkernels.cli.text import as_text
+
+_OVERVIEW = """\b
+Examples:
+  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
+  dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
+  dpkernels estimate out.csv --column age
+  dpkernels certify --verify out.csv.json
+  dpkernels compare --epsilon 1 --lower 0 --upper 120
+  dpkernels account laplace --sensitivity 1 --epsilon 1 --reports 100 --at-delta 1e-6
+  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
+
+\b
+Exit codes:
+  0  success; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
+  1  failure or interruption; one line says why, and nothing was written. A charge to a ledger is voided
+     if nothing of the release can have been read; otherwise it is kept, and the line says so
+  2  a wrong option or argument; nothing was charged or written
+"""
+
+
+class _Group(click.Group):
+    command_class = Command
+
+
+@click.group(
+    cls=_Group,
+    epilog=_OVERVIEW,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package.__version__, prog_name="dpkernels")
+@click.pass_context
+def dpkernels(context: click.Context) -> None:
+    """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+
 
 _MORE_ACCOUNT = """\b
 Examples:
   dpkernels account laplace --sensitivity 1 --epsilon 1
   dpkernels account gaussian --sensitivity 1 --sigma 4 --at-epsilon 0.5 --at-epsilon 1 --at-delta 1e-6
-  dpkernels account hybrid --lower 0 --upper 120 --epsilon 1 --plot profile.png
   dpkernels account gaussian --sensitivity 1 --sigma 4 --reports 1000 --subsample 0.01 --at-delta 1e-6
   dpkernels account piecewise --lower 0 --upper 120 --epsilon 4 --shuffle 100000 --plot shuffled.png
 """
 
 _MORE_TUNE = """\b
-Objectives, of the worst input where it matters:
-  variance        of a report
+Objectives (for the worst input, where the input matters):
+  variance        the variance of a report (default)
   variance-at     the variance at the input --at
-  absolute-error  E|error|
-  acceptance      P(|error| <= --theta), made large
-  quantile        the error exceeded with probability --beta
+  absolute-error  the expected absolute error
+  acceptance      the probability that the error is at most --theta, made as large as possible
+  quantile        the error that is exceeded with probability --beta
   distribution    the expected error of the cdf of --reports N values (bounded mechanisms)
 
 \b
@@ -64,46 +102,38 @@ Examples:
 """
 
 
-# What several reports of a mechanism reveal together.
+# Accounting of several reports.
 _TOGETHER: Options = {
     "reports": (int, "N", "Account N reports together."),
     "subsample": (
         float,
         "RATE",
-        "Each report is on a Poisson sample of this rate of its own; neighbouring is one record more or less.",
+        "Sample the records anew for each report, at this rate (Poisson).",
     ),
-    "shuffle": (
-        int,
-        "N",
-        "N honest people send a report each through a trusted shuffler; neighbouring: another value of one.",
-    ),
+    "shuffle": (int, "N", "N honest people send one report each through a trusted shuffler."),
 }
 
 _TUNED: Options = {
     "epsilon": (float, "E", "Privacy budget, 0.01 to 20."),
-    "lower": (float, "X", "Smallest valid value: bounded mechanisms."),
-    "upper": (float, "X", "Largest valid value: bounded mechanisms."),
-    "sensitivity": (float, "D", "Of additive noise: how far apart neighbours are at most."),
-    "delta": (float, "D", "Also tune noise that spends a delta, in (0, 1)."),
-    "theta": (float, "T", "Tolerated error of the objective acceptance."),
-    "beta": (float, "B", "How often the error may exceed the objective quantile."),
-    "at": (float, "X", "Input of the objective variance-at."),
-    "reports": (int, "N", "How many there are, of the objective distribution."),
-    "shuffle": (
-        int,
-        "N",
-        "epsilon and delta are those of N honest people's reports, one each, through a trusted shuffler.",
-    ),
+    "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
+    "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
+    "sensitivity": (float, "D", "Largest distance of neighbouring true values (additive noise)."),
+    "delta": (float, "D", "Also tune noise that has a delta, in (0, 1)."),
+    "theta": (float, "T", "Tolerated error, for the objective acceptance."),
+    "beta": (float, "B", "How often the error may be exceeded, for the objective quantile."),
+    "at": (float, "X", "Input, for the objective variance-at."),
+    "reports": (int, "N", "Number of reports, for the objective distribution."),
+    "shuffle": (int, "N", "The budget is for N honest people's reports together, one each, after a trusted shuffler."),
 }
 
 
-@click.command(epilog=_MORE_ACCOUNT)
+@dpkernels.command(epilog=_MORE_ACCOUNT)
 @click.argument("mechanism")
 @mechanism_options
-@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta at this epsilon; repeats.")
-@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon at this delta; repeats.")
+@click.option("--at-epsilon", type=float, metavar="E", multiple=True, help="Print delta here; repeats.")
+@click.option("--at-delta", type=float, metavar="D", multiple=True, help="Print epsilon here; repeats.")
 @options_of(_TOGETHER)
-@plot_option("Also draw delta against epsilon, of shuffled reports epsilon against N, into this .png.")
+@plot_option("Draw delta against epsilon into this .png; for shuffled reports, epsilon against N.")
 @json_option()
 def account(
     mechanism: str,
@@ -116,12 +146,11 @@ def account(
     as_json: bool,
     **options: tuple[Any, ...],
 ) -> None:
-    """Print the privacy that MECHANISM realises: delta at epsilons, epsilon at deltas, pure level and variance.
+    """Print the privacy of MECHANISM: delta at epsilons, epsilon at deltas, pure level and variance.
 
-    MECHANISM is one of those that `dpkernels mechanisms` lists, with its options. Without --epsilon and --delta
-    nothing is claimed, and the parameters of the noise must be given. With --reports or --subsample, print what several
-    reports reveal together: epsilon at deltas or delta at epsilons, each with a rigorous interval. With --shuffle,
-    print what a bounded mechanism's certified reports reveal once nobody knows who sent which.
+    `dpkernels mechanisms` lists the mechanisms with their options. Without --epsilon and --delta the mechanism makes no
+    claim, and the parameters of its noise must be given. With --reports, --subsample or --shuffle, print the privacy
+    of all these reports together, each number with rigorous bounds.
     """
     with importing():
         from dpkernels.cli import account as accounting
@@ -142,18 +171,16 @@ def account(
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
-@click.command(epilog=_MORE_TUNE)
-@click.option(
-    "--objective", metavar="NAME", default="variance", help="What is optimised, see below. Default: variance."
-)
+@dpkernels.command(epilog=_MORE_TUNE)
+@click.option("--objective", metavar="NAME", default="variance", help="What to optimise; see below.")
 @options_of(_TUNED)
-@plot_option("Also draw_profile the searches into this .png.")
+@plot_option("Also draw the searches into this .png.")
 @json_option()
 def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
     """Find the best parameters of every mechanism for one budget, by gradient, and list the best mechanism first.
 
-    Give --lower and --upper for bounded mechanisms (any two values are neighbours), --sensitivity for additive noise.
-    Every result has been accounted exactly. The last line is the Python that builds the best mechanism.
+    Give --lower and --upper for bounded mechanisms (any two values are neighbours), or --sensitivity for additive
+    noise. Every result is accounted exactly. The last line is the Python that builds the best mechanism.
     """
     with importing():
         from dpkernels.cli import tune as tuning
@@ -164,7 +191,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
-@click.command(epilog=_MORE_ESTIMATE)
+@dpkernels.command(epilog=_MORE_ESTIMATE)
 @click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
 @click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
 @click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
@@ -252,107 +279,106 @@ def _counted(
     return dataset.read(reports, column, by, bounds, engine(runs))
 
 
+_RUN = "Course of the run"
 _STREAM = Input(exists=True, dir_okay=False, path_type=Path, allow_dash=True)
 _TARGET = Target(path_type=Path)
 
 _EXAMPLES = """\b
 Examples:
   dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
+  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
+  dpkernels perturb counts.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
+"""
+
+_DETAILS = """Repeat --column for several columns. Give --mechanism once for all columns, or once for each column in the
+same order. Give any other option of a mechanism once for all columns whose mechanism has it, or once for each of these.
+
+IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or a URI such as s3://bucket/in. Then OUT is a new
+folder or a URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster. In a folder,
+files whose names begin with . or _ are not read, and the command names them. A .csv or .tsv may be .gz, or - for
+standard input and output.
+
+Privacy loss adds up over releases about the same people. A --ledger is for one group of people, with one row each. It
+adds a row's total over the perturbed columns of every release, and refuses a release that exceeds the budget before the
+data are read. A person with k rows spends k times as much.
+
+If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger keeps
+both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it may already
+have been read: on standard output, or in a store of objects. --check-first finds values that cannot be perturbed before
+the charge; --check does only that.
+
+With --force the old OUT and OUT.json stay until the new ones are complete. If a run is killed, the output is either the
+old release or the new one, never a mixture. The next run to OUT removes temporary files.
+
+\b
+More examples:
   dpkernels perturb in.parquet out.parquet --column age --lower 0 --upper 120 --epsilon 1 \\
       --column income --lower 0 --upper 1e6 --epsilon 0.5
-  dpkernels perturb in.npy out.npy --mechanism laplace --sensitivity 1 --epsilon 0.5
-  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1 --ledger people.ledger --budget 5
   dpkernels perturb - - --format csv --sidecar out.json --column age --lower 0 --upper 120 --epsilon 1 \\
       < in.csv > out.csv
   dpkernels perturb s3://bucket/in s3://bucket/out --engine ray --address auto --column age --lower 0 --upper 120 \\
       --epsilon 1
 """
 
-_COMPARED: Options = {
-    "epsilon": (float, None, "Privacy budget, 0.01 to 20."),
-    "lower": (float, None, "Smallest valid value."),
-    "upper": (float, None, "Largest valid value."),
-}
-
-_OVERVIEW = """\b
+_MORE_COMPARE = """\b
 Examples:
-  dpkernels perturb in.csv out.csv --column age --lower 0 --upper 120 --epsilon 1
-  dpkernels perturb in.csv out.csv --column pay --mechanism gaussian --sensitivity 1 --epsilon 1 --delta 1e-6
-  dpkernels certify --verify out.csv.json
-  dpkernels estimate out.csv --column age
   dpkernels compare --epsilon 1 --lower 0 --upper 120
-  dpkernels account recycled-gaussian --theta 3 --sensitivity 1 --epsilon 1 --delta 1e-6 --plot out.png
-  dpkernels tune --epsilon 1 --delta 1e-5 --sensitivity 1 --objective acceptance --theta 2
-  dpkernels mechanisms
-  dpkernels explore
-  dpkernels ledger people.ledger
-
-\b
-Exit codes:
-  0  success; for perturb, OUT and OUT.json are complete, even if a summary could not be printed
-  1  failure or interruption; one line says why, and nothing was written. A charge to a ledger is voided
-     if nothing of the release can have been read; otherwise it is kept, and the line says so
-  2  a wrong option or argument; nothing was charged or written
+  dpkernels compare --epsilon 1 --sensitivity 10
+  dpkernels compare --epsilon 1 --lower 0 --upper 120 --sensitivity 10 --plot variances.png
 """
 
-
-@click.group(
-    epilog=_OVERVIEW,
-    invoke_without_command=True,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
-@click.version_option(package.__version__, prog_name="dpkernels")
-@click.pass_context
-def dpkernels(context: click.Context) -> None:
-    """Differential-privacy noise, bounded or additive, released by certified integer samplers."""
-    if context.invoked_subcommand is None:
-        click.echo(context.get_help())
+_COMPARED: Options = {
+    "lower": (float, "X", "Smallest valid value."),
+    "upper": (float, "X", "Largest valid value."),
+    "sensitivity": (float, "D", "Largest distance of neighbours: compare noise, and mechanisms for it."),
+}
 
 
-@dpkernels.command(epilog=_EXAMPLES)
+@dpkernels.command(details=_DETAILS, epilog=_EXAMPLES)
 @click.argument("source", metavar="IN", type=_STREAM)
 @click.argument("target", metavar="OUT", type=_TARGET)
-@click.option("--column", "columns", metavar="NAME", multiple=True, help="A column to perturb (not for .npy).")
+@click.option("--column", "columns", metavar="NAME", multiple=True, help="Column to perturb (not of .npy); repeats.")
 @click.option(
     "--mechanism",
     metavar="NAME",
     multiple=True,
-    help="Default: whichever of piecewise, hybrid and duchi has the lowest worst-case variance for the budget. The "
-    "choice is printed. `dpkernels mechanisms` lists all mechanisms with their options.",
+    help="Default: balanced, which chooses by the budget and prints its choice. `dpkernels mechanisms` lists all.",
 )
 @mechanism_options
 @click.option("--clip", is_flag=True, help="Clip values outside [lower, upper] instead of refusing them.")
+@click.option(
+    "--missing",
+    type=click.Choice(["error", "keep", "drop"]),
+    default="error",
+    help="Treatment of empty cells, NA, NaN and null: refuse them (default), keep them, or drop their rows.",
+)
 @click.option(
     "--ledger",
     type=OUTPUT,
     metavar="FILE",
     multiple=True,
-    help="First charge a row's total to this ledger, and refuse a release that exceeds its budget.",
+    help="First charge a row's total to this ledger; refuse a release above its budget.",
 )
 @click.option(
     "--budget",
     type=Numbers(),
     metavar="EPS[,DELTA]",
     multiple=True,
-    help="Budget of the ledger, which is made if it does not exist. Additive noise needs a DELTA.",
+    help="Budget of a new ledger. Additive noise needs a DELTA.",
 )
-@file_options
+@row_options
 @engine_options
-@click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
+@option("--check-first", section=_RUN, is_flag=True, help="Read every value once before the ledger is charged.")
+@option(
+    "--progress/--no-progress", section=_RUN, default=None, help="Show a progress bar. Default: for long work only."
+)
+@option("--quiet", section=_RUN, is_flag=True, help="Print no summary.")
 @click.option("--check", is_flag=True, help="Check options, ledger and every value; charge and write nothing.")
-@click.option("--check-first", is_flag=True, help="Read every value once before the ledger is charged.")
-@click.option("--progress/--no-progress", default=None, help="Show a progress bar. Default: for long work only.")
-@click.option("--quiet", is_flag=True, help="Print no summary.")
+@click.option("--force", is_flag=True, help="Replace OUT and OUT.json if they exist.")
 @json_option("Print the summary as JSON.")
 def perturb(
     source: Path | str,
     target: Path | str,
-    columns: tuple[str, ...],
-    mechanism: tuple[str, ...],
-    clip: bool,
-    ledger: tuple[Path, ...],
-    budget: tuple[tuple[float, ...], ...],
-    force: bool,
     check: bool,
     check_first: bool,
     progress: bool | None,
@@ -362,48 +388,24 @@ def perturb(
 ) -> None:
     """Perturb columns of IN (.csv, .tsv, .parquet), or the whole array of a .npy, into OUT of the same format.
 
-    IN may be a dataset: a folder, a pattern such as 'in/*.parquet', or a URI such as s3://bucket/in. Then OUT is a new
-    folder or a URI, its sidecar is _release.json there, and --engine ray spreads the parts over a cluster. In a folder,
-    files whose names begin with . or _ are not read, and the command names them.
-
-    Repeat --column for several columns. Give --mechanism once for all columns, or once for each column in the same
-    order. Give any other option of a mechanism once for all columns whose mechanism has it, or once for each of these.
-    All other columns, and the order of the rows, are copied as they are and are NOT protected. A .csv or .tsv may be
-    .gz, or - for standard input and output.
-
-    Choose bounds and sensitivities without looking at the data. OUT.json has a certificate for every column.
-
-    Privacy loss adds up over releases about the same people. A --ledger is for one group of people, with one row each.
-    It adds a row's total over the perturbed columns of every release, and refuses a release that exceeds the budget
-    before the data are read. A person with k rows spends k times as much.
-
-    If a run fails over its input or is interrupted before its output is in place, its charge is voided. The ledger
-    keeps both entries. The charge is kept if the run is killed, if its output could not be written, or if part of it
-    may already have been read: on standard output, or in a store of objects. --check-first finds values that cannot
-    be perturbed before the charge; --check does only that.
-
-    With --force the old OUT and OUT.json stay until the new ones are complete. If a run is killed, the output is either
-    the old release or the new one, never a mixture. The next run to OUT removes temporary files.
+    All other columns, and the order of the rows, are copied as they are and are NOT protected. Choose bounds and
+    sensitivities without looking at the data. OUT.json, the sidecar, holds a certificate for every column.
     """
     with importing():
         from dpkernels.cli.files.row_options import RowOptions
-        from dpkernels.cli.release import one_file, sidecar
+        from dpkernels.cli.release import one_file, summary
 
     runs = {name: options.pop(name) for name in ENGINE}
-    kind, delimiter, multiline = (options.pop(name) for name in ("kind", "delimiter", "multiline"))
+    own = {
+        name: options.pop(name) for name in ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
+    }
     request = one_file.Request(
         source=source,
         target=target,
-        columns=columns,
-        mechanisms=mechanism,
-        clip=clip,
-        force=force,
-        ledger=single({"ledger": ledger, "budget": budget}),
+        mechanisms=options.pop("mechanism"),
+        ledger=single({name: options.pop(name) for name in ("ledger", "budget")}),
         rows=RowOptions(*(options.pop(name) for name in ("missing", "decimals", "shuffle_rows"))),
-        sidecar=options.pop("sidecar"),
-        kind=kind,
-        delimiter=delimiter,
-        multiline=multiline,
+        **own,
         options={name: values for name, values in options.items() if values},
     )
     work: Any
@@ -419,18 +421,22 @@ def perturb(
         work = datasets.check, datasets.release
     done, left = work[0](release, progress) if check else (work[1](release, progress, check_first), [])
     if not quiet:
-        told = done, release.copied, None if check else (target, release.sidecar)
-        text = as_text(sidecar.summary_dict(*told)) if as_json else "\n".join(sidecar.summary_lines(*told, left))
+        about = done, release.copied, None if check else (target, release.sidecar)
+        text = as_text(summary.summary_dict(*about)) if as_json else "\n".join(summary.summary_lines(*about, left))
         click.echo(text, err=target == DASH)
 
 
-@dpkernels.command()
-@options_of(_COMPARED, required=True)
-@options_of({"sensitivity": (float, None, "Largest distance of neighbours; adds the mechanisms for it.")})
+@dpkernels.command(epilog=_MORE_COMPARE)
+@options_of({"epsilon": (float, "E", "Privacy budget, 0.01 to 20.")}, required=True)
+@options_of(_COMPARED)
 @plot_option("Also draw worst-case variances against epsilon into this .png.")
 @json_option()
 def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> None:
-    """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first."""
+    """List every mechanism's variance, distance from the optimum and range of reports, the best worst case first.
+
+    Give --lower and --upper for values in an interval, --sensitivity for a statistic, or all three for a statistic in
+    an interval.
+    """
     with importing():
         from dpkernels.cli import compare as comparing
 
@@ -438,7 +444,7 @@ def compare(plot: Path | None, as_json: bool, **options: tuple[float, ...]) -> N
     rows = comparing.comparison(**given)
     if plot is not None:
         comparing.plot(plot, **given)
-    click.echo(as_text(rows) if as_json else comparing.as_table(rows, given["epsilon"], given["lower"], given["upper"]))
+    click.echo(as_text(rows) if as_json else comparing.as_table(rows, **given))
 
 
 @dpkernels.command()
@@ -464,10 +470,10 @@ def certify(mechanism: tuple[str, ...], as_json: bool, verify: Path | None, **op
     if not mechanism:
         raise click.UsageError("--mechanism: missing (or give --verify FILE)")
     with importing():
-        from dpkernels.cli.release.verify import Report
+        from dpkernels.cli.release.verify import MechanismCertificate
 
-    report = Report.of(wanted.pop("mechanism"), wanted)
-    click.echo(as_text(report.to_dict()) if as_json else str(report))
+    found = MechanismCertificate.of(wanted.pop("mechanism"), wanted)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
 @dpkernels.command()
@@ -518,7 +524,3 @@ def _opened(address: str) -> bool:
         return webbrowser.open(address)
     except webbrowser.Error:
         return False
-
-
-for _one in (account, estimate, tune):
-    dpkernels.add_command(_one)

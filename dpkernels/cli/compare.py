@@ -12,6 +12,7 @@ from dpkernels.checks import EPSILON_RANGE
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
+from dpkernels.estimation.intervals import shown as figure
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.grid import covers
@@ -32,28 +33,42 @@ def laplace_variance(epsilon: float, width: float) -> float:
     return 2 * (width / epsilon) ** 2
 
 
-def comparison(epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> list[dict[str, Any]]:
-    """Return a row for every bounded mechanism and for pure noise, the least worst-case variance first.
+def comparison(
+    epsilon: float, lower: float | None = None, upper: float | None = None, sensitivity: float | None = None
+) -> list[dict[str, Any]]:
+    """Return a row for every bounded mechanism and for pure noise, the lowest worst-case variance first.
 
-    The optimum is that of the linear program, solved once (a note says so) and then kept. Above epsilon 12, and where
-    the sensitivity is so small a part of the interval that the Central Piecewise Mechanism is as good, there is none.
-    With a sensitivity, neighbouring inputs are that far apart at most: the mechanisms for it come on top, and noise is
-    for it; the others still protect any two inputs.
+    The optimum is that of the linear program, which is solved once (a note says so) and then kept. There is none above
+    epsilon 12, and none for a sensitivity that is a small part of the interval: the Central Piecewise Mechanism is then
+    as good.
+
+    Args:
+        epsilon: the budget.
+        lower: smallest valid value; None for a statistic without an interval, which only noise protects.
+        upper: largest valid value.
+        sensitivity: the largest distance of neighbours. It adds the bounded mechanisms for it, and noise is for it;
+            the other mechanisms still protect any two inputs.
 
     Raises:
-        click.UsageError: epsilon not in [0.01, 20], not lower < upper, or sensitivity not in [1e-100, 1e100].
+        click.UsageError: one end without the other, neither an interval nor a sensitivity, or a number out of range.
     """
-    options = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    names = [name for name in MECHANISMS if name != "optimal"]
-    made = {name: mechanism(name, options) for name in names}
-    if sensitivity is not None:
-        made |= {"central-piecewise": mechanism("central-piecewise", {**options, "sensitivity": sensitivity})}
-    made |= _optima(options, sensitivity)
-    laplace = laplace_variance(epsilon, upper - lower if sensitivity is None else sensitivity)
+    if (lower is None) != (upper is None) or (lower is None and sensitivity is None):
+        raise click.UsageError(
+            "--lower and --upper: give both for values in an interval, or --sensitivity, or all three"
+        )
+    made: dict[str, Mechanism] = {}
+    D = sensitivity or 0.0
+    if lower is not None and upper is not None:
+        options = {"epsilon": epsilon, "lower": lower, "upper": upper}
+        made = {name: mechanism(name, options) for name in MECHANISMS if name != "optimal"}
+        if sensitivity is not None:
+            made |= {"central-piecewise": mechanism("central-piecewise", {**options, "sensitivity": sensitivity})}
+        made |= _optima(options, sensitivity)
+        D = upper - lower if sensitivity is None else sensitivity
+    laplace = laplace_variance(epsilon, D)
     best = made.get("optimal" if sensitivity is None else "optimal-central")
     optimum = None if best is None else float(best.worst_variance)
     rows = [_row(name, one, laplace, optimum) for name, one in made.items()]
-    D = upper - lower if sensitivity is None else sensitivity
     for name in NOISE:
         unit: Any = mechanism(name, {"epsilon": epsilon, "sensitivity": 1.0})
         variance = float(unit.noise.variance) * D**2
@@ -91,21 +106,31 @@ def _figures(
     }
 
 
-def as_table(rows: list[dict[str, Any]], epsilon: float, lower: float, upper: float) -> str:
+def as_table(
+    rows: list[dict[str, Any]],
+    epsilon: float,
+    lower: float | None = None,
+    upper: float | None = None,
+    sensitivity: float | None = None,
+) -> str:
     """Return the rows for a terminal."""
     heading = ["mechanism", "worst variance", "central variance", "worst / Laplace", "above optimum", "reports"]
-    interval = f"[{shortest(lower)}, {shortest(upper)}]"
-    title = f"epsilon {shortest(epsilon)}, inputs in {interval}; variances in squared data units"
+    title = f"epsilon {shortest(epsilon)}"
+    if lower is not None and upper is not None:
+        title += f", inputs in [{shortest(lower)}, {shortest(upper)}]"
+    if sensitivity is not None:
+        title += f", sensitivity {shortest(sensitivity)}"
+    title += "; variances in squared data units"
     if any(row["mechanism"] in CENTRAL for row in rows):
-        title += "\nneighbours at most the sensitivity apart: noise, central-piecewise, optimal-central; else any two"
+        title += f"\nneighbours at most the sensitivity apart: noise, {', '.join(CENTRAL)}; else any two inputs"
     return "\n".join([title, *aligned([heading, *map(_cells, rows)])])
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [f"{row[key]:.5g}" for key in ("worst_variance", "central_variance", "worst_over_laplace")]
+    numbers = [figure(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
     above = row["percent_above_optimum"]
-    reports = "unbounded" if row["reports"] is None else "[{:.5g}, {:.5g}]".format(*row["reports"])
-    return [row["mechanism"], *numbers, "none" if above is None else f"{above:.4g} %", reports]
+    reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(figure, row["reports"]))
+    return [row["mechanism"], *numbers, "none" if above is None else f"{figure(above, 4)} %", reports]
 
 
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).
@@ -114,8 +139,16 @@ _POINTS, _FEWER = 25, 13
 _SLOW = ("quartic", "optimal")
 
 
-def plot(target: Path, epsilon: float, lower: float, upper: float, sensitivity: float | None = None) -> None:
-    """Draw every mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
+def plot(
+    target: Path,
+    epsilon: float,
+    lower: float | None = None,
+    upper: float | None = None,
+    sensitivity: float | None = None,
+) -> None:
+    """Draw every bounded mechanism's worst-case variance over that of Laplace noise, and write a PNG."""
+    if lower is None or upper is None:
+        raise click.UsageError("--plot: draws bounded mechanisms; give --lower and --upper")
     click.echo("drawing: computes every mechanism at up to 25 budgets, half a minute", err=True)
     D = upper - lower if sensitivity is None else sensitivity
     names = [*MECHANISMS, *(() if sensitivity is None else CENTRAL)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from typing import Any, Protocol
 import click
 
 from dpkernels.budgets.amounts import EpsilonDelta, budgeted, minus, printed
-from dpkernels.budgets.filters import check
+from dpkernels.budgets.filters import BudgetExceeded, check
 from dpkernels.budgets.ledger import Entry, Ledger, LedgerError, Statement
 from dpkernels.budgets.ledger_file import check_makeable
 from dpkernels.cli.interrupts import is_independent, stop_if_asked, uninterrupted
 from dpkernels.cli.text import aligned, shown
 
+_LEAST_DELTA = -9  # the power of ten of the least delta that is advised
 _VOID_LABEL = "the run failed before its output was in place"
 
 
@@ -65,9 +67,10 @@ class LedgerAccount:
             BudgetExceeded: it does not fit; nothing was charged.
             LedgerError: the file is not a sound ledger, has another budget, or cannot be written.
         """
-        self._check_new(epsilon, delta)  # no ledger is made for what it could not pay for
-        ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
-        return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
+        with self._advice():
+            self._check_new(epsilon, delta)  # No ledger is made for a release above its budget.
+            ledger = Ledger.create(self.path, *self.budget, like=self.like) if self.budget else Ledger(self.path)
+            return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
         """Return whether the charge would fit now; nothing is charged, and no ledger made.
@@ -79,14 +82,34 @@ class LedgerAccount:
             BudgetExceeded: it does not fit.
             LedgerError: the file is not a sound ledger, or has another budget.
         """
-        self._check_new(epsilon, delta)
         asked = EpsilonDelta(epsilon, delta)
-        if not self.path.exists():
-            check_makeable(self.path)
-            return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
-        ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
-        now = ledger.rehearse(epsilon, delta)
-        return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
+        with self._advice():
+            self._check_new(epsilon, delta)
+            if not self.path.exists():
+                check_makeable(self.path)
+                return f"ledger {self.path}: would be made, and {minus(budgeted(*self.budget), asked)} be left"
+            ledger = Ledger.create(self.path, *self.budget) if self.budget else Ledger(self.path)
+            now = ledger.rehearse(epsilon, delta)
+            return f"ledger {self.path}: {asked} fits; {minus(now.left, asked)} would be left"
+
+    @contextmanager
+    def _advice(self) -> Iterator[None]:
+        """Say which budget to give if the one that is exceeded has no delta.
+
+        The noise of every additive mechanism comes from a finite table, so its delta is positive.
+        """
+        try:
+            yield
+        except BudgetExceeded as error:
+            if not isinstance(error.asked, EpsilonDelta) or error.budget.delta or not error.asked.delta:
+                raise
+            power = max(_LEAST_DELTA, math.ceil(math.log10(error.asked.delta)) + 1)
+            epsilon, needed = printed(error.budget.epsilon), printed(error.asked.delta)
+            where = "--budget" if self.budget else f"--ledger: the budget of {self.path}"
+            raise click.UsageError(
+                f"{where}: has delta 0, but this release costs delta {needed}; use --budget {epsilon},1e{power}"
+                + ("" if self.budget else " with a new ledger")
+            ) from error
 
     def _check_new(self, epsilon: Fraction, delta: Fraction) -> None:
         if self.budget:

@@ -7,6 +7,7 @@ without an entry here. The exceptions are below: names for choices, and construc
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
@@ -35,7 +36,6 @@ from dpkernels.mechanisms.optimal.grid import covers
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.program import ProgramError
 from dpkernels.mechanisms.optimal.search import optimal
-from dpkernels.mechanisms.windowed.mechanism import Windowed
 
 Constructor = Callable[..., Mechanism]
 
@@ -45,70 +45,72 @@ _CLAIM = ("epsilon", "delta", "sensitivity")
 _SCALES = ("sigma", "scale")
 # No other bounded mechanism has a lower worst-case variance than the best of these.
 _CLOSED_FORMS = ("duchi", "hybrid", "piecewise")
-CHOICES = {"closed-form": _CLOSED_FORMS, "auto": ("optimal", *_CLOSED_FORMS)}
-DEFAULT = "closed-form"
-
-
-def chosen_name(name: str, *, epsilon: float, lower: float, upper: float) -> str:
-    """Return the mechanism of least worst-case variance among those of a choice.
-
-    Raises:
-        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
-    """
-    tried = [one for one in CHOICES[name] if one != "optimal" or covers(epsilon)]
-    made = {one: MECHANISMS[one](epsilon=epsilon, lower=lower, upper=upper) for one in tried}
-    return min(made, key=lambda one: float(made[one].worst_variance))
+# A choice selects a mechanism by the budget.
+CHOICES = {"balanced": _CLOSED_FORMS, "closed-form": _CLOSED_FORMS, "auto": ("optimal", *_CLOSED_FORMS)}
+DEFAULT = "balanced"
+# Worst-case variance of ``balanced`` at most, over that of the best closed form.
+ROOM = 1.1
 
 
 def chosen(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the name and the options of the mechanism that a choice selects; another name selects itself.
 
-    For the objective ``distribution`` that is piecewise: no family that ``tune --objective distribution`` compares has
-    a smaller error, and its reports are unbiased.
+    The objective ``variance`` selects the mechanism of the choice that has the lowest worst-case variance. Up to eps =
+    0.61 that is Duchi's, whose two reports cannot estimate a distribution; ``balanced`` then takes a hybrid. The
+    objective ``distribution`` selects piecewise: no family that ``tune --objective distribution`` compares has a
+    smaller error, and its reports are unbiased.
 
     Raises:
         ValueError: as for the mechanism.
     """
-    own = {key: value for key, value in options.items() if key != "objective"}
     if name not in CHOICES:
         return name, dict(options)
+    own = {key: value for key, value in options.items() if key != "objective"}
     if options.get("objective") == "distribution":
-        return "piecewise", {**own, "eta": eta_for_distribution(**own)}
-    return chosen_name(name, **own), own
+        return "piecewise", {**own, "eta": _eta_for_distribution(**own)}
+    best = _least_variance(CHOICES[name], **own)
+    if name == "balanced" and best == "duchi":
+        return "hybrid", {**own, "share": _balanced_share(**own)}
+    return best, own
+
+
+def _least_variance(names: Iterable[str], *, epsilon: float, lower: float, upper: float) -> str:
+    tried = [name for name in names if name != "optimal" or covers(epsilon)]
+    made = {name: MECHANISMS[name](epsilon=epsilon, lower=lower, upper=upper) for name in tried}
+    return min(made, key=lambda name: float(made[name].worst_variance))
+
+
+def best_variance(epsilon: float, lower: float, upper: float) -> float:
+    """Return the lowest worst-case variance of a closed form."""
+    own = {"epsilon": epsilon, "lower": lower, "upper": upper}
+    return float(MECHANISMS[_least_variance(_CLOSED_FORMS, **own)](**own).worst_variance)
+
+
+def _balanced_share(*, epsilon: float, lower: float, upper: float) -> float:
+    """Return the largest share s of a hybrid whose worst-case variance is at most ``ROOM`` times Duchi's, W.
+
+    At an end x of the interval s V_piecewise(x) + (1 - s) V_duchi(x) = ROOM W. Elsewhere the mixture's variance is
+    smaller.
+    """
+    own = {"epsilon": epsilon, "lower": lower, "upper": upper}
+    points, spread = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own)
+    at_end = float(points.variance(upper))
+    share = (ROOM * float(points.worst_variance) - at_end) / (float(spread.variance(upper)) - at_end)
+    return math.floor(1000 * share) / 1000
 
 
 @lru_cache(maxsize=16)
-def eta_for_distribution(*, epsilon: float, lower: float, upper: float) -> float:
-    """Return the eta of ``piecewise`` with which 10^5 reports estimate the distribution best.
-
-    Raises:
-        ValueError: epsilon is not in [0.01, 20], or lower is not below upper.
-    """
+def _eta_for_distribution(*, epsilon: float, lower: float, upper: float) -> float:
+    """Return the eta of ``piecewise`` with which 10^5 reports estimate the distribution best."""
     from accountants import tune
 
     family = tune.piecewise(epsilon=epsilon, lower=lower, upper=upper)
     return float(tune.best(family, tune.distribution()).parameters["eta"])
 
 
-def _closed_form(*, epsilon: float, lower: float, upper: float) -> Mechanism:
-    return _choice("closed-form", {"epsilon": epsilon, "lower": lower, "upper": upper})
-
-
-def _auto(*, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
-    return _choice("auto", {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
-
-
-def _choice(name: str, options: Mapping[str, Any]) -> Mechanism:
-    name, own = chosen(name, options)
-    return MECHANISMS[name](**own)
-
-
-def _piecewise(*, epsilon: float, lower: float, upper: float, eta: float | None = None) -> Windowed:
-    return dpkernels.piecewise(epsilon=epsilon, lower=lower, upper=upper, eta=eta)
-
-
-def _bounded(constructor: Constructor, *, epsilon: float, lower: float, upper: float) -> Mechanism:
-    return constructor(epsilon=epsilon, lower=lower, upper=upper)
+def _choice(name: str, /, *, epsilon: float, lower: float, upper: float, objective: str = "variance") -> Mechanism:
+    own, options = chosen(name, {"epsilon": epsilon, "lower": lower, "upper": upper, "objective": objective})
+    return MECHANISMS[own](**options)
 
 
 def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper: float) -> Optimal:
@@ -118,7 +120,7 @@ def _optimal_central(*, epsilon: float, sensitivity: float, lower: float, upper:
 def _truncated_laplace(
     *, epsilon: float, delta: float, sensitivity: float, noise_upper: float | None = None
 ) -> Additive:
-    """Return the upper end of this noise has another name than that of the input interval."""
+    """Name the upper end of the noise apart from that of an input interval."""
     try:
         return dpkernels.truncated_laplace(epsilon=epsilon, delta=delta, sensitivity=sensitivity, upper=noise_upper)
     except ValueError as error:
@@ -184,7 +186,10 @@ class NamedConstructor:
 
     @cached_property
     def _arguments(self) -> Mapping[str, inspect.Parameter]:
-        return {name: one for name, one in inspect.signature(self.construct).parameters.items() if one.kind == _BY_NAME}
+        found = inspect.signature(self.construct).parameters.items()
+        # What a constructor calls an objective is another one than that of a choice.
+        left_out = () if self.name in CHOICES else ("objective",)
+        return {name: one for name, one in found if one.kind == _BY_NAME and name not in left_out}
 
     @cached_property
     def options(self) -> dict[str, bool]:
@@ -242,10 +247,8 @@ _BY_NAME = inspect.Parameter.KEYWORD_ONLY
 def _constructors() -> Iterator[tuple[str, Constructor]]:
     """Yield every name and its constructor: the exceptions, then whatever else the package has."""
     special: dict[str, Constructor] = {
-        **{name: partial(_bounded, constructor) for name, constructor in MECHANISMS.items()},
-        "piecewise": _piecewise,
-        "closed-form": _closed_form,
-        "auto": _auto,
+        **MECHANISMS,
+        **{name: partial(_choice, name) for name in CHOICES},
         "optimal-central": _optimal_central,
         "truncated-laplace": _truncated_laplace,
         "recycled-laplace": _recycled_laplace,
@@ -276,11 +279,14 @@ def listing() -> list[str]:
     """Return every mechanism with what a release needs and what else it may have."""
     heading = ["mechanism", "required", "optional"]
     notes = [
-        "closed-form is whichever of piecewise, hybrid and duchi has the lowest worst-case variance for the budget;",
-        "auto also tries optimal. auto --objective distribution is piecewise, with the width that estimates the",
-        "distribution of the values best. An optional argument that is not given is chosen for the mechanism;",
-        "`dpkernels perturb --help` explains each. Use square-wave for the distribution of the values alone: the mean",
-        "of its reports is biased.",
+        "closed-form, balanced and auto choose a mechanism by the budget:",
+        "  closed-form  whichever of piecewise, hybrid and duchi has the lowest worst-case variance",
+        "  balanced     the default: like closed-form, but where that is duchi, whose reports say nothing about",
+        "               quantiles, a hybrid with at most 10 % more variance",
+        "  auto         like closed-form, and also tries optimal",
+        "With --objective distribution they choose the piecewise mechanism that estimates the distribution best.",
+        "An optional argument that is not given is chosen for the mechanism; `dpkernels perturb --help-all` explains",
+        "each. Use square-wave for the distribution alone: the mean of its reports is biased.",
     ]
     return [*aligned([heading, *map(_listed, CONSTRUCTORS.values())]), "", *notes]
 
@@ -358,7 +364,7 @@ def _feasible(made: Any) -> str:
     return f"; at delta {shortest(made.delta)} this noise has epsilon {found:.6g}"
 
 
-def spread(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """Return the options of each column.
 
     An option given once is for every column whose mechanism has it; given as often as there are such columns, for

@@ -1,4 +1,4 @@
-"""The options that commands share, and those that describe a mechanism or what runs a dataset."""
+"""The options that commands share, and their help: one screen by ``--help``, everything by ``--help-all``."""
 
 from __future__ import annotations
 
@@ -49,20 +49,106 @@ class Numbers(click.ParamType):
             self.fail(f"{value!r} is not numbers with commas between")
 
 
+class Command(click.Command):
+    """A command whose ``--help`` fits on one screen.
+
+    Options with a section are rare: ``--help`` lists their names, and ``--help-all`` explains them.
+
+    Args:
+        details: text that ``--help-all`` shows below the summary.
+    """
+
+    def __init__(self, *args: Any, details: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.details = details
+        if details or any(map(_section, self.params)):
+            show = click.Option(["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all)
+            show.help = "Show all options" + (" and details." if details else ".")
+            self.params.append(show)
+
+    def format_help_text(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_help_text(context, formatter)
+        if _ALL in context.meta and self.details:
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(self.details)
+
+    def format_options(self, context: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[click.Parameter]] = {"": []}
+        for parameter in self.get_params(context):
+            if isinstance(parameter, click.Argument):
+                continue
+            sections.setdefault(_section(parameter), []).append(parameter)
+        rare = {name: found for name, found in sections.items() if name}
+        shown = sections if _ALL in context.meta else {"": sections[""]}
+        for name, found in shown.items():
+            with formatter.section(name or "Options"):
+                formatter.write_dl([record for one in found if (record := one.get_help_record(context))])
+        if rare and _ALL not in context.meta:
+            with formatter.section("More options, explained by --help-all"):
+                formatter.write_dl([(name, ", ".join(one.opts[0] for one in found)) for name, found in rare.items()])
+
+
+_ALL = "dpkernels.help_all"
+
+
+def _section(parameter: click.Parameter) -> str:
+    return getattr(parameter, "section", "")
+
+
+def _show_all(context: click.Context, option: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        context.meta[_ALL] = True
+        click.echo(context.get_help())
+        context.exit()
+
+
+class _Option(click.Option):
+    """An option in a section of ``--help-all``."""
+
+    def __init__(self, *args: Any, section: str = "", **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.section = section
+
+
+def option(*names: str, section: str = "", **settings: Any) -> Decorator:
+    """Give a command an option; with a section it is a rare one."""
+    return click.option(*names, cls=_Option, section=section, **settings)
+
+
+Function = Callable[..., object]
+Decorator = Callable[[Function], Function]
+
+
+def together(*decorators: Decorator) -> Decorator:
+    """Give a command several options, in the order of its help."""
+
+    def give(function: Function) -> Function:
+        for decorate in reversed(decorators):
+            function = decorate(function)
+        return function
+
+    return give
+
+
 # Type, metavar and help by name, in the order in which help shows them.
 Options = dict[str, tuple[type | click.ParamType, str | None, str]]
 
-OPTIONS: Options = {
+# What most mechanisms have.
+_USUAL: Options = {
     "epsilon": (float, "E", "Privacy budget of each value, 0.01 to 20."),
-    "delta": (float, "D", "Delta of each value, in (0, 1) (additive mechanisms)."),
-    "sensitivity": (float, "D", "Largest distance of neighbouring true values (additive and central mechanisms)."),
-    "lower": (float, "X", "Smallest valid value (bounded mechanisms)."),
-    "upper": (float, "X", "Largest valid value (bounded mechanisms)."),
+    "delta": (float, "D", "Delta of each value, in (0, 1) (additive)."),
+    "sensitivity": (float, "D", "Largest distance of neighbouring true values (additive, central)."),
+    "lower": (float, "X", "Smallest valid value (bounded)."),
+    "upper": (float, "X", "Largest valid value (bounded)."),
+}
+_PARAMETERS: Options = {
     "objective": (
         click.Choice(["variance", "distribution"]),
         "NAME",
-        "What auto optimises: the variance of a report (default) or the distribution of the values.",
+        "What balanced, closed-form and auto optimise: the variance of a report (default), or the distribution.",
     ),
+    "share": (float, "S", "Probability of piecewise in hybrid, in (0, 1). Default: of the lowest worst-case variance."),
     "eta": (float, "N", "Output width over window width of piecewise, above 1. Default: of least worst-case variance."),
     "half_width": (
         float,
@@ -82,40 +168,7 @@ OPTIONS: Options = {
     "breaks": (Numbers(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
 }
 
-
-_FILE_OPTIONS: list[tuple[tuple[str, ...], dict[str, Any]]] = [
-    (
-        ("--missing",),
-        {
-            "type": click.Choice(["error", "keep", "drop"]),
-            "default": "error",
-            "help": "What to do with empty, NA, NaN and null: refuse (default), keep, or drop the row. With keep "
-            "and drop, the release reveals which values are missing.",
-        },
-    ),
-    (
-        ("--round", "decimals"),
-        {"type": click.IntRange(0, 15), "metavar": "N", "help": "Round reports to N decimals."},
-    ),
-    (
-        ("--shuffle-rows",),
-        {"is_flag": True, "help": "Put the rows into a random order. They are held in memory, at most 1 GiB."},
-    ),
-    (
-        ("--format", "kind"),
-        {"type": click.Choice(list(FORMATS)), "help": "Format of IN and OUT. Default: from their suffixes."},
-    ),
-    (("--delimiter",), {"metavar": "C", "help": "What separates the cells of a csv or tsv."}),
-    (("--multiline",), {"is_flag": True, "help": "Allow line breaks in quoted cells of a csv or tsv."}),
-    (
-        ("--sidecar",),
-        {
-            "type": click.Path(dir_okay=False, path_type=Path),
-            "metavar": "FILE",
-            "help": "Where to write the certificates if OUT is -.",
-        },
-    ),
-]
+OPTIONS = _USUAL | _PARAMETERS
 
 
 def flag(name: str) -> str:
@@ -129,27 +182,72 @@ def flags(names: Iterable[str]) -> str:
     return f"{', '.join(most)} and {last}" if most else last
 
 
-Command = Callable[..., object]
-Decorator = Callable[[Command], Command]
-
-
-def options_of(table: Options, *, required: bool = False) -> Decorator:
+def options_of(table: Options, section: str = "", *, required: bool = False) -> Decorator:
     """Give a command the options of a table; ``single`` reads them.
 
     All may repeat: click would drop all but the last in silence.
     """
-
-    def give(command: Command) -> Command:
-        for name, (kind, metavar, text) in reversed(table.items()):
-            command = click.option(
-                flag(name), name, type=kind, metavar=metavar, required=required, multiple=True, help=text
-            )(command)
-        return command
-
-    return give
+    usual: dict[str, Any] = {"section": section, "required": required, "multiple": True}
+    return together(
+        *(
+            option(flag(name), name, type=kind, metavar=metavar, help=text, **usual)
+            for name, (kind, metavar, text) in table.items()
+        )
+    )
 
 
-mechanism_options = options_of(OPTIONS)
+mechanism_options = together(options_of(_USUAL), options_of(_PARAMETERS, "Mechanism parameters"))
+
+_ROWS = "Rows and formats"
+row_options = together(
+    option("--round", "decimals", section=_ROWS, type=click.IntRange(0, 15), metavar="N", help="Decimals of reports."),
+    option(
+        "--shuffle-rows",
+        section=_ROWS,
+        is_flag=True,
+        help="Put the rows into a random order. They are held in memory, at most 1 GiB.",
+    ),
+    option(
+        "--format",
+        "kind",
+        section=_ROWS,
+        type=click.Choice(list(FORMATS)),
+        help="Format of IN and OUT. Default: from their suffixes.",
+    ),
+    option("--delimiter", section=_ROWS, metavar="C", help="What separates the cells of a csv or tsv."),
+    option("--multiline", section=_ROWS, is_flag=True, help="Allow line breaks in quoted cells of a csv or tsv."),
+    option(
+        "--sidecar",
+        section=_ROWS,
+        type=click.Path(dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Where to write the certificates if OUT is -.",
+    ),
+)
+
+_DATASET = "Datasets of many files"
+engine_options = together(
+    option(
+        "--engine",
+        section=_DATASET,
+        type=click.Choice(["local", "ray"]),
+        help="What runs the parts: threads of this process (default), or tasks of a Ray cluster.",
+    ),
+    option(
+        "--address",
+        section=_DATASET,
+        metavar="ADDRESS",
+        help="Address of the Ray cluster; auto is the one of this machine. Default: a new one that ends with the "
+        "command.",
+    ),
+    option(
+        "--task-cpus", section=_DATASET, type=click.FloatRange(0, min_open=True), help="CPUs of a task. Default: 1."
+    ),
+    option("--task-gpus", section=_DATASET, type=click.IntRange(0, 1), help="GPUs of a task. Default: 0."),
+    option("--task-resource", section=_DATASET, metavar="NAME=N", multiple=True, help="Another resource of a task."),
+    option("--retries", section=_DATASET, type=click.IntRange(0), help="Further attempts for a part. Default: 10."),
+)
+ENGINE = ("engine", "address", "task_cpus", "task_gpus", "task_resource", "retries")
 
 
 def plot_option(text: str) -> Decorator:
@@ -169,13 +267,6 @@ def json_option(text: str = "Print JSON.") -> Decorator:
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
-def file_options(command: Command) -> Command:
-    """Give a command what is said of files and their rows besides noise."""
-    for names, settings in reversed(_FILE_OPTIONS):
-        command = click.option(*names, **settings)(command)
-    return command
-
-
 def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
     """Return the options that were given, of a command that takes each once.
 
@@ -189,23 +280,6 @@ def single(given: dict[str, tuple[Any, ...]]) -> dict[str, Any]:
 
 
 _WILD = re.compile(r"[*?\[]")
-
-_ENGINE_OPTIONS: dict[str, dict[str, Any]] = {
-    "--engine": {
-        "type": click.Choice(["local", "ray"]),
-        "help": "What runs the parts of a dataset: threads of this process (default), or tasks of a Ray cluster.",
-    },
-    "--address": {
-        "metavar": "ADDRESS",
-        "help": "Of the Ray cluster, auto for that of this machine; by default one that ends with the command.",
-    },
-    "--task-cpus": {"type": click.FloatRange(0, min_open=True), "help": "CPUs of a task of Ray, 1 by default."},
-    "--task-gpus": {"type": click.IntRange(0, 1), "help": "GPUs of a task of Ray, 0 by default."},
-    "--task-resource": {"metavar": "NAME=N", "multiple": True, "help": "Another resource of a task of Ray."},
-    "--retries": {"type": click.IntRange(0), "help": "How often Ray tries a part again, 10 by default."},
-}
-
-ENGINE = [name[2:].replace("-", "_") for name in _ENGINE_OPTIONS]
 
 
 class Input(click.Path):
@@ -231,10 +305,3 @@ def is_dataset(text: str) -> bool:
     return (
         "://" in text or (bool(text) and Path(text).is_dir()) or (bool(_WILD.search(text)) and not Path(text).exists())
     )
-
-
-def engine_options(command: Command) -> Command:
-    """Give a command what says how a dataset's parts are run."""
-    for name, settings in reversed(_ENGINE_OPTIONS.items()):
-        command = click.option(name, **settings)(command)
-    return command

@@ -144,18 +144,26 @@ def duchi(*, epsilon: Real, lower: Real, upper: Real) -> TwoPoint:
     return TwoPoint(lower, upper, epsilon)
 
 
-def hybrid(*, epsilon: Real, lower: Real, upper: Real) -> Mixture | TwoPoint:
-    """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with probability 1 - e^(-eps/2), else Duchi.
+def hybrid(*, epsilon: Real, lower: Real, upper: Real, share: Real | None = None) -> Mixture | TwoPoint:
+    """Return the hybrid mechanism of Wang 2019: its Piecewise Mechanism with a probability, else Duchi's mechanism.
 
-    Up to eps = 0.61 it is Duchi's mechanism alone: a ``TwoPoint``, or, if JAX traces epsilon, a ``Mixture`` of weight
-    0.
+    Args:
+        epsilon: pure-DP budget; any two inputs are neighbours.
+        lower: smallest valid input.
+        upper: largest valid input.
+        share: probability of the Piecewise Mechanism, in (0, 1). By default it has the lowest worst-case variance:
+            1 - e^(-eps/2) above eps = 0.61, else 0. The result is then Duchi's ``TwoPoint``, or, if JAX traces
+            epsilon, a ``Mixture`` of weight 0. A positive share below 0.61 makes the distribution estimable.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper.
+        ValueError: epsilon not in [0.01, 20]; not lower < upper; share not in (0, 1).
     """
     epsilon, lower, upper = _budget(epsilon, lower, upper)
     points = duchi(epsilon=epsilon, lower=lower, upper=upper)
     spread = piecewise_wang2019(epsilon=epsilon, lower=lower, upper=upper)
+    if share is not None:
+        checks.within("share", share, 0.0, 1.0, open_ends=True)
+        return Mixture(spread, points, checks.number("share", share))
     weight = -elementary(epsilon).expm1(-epsilon / 2)
     if checks.concrete(epsilon) is not None:
         return points if epsilon <= HYBRID_EPSILON else Mixture(spread, points, weight)

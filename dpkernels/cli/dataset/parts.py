@@ -21,13 +21,13 @@ import click
 from dpkernels.cli.dataset.folder import Folder
 from dpkernels.cli.files.arrays import ArrayFile
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.layout import Layout, layout
+from dpkernels.cli.files.layout import Layout, layout_of
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.parquet import ParquetFile
 from dpkernels.cli.files.places import Place
 from dpkernels.cli.interrupts import independent_of_reports, is_independent, mark_independent
 from dpkernels.cli.release.rows import ReleaseSpec, check_values, perturbed
-from dpkernels.cli.release.sidecar import WrittenPart, versions
+from dpkernels.cli.release.sidecar import WrittenFile, versions
 from dpkernels.staging import naming
 
 # Row groups are put together up to so many bytes before compression: 2^23 values of a column, a second's work.
@@ -93,20 +93,20 @@ class _Planned:
     pieces: tuple[tuple[tuple[int, int] | None, int], ...]
 
 
-def layout_of(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return how all the files are written, and the output's.
+def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
+    """Return the layout of all the files, which is also the output's.
 
     Raises:
-        click.UsageError: not all the same, or no known format.
+        click.UsageError: the files have several layouts, or no known format.
     """
-    forms = dict[Layout, Place]()
+    layouts = dict[Layout, Place]()
     for file in files:
         name = Path(file.name)
-        forms.setdefault(layout(name, name, kind, delimiter, multiline), file)
-    if len(forms) > 1:
-        one, other = list(forms.values())[:2]
-        raise click.UsageError(f"IN: {one} and {other} are not of one format")
-    return next(iter(forms))
+        layouts.setdefault(layout_of(name, name, kind, delimiter, multiline), file)
+    if len(layouts) > 1:
+        one, other = list(layouts.values())[:2]
+        raise click.UsageError(f"IN: {one} and {other} have different formats")
+    return next(iter(layouts))
 
 
 def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
@@ -208,19 +208,19 @@ class Secret:
 
 @dataclass(frozen=True)
 class Job:
-    """What is done to every part; the same for all, and without a secret.
+    """The work on every part: the same for all, and without a secret.
 
     Attributes:
-        spec: of the rows.
-        form: how the files are written.
-        suffix: of their names.
-        parts: how many there are.
-        folder: where the parts go; None where none is made.
-        versions: of the driver.
+        spec: the treatment of every row.
+        layout: how the files are written.
+        suffix: the end of their names.
+        parts: the number of parts.
+        folder: where the parts go; None for a check.
+        versions: the driver's.
     """
 
     spec: ReleaseSpec
-    form: Layout
+    layout: Layout
     suffix: str
     parts: int
     folder: Folder | None
@@ -255,7 +255,7 @@ class Done:
 
     number: int
     rows: int
-    written: WrittenPart | None = None
+    written: WrittenFile | None = None
     not_kept: tuple[str, ...] = ()
 
 
@@ -302,7 +302,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
     name = job.folder.named(part.number, job.parts, job.suffix)
     with (
         naming(f"{part.file} to {name}"),
-        _opened(part, job.form) as source,
+        _opened(part, job.layout) as source,
         job.folder.part(name, part.file.local) as made,
     ):
         read = rows = 0
@@ -313,7 +313,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
                 read, rows = read + before, rows + left
         not_kept = tuple(source.not_kept(made.path))
         _check_whole(part, read)
-    return Done(part.number, rows, WrittenPart(name, rows // source.values_per_row, made.size, made.sha256), not_kept)
+    return Done(part.number, rows, WrittenFile(made.sha256, made.size, name, rows // source.values_per_row), not_kept)
 
 
 def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
@@ -323,7 +323,7 @@ def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
         ValueError: as ``perturb_part``.
     """
     spec = job.spec
-    with naming(part.file), part.opened(job.form) as source:
+    with naming(part.file), part.opened(job.layout) as source:
         wanted = spec.columns, spec.clip, spec.row_options.missing
         read, rows = check_values(source, *wanted, _nothing, part.row)
         _check_whole(part, read)

@@ -21,7 +21,7 @@ from dpkernels.cli.dataset.parts import (
     Task,
     Versioned,
     check_part,
-    layout_of,
+    common_layout,
     perturb_part,
     planned,
     results,
@@ -30,10 +30,9 @@ from dpkernels.cli.files.layout import DASH, Layout
 from dpkernels.cli.files.places import Found, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
-from dpkernels.cli.release import sidecar
 from dpkernels.cli.release.one_file import Request
 from dpkernels.cli.release.rows import ReleaseSpec
-from dpkernels.cli.release.sidecar import Release, WrittenParts, versions
+from dpkernels.cli.release.sidecar import Release, WrittenFile, to_json, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
@@ -106,7 +105,7 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     _check_apart(source, found, place)
     folders = [one.local for one in (place, found.folder) if one is not None and one.local is not None]
     ledger_account = LedgerAccount.of(request.ledger, [file.local for file in found.files if file.local], folders)
-    written = layout_of(found.files, request.kind, request.delimiter, request.multiline)
+    written = common_layout(found.files, request.kind, request.delimiter, request.multiline)
     parts = planned(found.files, written)
     with parts[0].opened(written) as first:
         rows.check_droppable(first)
@@ -176,8 +175,8 @@ def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False)
             written = [one.written for one in done if one.written is not None]
             _check_there(out, written)
             not_kept = tuple(dict.fromkeys(note for one in done for note in one.not_kept))
-            finished = plan.job.spec.release(_rows(done), plan.values_per_row, plan.job.form, not_kept, ledger_charge)
-            text = sidecar.to_json(finished, WrittenParts(written, plan.names))
+            finished = plan.job.spec.release(_rows(done), plan.values_per_row, plan.job.layout, not_kept, ledger_charge)
+            text = to_json(finished, written, plan.names)
             out.finish(text, [one.name for one in written])
     return finished
 
@@ -193,7 +192,7 @@ def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]
     """
     left = remaining_after(plan.ledger_account, plan.totals)
     rows = _rows(_all(plan, check_part, None, progress))
-    return plan.job.spec.release(rows, plan.values_per_row, plan.job.form), left
+    return plan.job.spec.release(rows, plan.values_per_row, plan.job.layout), left
 
 
 def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
@@ -214,7 +213,7 @@ def _rows(done: Sequence[Done]) -> int:
     return sum(one.rows for one in done)
 
 
-def _check_there(out: Folder, written: Sequence[sidecar.WrittenPart]) -> None:
+def _check_there(out: Folder, written: Sequence[WrittenFile]) -> None:
     there = out.sizes()
     for one in written:
         if there.get(one.name) != one.size:

@@ -1,4 +1,4 @@
-"""How the files of a release are written, as their names and the options say."""
+"""The layout of the files of a release, from their names and the options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DASH, STANDARD_INPUT = Path("-"), Path("/dev/stdin")
 
 @dataclass(frozen=True)
 class Layout:
-    """How both files are written.
+    """The layout of an input and its output.
 
     Attributes:
         kind: a key of ``FORMATS``.
@@ -54,8 +54,8 @@ class Layout:
         return made
 
 
-def layout(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
-    """Return what the names of the files and the options say.
+def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | None, multiline: bool) -> Layout:
+    """Return the layout by the names of the files and the options.
 
     Args:
         source: IN.

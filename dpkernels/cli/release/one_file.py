@@ -13,17 +13,16 @@ from typing import Any
 import click
 
 from dpkernels.cli.files.formats import Source
-from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout
+from dpkernels.cli.files.layout import DASH, STANDARD_INPUT, Layout, layout_of
 from dpkernels.cli.files.opening import open_source
 from dpkernels.cli.files.places import FILE, kind
 from dpkernels.cli.files.row_options import RowOptions, permutation
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
-from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, spread
-from dpkernels.cli.release import sidecar
+from dpkernels.cli.mechanisms import DEFAULT, build_exact_sampler, check_count, options_by_column
 from dpkernels.cli.release.output import Output, StandardOutput, check_target, sidecar_path
 from dpkernels.cli.release.rows import ReleaseSpec, check_values, label, perturbed, row_order_secret, some_rows
-from dpkernels.cli.release.sidecar import Column, Release, Written
+from dpkernels.cli.release.sidecar import Column, Release, WrittenFile, to_json
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 from dpkernels.staging import naming
@@ -39,9 +38,9 @@ class Plan:
         source: the input.
         target: the output; ``DASH`` for standard output.
         sidecar: where its certificates go.
-        spec: what is done to every row.
-        form: how both files are written.
-        ledger_account: what pays for it; None for nothing.
+        spec: the treatment of every row.
+        layout: how both files are written.
+        ledger_account: the ledger that is charged, if there is one.
         force: replace an existing output.
     """
 
@@ -49,7 +48,7 @@ class Plan:
     target: Path
     sidecar: Path
     spec: ReleaseSpec
-    form: Layout
+    layout: Layout
     ledger_account: LedgerAccount | None = None
     force: bool = False
 
@@ -61,21 +60,21 @@ class Plan:
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for: the arguments and options of ``dpkernels perturb``, as they were given.
+    """The arguments and options of ``dpkernels perturb``, as they were given.
 
     Attributes:
         source: IN.
         target: OUT.
         columns: names of the columns to perturb; none for an array.
         mechanisms: their names, one for all columns or one a column; none for the default.
-        options: the values of the mechanisms' options that were given; see ``mechanisms.spread``.
+        options: the values of the mechanisms' options that were given; see ``mechanisms.options_by_column``.
         clip: clip values outside the interval.
         force: replace an existing output.
         ledger: the options of a ledger that were given.
-        rows: what else is done to rows.
+        rows: the treatment of rows besides noise.
         sidecar: where the certificates go if the output is standard output.
-        kind: the format of both files; None for what their names say.
-        delimiter: what separates cells; None for that of the format.
+        kind: the format of both files; None to take it from their names.
+        delimiter: the separator of cells; None for that of the format.
         multiline: whether quoted cells may have line breaks.
     """
 
@@ -102,7 +101,7 @@ class Request:
         chosen, mechanisms = _chosen(source, self.columns), self.mechanisms or [DEFAULT]
         check_count("mechanism", len(mechanisms), len(chosen))
         each = list(mechanisms) * (len(chosen) if len(mechanisms) == 1 else 1)
-        settings = zip(chosen, each, spread(each, self.options), strict=True)
+        settings = zip(chosen, each, options_by_column(each, self.options), strict=True)
         return tuple(Column(name, *build_exact_sampler(one, own, label(name))) for name, one, own in settings)
 
 
@@ -114,21 +113,21 @@ def plan(request: Request) -> Plan:
         ValueError: the input is not a readable file of its format.
     """
     path, target, rows = Path(request.source), Path(request.target), request.rows
-    form = layout(path, target, request.kind, request.delimiter, request.multiline)
+    layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:
         raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     beside = _sidecar(path, target, request.sidecar, request.force)
     ledger_account = LedgerAccount.of(request.ledger, (path, target, beside))
     rows.check_size(path)
-    source = open_source(path, form)
+    source = open_source(path, layout)
     rows.check_droppable(source)
     spec = ReleaseSpec(request.columns_of(source), request.clip, rows)
-    return Plan(source, target, beside, spec, form, ledger_account, request.force)
+    return Plan(source, target, beside, spec, layout, ledger_account, request.force)
 
 
 def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
-    """Return where the certificates go, once it is clear that nothing is in the way."""
+    """Return where the certificates go, after checking that the place is free."""
     if target != DASH:
         if given is not None:
             raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")
@@ -168,9 +167,9 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
 
     Raises:
         click.UsageError: a stream that is to be read twice.
-        ValueError: the budget would be exceeded, an input value is unfit, or the input is empty or damaged; nothing is
-            written.
-        OSError: reading or writing failed; nothing is written.
+        ValueError: the budget would be exceeded, an input value is unfit, or the input is empty or damaged. No file
+            is written.
+        OSError: reading or writing failed. No file is written.
     """
     if check_first and plan.source.path == STANDARD_INPUT:
         raise click.UsageError("--check-first: standard input can be read only once")
@@ -181,8 +180,8 @@ def perturb_file(plan: Plan, progress: bool | None, check_first: bool = False) -
             with _shown(plan.source, progress) as show, naming(f"{plan.source.path} to {output.place}"):
                 rows = _write(plan, output.path, show)
             not_kept = tuple(plan.source.not_kept(output.path))
-            release = plan.spec.release(rows, plan.source.values_per_row, plan.form, not_kept, ledger_charge)
-            output.commit(sidecar.to_json(release, Written(*output.digest(), plan.source.names)))
+            release = plan.spec.release(rows, plan.source.values_per_row, plan.layout, not_kept, ledger_charge)
+            output.commit(to_json(release, WrittenFile(*output.digest()), plan.source.names))
     return release
 
 
@@ -190,13 +189,13 @@ def check_file(plan: Plan, progress: bool | None) -> tuple[Release, list[str]]:
     """Check everything that a release would, every value and the ledger too, without charging or writing.
 
     Returns:
-        The release that would be, and what would be left in the ledger, in words.
+        The release that would be, and in words the budget that would be left in the ledger.
 
     Raises:
         ValueError: as ``perturb_file``.
     """
     left = remaining_after(plan.ledger_account, _totals(plan))
-    return plan.spec.release(_checked(plan, progress), plan.source.values_per_row, plan.form), left
+    return plan.spec.release(_checked(plan, progress), plan.source.values_per_row, plan.layout), left
 
 
 def _checked(plan: Plan, progress: bool | None) -> int:

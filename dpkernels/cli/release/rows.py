@@ -1,4 +1,4 @@
-"""What a release does to the rows of a file, piece by piece: it checks and perturbs the values."""
+"""Checking and perturbing the rows of a file, piece by piece."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
 from dpkernels.cli.files.row_options import RowOptions, complete, filled
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
 from dpkernels.cli.ledger import LedgerCharge
-from dpkernels.cli.release.sidecar import Column, Release, exact_total
+from dpkernels.cli.release.sidecar import Column, Release, exact_totals
 from dpkernels.decimals import shortest
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
@@ -45,7 +45,7 @@ def check_values(
     Raises:
         ValueError: a value that cannot be perturbed, or a file that is damaged.
     """
-    bounds = [Bounds.of(column.form, clip) for column in columns]
+    bounds = [Bounds.of(column.sampler, clip) for column in columns]
     start, rows = row, 0
     with closing(source.pieces([column.name for column in columns])) as pieces:
         for piece in pieces:
@@ -62,14 +62,14 @@ def _checked(source: Source, column: Column, bounds: Bounds, missing: str, piece
 
 
 def some_rows(source: Source, read: int, left: int) -> None:
-    """Refuse a file of which nothing would be released.
+    """Refuse a file without a row to release.
 
     Raises:
-        ValueError: it is one.
+        ValueError: no row is left.
     """
     if left == 0:
-        problem = "every row has a missing value" if read else "is empty; there is no row"
-        raise ValueError(f"{source.path}: {problem}, nothing to perturb")
+        problem = "every row has a missing value" if read else "is empty"
+        raise ValueError(f"{source.path}: {problem}; there is no row to perturb")
 
 
 def numbers_and(
@@ -96,7 +96,7 @@ def numbers_and(
             first = int(np.argmin(found.missing))
             if missing == "error":
                 row = source.place(piece, start + int(np.argmax(found.missing)), start)
-                raise ValueError(f"{row} is missing (empty, null, nan); every row needs a finite number, or --missing")
+                raise ValueError(f"{row} is missing (empty, null, nan){_NOT_FINITE}")
             if found.missing.all():
                 return found, None
         return (found, use(filled(found))) if found.values.size else (found, None)
@@ -105,11 +105,13 @@ def numbers_and(
         limits = "" if error.interval is None else column.guarantee.limits
         # Where values are missing, the first that is not stands in, also before its own row.
         where = source.place(piece, max(error.row, start + first), start)
-        raise ValueError(
-            f"{label(column.name)}{where} is {shortest(error.value)}{error.reason}{limits}{clips}"
-        ) from error
+        reason = error.reason if np.isfinite(error.value) else _NOT_FINITE
+        raise ValueError(f"{label(column.name)}{where} is {shortest(error.value)}{reason}{limits}{clips}") from error
     except ValueError as error:
         raise ValueError(label(column.name) + str(error)) from error
+
+
+_NOT_FINITE = "; every value must be a finite number, or missing with --missing keep or --missing drop"
 
 
 def label(name: str | None) -> str:
@@ -126,12 +128,12 @@ _ARRAY, _ROW_ORDER = 0, 1
 
 @dataclass(frozen=True)
 class ReleaseSpec:
-    """What is done to every row.
+    """The treatment of every row.
 
     Attributes:
-        columns: what is perturbed, and how.
+        columns: the perturbed columns with their mechanisms.
         clip: clip values outside the interval.
-        row_options: what else is done to rows.
+        row_options: the treatment of rows besides noise.
     """
 
     columns: tuple[Column, ...]
@@ -140,33 +142,31 @@ class ReleaseSpec:
 
     @property
     def names(self) -> list[str | None]:
-        """Of the columns."""
+        """The names of the columns."""
         return [column.name for column in self.columns]
 
     def engines(self, secret: bytes) -> list[Engine]:
         """One a column, each with a key of its own: two columns never share noise."""
-        return [exact_engine(column.form, _column_secret(secret, column.name)) for column in self.columns]
+        return [exact_engine(column.sampler, _column_secret(secret, column.name)) for column in self.columns]
 
     def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
         """Return the (epsilon, delta) of a row, exactly."""
-        parts = [column.guarantee for column in self.columns]
-        epsilon, delta = [one.epsilon for one in parts], [one.delta for one in parts]
-        return exact_total(epsilon, values_per_row), exact_total(delta, values_per_row)
+        return exact_totals([column.guarantee for column in self.columns], values_per_row)
 
     def release(
         self,
         values: int,
         values_per_row: int,
-        form: Layout,
+        layout: Layout,
         not_kept: tuple[str, ...] = (),
         ledger_charge: LedgerCharge | None = None,
     ) -> Release:
-        """Return what is to be said of a release of so many values a column."""
-        done = self.columns, values // values_per_row, values_per_row, self.clip, form, self.row_options
+        """Return a release with this number of values in each column."""
+        done = self.columns, values // values_per_row, values_per_row, self.clip, layout, self.row_options
         return Release(*done, not_kept, ledger_charge)
 
     def copied(self, source: Source) -> list[str]:
-        """Return what of a file is not perturbed."""
+        """Return the names of the parts of a file that are not perturbed."""
         chosen = set(self.names)
         return [*(name for name in source.names if name not in chosen), *source.also_copied]
 
@@ -221,7 +221,7 @@ def _next(pieces: Iterator[Any]) -> Any:
 def _reports(
     spec: ReleaseSpec, source: Source, column: Column, engine: Engine, piece: Any, row: int, first: int
 ) -> Numbers:
-    bounds, missing = Bounds.of(column.form, spec.clip), spec.row_options.missing
+    bounds, missing = Bounds.of(column.sampler, spec.clip), spec.row_options.missing
     reported = partial(in_chunks, engine, bounds, start=first, row=row)
     found, reports = numbers_and(source, column, bounds, missing, piece, row, reported)
     if reports is None:  # all are missing

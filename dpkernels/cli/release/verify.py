@@ -32,13 +32,13 @@ from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import (
     Guarantee,
     check_fields,
-    exact_total,
+    exact_totals,
     guarantee,
-    law_of,
+    interval_form,
+    noise_of,
     of_a_row,
     parameters,
     title,
-    total,
     versions,
 )
 from dpkernels.cli.text import shown
@@ -146,7 +146,7 @@ class VerifiedColumn:
     def __str__(self) -> str:
         delta = f", delta {shortest(self.own.delta)}" if self.own.delta else ""
         name = shown(self.form["mechanism"]) + ("" if self.rebuilt else " (declared, not verified)")
-        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbours}"
+        claim = f"epsilon {shortest(self.own.epsilon)}{delta}; neighbouring: {self.own.neighbouring}"
         return f"ok: {title(self.form['column'])}, {name}, {claim}"
 
 
@@ -333,7 +333,6 @@ def _verified(path: Path, form: dict[str, Any]) -> list[str]:
     columns = [_column(column, form) for column in form["columns"]]
     _check_counts(form)
     _check_totals(form, [column.own for column in columns])
-    _check_ledger(form, [column.own for column in columns])
     delta = f", delta {shortest(form['delta'])}" if form["delta"] else ""
     total_line = f"total epsilon a row {shortest(form['epsilon'])}{delta}; neighbouring: {form['neighbouring']}"
     files = outputs(form, path)
@@ -349,7 +348,8 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         certificate = read_certificate(form["certificate"])
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
-        check_same("neighbouring", form["neighbouring"], own.neighbours)
+        check_same("neighbouring", form["neighbouring"], own.neighbouring)
+        check_same("interval", form.get("interval"), interval_form(certificate).get("interval"))
         return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, release))
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
@@ -406,22 +406,18 @@ def _check_counts(form: dict[str, Any]) -> None:
 
 
 def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
-    """The sums of a file are those of its columns."""
+    """Refuse totals, or a charge of them, that are not those of the columns."""
     values = form["values_per_row"]
-    for word in ("epsilon", "delta"):
-        check_same(word, form[word], total([getattr(own, word) for own in guarantees], values))
+    found = of_a_row(guarantees, values)
+    for word in ("epsilon", "delta", "neighbouring"):
+        check_same(word, form[word], getattr(found, word))
     for word in ("realised_epsilon", "realised_delta"):
-        realised = values * sum(getattr(own, word) for own in guarantees)
+        realised = getattr(found, word)
         if type(form[word]) is not float or not math.isclose(realised, form[word], rel_tol=1e-12):
             raise CertificateError(f"{word}: the file says {form[word]}, its columns {realised}")
-    check_same("neighbouring", form["neighbouring"], of_a_row(guarantees))
-
-
-def _check_ledger(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
-    """Refuse a charge that is not the total."""
-    for word in ("epsilon", "delta") if "ledger" in form else ():
-        charged = exact_total([getattr(own, word) for own in guarantees], form["values_per_row"])
-        check_same(f"ledger: {word}", form["ledger"][word], printed(charged))
+    if "ledger" in form:
+        for word, amount in zip(("epsilon", "delta"), exact_totals(guarantees, values), strict=True):
+            check_same(f"ledger: {word}", form["ledger"][word], printed(amount))
 
 
 def _declared(form: dict[str, Any]) -> list[str]:
@@ -431,19 +427,19 @@ def _declared(form: dict[str, Any]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Report:
-    """A mechanism's certificate, and what the certificate costs.
+class MechanismCertificate:
+    """A mechanism's certificate, and the variance that the certificate costs.
 
     Attributes:
         name: the mechanism's name.
-        form: its certified form.
+        sampler: its exact sampler.
     """
 
     name: str
-    form: ExactSampler
+    sampler: ExactSampler
 
     @classmethod
-    def of(cls, name: str, options: Mapping[str, Any]) -> Report:
+    def of(cls, name: str, options: Mapping[str, Any]) -> MechanismCertificate:
         """Certify.
 
         Raises:
@@ -456,13 +452,12 @@ class Report:
         """Return a JSON form."""
         return {
             "mechanism": self.name,
-            "parameters": parameters(self.form.mechanism),
-            "variance_cost": self.form.variance_cost,
-            "certificate": self.form.certificate.to_dict(),
+            "parameters": parameters(self.sampler.mechanism),
+            "variance_cost": self.sampler.variance_cost,
+            "certificate": self.sampler.certificate.to_dict(),
         }
 
     def __str__(self) -> str:
-        cost = f"{100 * self.form.variance_cost:+.4g} % in worst-case variance, against the ideal density"
-        law = law_of(self.form.mechanism)
-        name = f"{self.name}, {law}" if law else self.name
-        return f"mechanism           {name}\n{self.form.certificate}\ncost                {cost}"
+        cost = f"{100 * self.sampler.variance_cost:+.4g} % in worst-case variance, against the ideal density"
+        name = ", ".join(filter(None, (self.name, noise_of(self.sampler.mechanism))))
+        return f"mechanism           {name}\n{self.sampler.certificate}\ncost                {cost}"

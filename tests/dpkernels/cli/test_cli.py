@@ -164,7 +164,8 @@ def several(run: Run, *more: str) -> Result:
     columns = ["--column", "age", "--column", "pay", "--column", "c", "--lower", "0"]
     uppers = ["--upper", "120", "--upper", "120000", "--upper", "120"]
     budgets = ["--epsilon", "0.1", "--epsilon", "0.1", "--epsilon", "0.1"]
-    return run("perturb", "in.parquet", "out.parquet", *columns, *uppers, *budgets, *more)
+    mechanism = [] if "--mechanism" in more else ["--mechanism", "closed-form"]
+    return run("perturb", "in.parquet", "out.parquet", *columns, *uppers, *budgets, *mechanism, *more)
 
 
 def test_several_columns_their_total_and_what_is_not_protected(run: Run) -> None:

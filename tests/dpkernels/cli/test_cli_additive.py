@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -167,10 +169,10 @@ def test_an_array_counts_every_value_of_a_row(run: Run) -> None:
 
 
 def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
-    from dpkernels.cli.mechanisms import spread
+    from dpkernels.cli.mechanisms import options_by_column
 
     names = ["laplace", "piecewise", "gaussian"]
-    assert spread(names, {"epsilon": [1.0], "sensitivity": [2.0, 3.0], "lower": [0.0], "delta": [0.1]}) == [
+    assert options_by_column(names, {"epsilon": [1.0], "sensitivity": [2.0, 3.0], "lower": [0.0], "delta": [0.1]}) == [
         {"epsilon": 1.0, "sensitivity": 2.0},
         {"epsilon": 1.0, "lower": 0.0},
         {"epsilon": 1.0, "sensitivity": 3.0, "delta": 0.1},
@@ -187,10 +189,10 @@ def test_an_option_is_for_the_columns_whose_mechanism_has_it() -> None:
     ],
 )
 def test_options_that_no_columns_match(given: dict[str, Any], words: str) -> None:
-    from dpkernels.cli.mechanisms import spread
+    from dpkernels.cli.mechanisms import options_by_column
 
     with pytest.raises(click.UsageError, match="^" + words):
-        spread(["laplace", "piecewise", "laplace"], given)
+        options_by_column(["laplace", "piecewise", "laplace"], given)
 
 
 def test_every_option_is_some_mechanisms() -> None:
@@ -263,8 +265,8 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no claim": ([*GAUSSIAN, "--sigma", "3"], "--epsilon, --delta, --sensitivity: missing"),
     "no theta": ([*RECYCLED, *CLAIM], "--theta: missing"),
     "bounds": (["--mechanism", "laplace", *PURE, "--lower", "0"], "--lower: laplace has no such option"),
-    "no bounds": ([*PURE[:2], "--lower", "0"], "--upper: missing; closed-form needs"),
-    "sensitivity of bounded": ([*AGE, "--sensitivity", "1"], "--sensitivity: closed-form has no such option"),
+    "no bounds": ([*PURE[:2], "--lower", "0"], "--upper: missing; balanced needs"),
+    "sensitivity of bounded": ([*AGE, "--sensitivity", "1"], "--sensitivity: balanced has no such option"),
     "delta of laplace": (["--mechanism", "laplace", *CLAIM], "--delta: laplace has no such option"),
     "twice": ([*GAUSSIAN, *CLAIM, "--delta", "1e-5"], "--delta: given 2 times; give it once"),
     "sensitivity 0": (["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "0"], "sensitivity: 0"),
@@ -357,3 +359,74 @@ def test_certify_prints_the_certificate_and_its_cost(run: Run, case: str) -> Non
     form = json.loads(run("certify", *arguments(case), "--json").out)
     assert form["certificate"]["sensitivity"] == form["parameters"]["sensitivity"] == 2
     assert abs(form["variance_cost"]) < 0.05
+
+
+# Intervals and composition
+
+
+@pytest.mark.parametrize("case", ["laplace", "gaussian, sigma"])
+def test_the_interval_of_a_true_value_is_printed_and_in_the_sidecar(run: Run, case: str) -> None:
+    np.save("in.npy", ages(3))
+    done = run("perturb", "in.npy", "out.npy", *arguments(case))
+    assert done.code == 0, done.err
+    interval = sidecar("out.npy")["columns"][0]["interval"]
+    assert interval["confidence"] == 0.95
+    released = np.load("out.npy")
+    low, high = dpk.confidence_interval(released, ADDITIVE[case][1](), 0.95)
+    np.testing.assert_allclose(released - interval["below"], low, rtol=1e-12, atol=1e-9)
+    np.testing.assert_allclose(released + interval["above"], high, rtol=1e-12, atol=1e-9)
+    line = next(line for line in done.out.splitlines() if "with probability 95 %" in line)
+    below, above = (float(text.replace(",", "")) for text in re.findall(r"released [-+] ([\d.,]+\d)", line))
+    assert interval["below"] <= below <= interval["below"] * 1.001
+    assert interval["above"] <= above <= interval["above"] * 1.001
+
+
+def test_an_interval_that_the_table_does_not_have_is_refused(run: Run) -> None:
+    np.save("in.npy", ages(3))
+    assert run("perturb", "in.npy", "out.npy", *arguments("laplace")).code == 0
+    form = sidecar("out.npy")
+    form["columns"][0]["interval"]["below"] /= 2
+    Path("out.npy.json").write_text(json.dumps(form))
+    assert_refused(run("certify", "--verify", "out.npy.json"), 1, "interval: the file says")
+
+
+@pytest.mark.parametrize("case", ["laplace", "gaussian, sigma", "recycled-gaussian, q"])
+def test_the_printed_command_composes_the_values(run: Run, case: str) -> None:
+    np.save("in.npy", ages(3))
+    done = run("perturb", "in.npy", "out.npy", *arguments(case))
+    assert "if all 3 values are about the same people, they compose to epsilon 3, delta 3e-" in done.out
+    printed = next(line.partition("dpkernels account ")[2] for line in done.out.splitlines() if "account" in line)
+    accounted = run("account", *shlex.split(printed), "--json")
+    assert accounted.code == 0, accounted.err
+    assert json.loads(accounted.out)["reports"] == 3
+
+
+def test_a_budget_without_a_delta_is_answered_with_one(run: Run) -> None:
+    np.save("in.npy", ages(3))
+    charged = ["perturb", "in.npy", "out.npy", "--mechanism", "laplace", *PURE, "--ledger", "people.ledger"]
+    for more in ([], ["--check"]):
+        refused = run(*charged, "--budget", "2", *more)
+        assert_refused(refused, 2, "has delta 0, but this release costs delta 1e-15; use --budget 2,1e-9")
+    assert_nothing_but("in.npy")
+    assert run(*charged, "--budget", "2,1e-9").code == 0
+    gaussian = ["--mechanism", "gaussian", *CLAIM]
+    budget = "--ledger", "other.ledger", "--budget", "5"
+    assert_refused(run("perturb", "in.npy", "o.npy", *gaussian, *budget), 2, "use --budget 5,1e-")
+
+
+def test_a_ledger_without_a_delta_cannot_pay_for_noise(run: Run) -> None:
+    np.save("in.npy", ages(3))
+    assert run("perturb", "in.npy", "out.npy", *AGE, "--ledger", "people.ledger", "--budget", "2").code == 0
+    noise = ["--mechanism", "laplace", *PURE]
+    refused = run("perturb", "in.npy", "o.npy", *noise, "--ledger", "people.ledger")
+    assert_refused(refused, 2, "the budget of people.ledger: has delta 0", "use --budget 2,1e-9 with a new ledger")
+
+
+def test_noise_is_compared_without_an_interval(run: Run) -> None:
+    done = run("compare", "--epsilon", "1", "--sensitivity", "10", "--json")
+    assert done.code == 0, done.err
+    rows = {row["mechanism"]: row["worst_variance"] for row in json.loads(done.out)}
+    assert rows["laplace (unbounded)"] == pytest.approx(200.0)
+    assert min(rows, key=lambda name: rows[name]) == "staircase (unbounded)"
+    for given in ([], ["--lower", "0"], ["--upper", "1", "--sensitivity", "1"]):
+        assert_refused(run("compare", "--epsilon", "1", *given), 2, "--lower and --upper: give both")

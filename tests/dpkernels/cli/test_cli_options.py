@@ -179,3 +179,22 @@ def test_every_combination_gives_a_result_or_one_line(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(command.commands))
 def test_thousands_of_combinations(name: str) -> None:
     tried(name, THOROUGH)
+
+
+@pytest.mark.parametrize("name", sorted(command.commands))
+def test_help_is_one_screen_and_names_every_option(name: str) -> None:
+    one = command.commands[name]
+    context = click.Context(one, info_name=name, terminal_width=80)
+    text = one.get_help(context)
+    assert len(text.splitlines()) <= 50
+    flags = [option.opts[0] for option in one.params if isinstance(option, click.Option)]
+    assert [flag for flag in flags if not re.search(rf"{flag}\b", text)] == []
+
+
+def test_help_all_explains_what_help_names() -> None:
+    out = io.StringIO()
+    with redirect_stdout(out):
+        assert main(["perturb", "--help-all"]) == 0
+    for words in ("Standard deviation of Gaussian noise", "Repeat --column for several columns", "Further attempts"):
+        assert words in out.getvalue()
+        assert words not in command.commands["perturb"].get_help(click.Context(command.commands["perturb"]))

@@ -14,6 +14,7 @@ from command_helpers import Run, assert_nothing_but, assert_refused, command
 import accountants
 import dpkernels as dpk
 from accountants import tune
+from dpkernels.cli import mechanisms
 from dpkernels.cli import tune as command_tune
 
 run = pytest.fixture(command, name="run")
@@ -182,10 +183,35 @@ def test_auto_where_the_optimum_is_not_computed(run: Run) -> None:
     assert json.loads(done.out)["mechanism"] in ("piecewise", "hybrid")
 
 
-@pytest.mark.parametrize(("epsilon", "name"), [("0.5", "duchi"), ("1", "hybrid"), ("4", "piecewise")])
-def test_by_default_the_best_closed_form_is_taken_and_named(run: Run, epsilon: str, name: str) -> None:
+@pytest.mark.parametrize(
+    ("choice", "epsilon", "name", "says"),
+    [
+        ("closed-form", "0.5", "duchi", "good for means, not for quantiles and histograms; for these use --mechanism"),
+        ("balanced", "0.5", "hybrid", "good for means, and for quantiles of many people"),
+        ("balanced", "1", "hybrid", "good for means, and for quantiles of many people"),
+        ("balanced", "4", "piecewise", "for the best quantiles add --objective distribution"),
+        ("triangle-constant", "1", "triangle-constant", "the variance of means is 206 % above the best"),
+        ("square-wave", "1", "square-wave", "not for means, which are biased"),
+    ],
+)
+def test_a_choice_is_named_with_the_questions_that_it_answers_well(
+    run: Run, choice: str, epsilon: str, name: str, says: str
+) -> None:
     np.save("in.npy", np.linspace(-3, 5, 11))
-    done = run("perturb", "in.npy", "out.npy", "--lower", "-3", "--upper", "5", "--epsilon", epsilon)
+    given = () if choice == "balanced" else ("--mechanism", choice)
+    done = run("perturb", "in.npy", "out.npy", *given, "--lower", "-3", "--upper", "5", "--epsilon", epsilon)
     assert done.code == 0, done.err
     assert f"(array)  {name} " in done.out
+    assert says in done.out
     assert run("certify", "--verify", "out.npy.json").out.startswith(f"ok: (array), {name}, epsilon {epsilon};")
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.25, 0.5, 0.61, 0.62, 1.0, 3.0, 20.0])
+def test_the_default_costs_at_most_a_tenth_and_can_estimate_distributions(epsilon: float) -> None:
+    """Reports of two values cannot; the balanced choice is never one of them."""
+    own = {"epsilon": epsilon, "lower": -3.0, "upper": 5.0}
+    made = [mechanisms.mechanism(name, own) for name in ("balanced", "closed-form")]
+    balanced, best = (float(one.worst_variance) for one in made)  # type: ignore[attr-defined]
+    assert best <= balanced <= mechanisms.ROOM * best * (1 + 1e-12)
+    assert not isinstance(made[0], dpk.TwoPoint)
+    assert balanced >= 1.0995 * best or type(made[0]) is type(made[1])

@@ -30,7 +30,7 @@ from command_helpers import (
 
 from dpkernels.budgets.ledger import Ledger
 from dpkernels.cli import interrupts
-from dpkernels.cli.release import output, sidecar
+from dpkernels.cli.release import output, summary
 from dpkernels.cli.release.output import Output, StandardOutput, own_sidecar, sidecar_path
 from dpkernels.staging import TakenError, claimed, staged, sweep
 
@@ -630,13 +630,13 @@ def test_a_request_to_stop_after_the_commit_comes_too_late(
     run: Run, monkeypatch: pytest.MonkeyPatch, request_to_stop: signal.Signals
 ) -> None:
     Path("in.csv").write_text(GOOD_CSV)
-    told = sidecar.summary_lines
+    lines = summary.summary_lines
 
     def late(*arguments: Any) -> Any:
         os.kill(os.getpid(), request_to_stop)
-        return told(*arguments)
+        return lines(*arguments)
 
-    monkeypatch.setattr(sidecar, "summary_lines", late)
+    monkeypatch.setattr(summary, "summary_lines", late)
     done = run(*GIVEN)
     assert (done.code, done.err) == (0, "")
     assert run("certify", "--verify", "out.csv.json").code == 0

@@ -8,6 +8,7 @@ import shutil
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpkernels.cli import main
@@ -45,6 +46,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "people").mkdir()
     for name in ("people.csv", "people/1.csv", "people/2.csv"):
         shutil.copy(data / "rand_hie.csv", tmp_path / name)
+    np.save(tmp_path / "counts.npy", np.array([120.0, 30.0, 40.0]))
     monkeypatch.chdir(tmp_path)
 
 

@@ -1,0 +1,155 @@
+"""The summary of a release: the columns, their guarantees, what they are good for, and what is not protected."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from decimal import ROUND_CEILING, Context
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from dpkernels.budgets.amounts import printed
+from dpkernels.cli.mechanisms import ROOM, best_variance
+from dpkernels.cli.options import flag
+from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, margins, noise_of, parameters
+from dpkernels.cli.text import aligned, listed
+from dpkernels.decimals import rational, shortest
+from dpkernels.estimation.intervals import shown as figure
+from dpkernels.mechanisms.two_point import TwoPoint
+
+# The least delta at which composed values are accounted.
+_COMPOSED_DELTA = 1e-9
+
+
+def summary_lines(
+    release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None, left: Sequence[str] = ()
+) -> list[str]:
+    """Return the summary for people.
+
+    Args:
+        release: what was done, or checked.
+        copied: the columns that are not perturbed.
+        places: output and certificates; None for a check.
+        left: what a ledger would have left.
+    """
+    heading = ["column", "mechanism", "neighbours", "epsilon", "realised", "delta", "realised"]
+    found = aligned([heading, *map(_cells, release.columns)])
+    # The parameters of noise may have been calibrated.
+    noise = {column.title: noise_of(column.sampler.mechanism) for column in release.columns}
+    found += [f"{title}: noise of {parameters}" for title, parameters in noise.items() if parameters]
+    own = release.guarantee
+    budget, realised = shortest(own.epsilon), shortest(own.realised_epsilon)
+    if own.delta:
+        budget += f", delta {shortest(own.delta)}"
+        realised += f", delta {shortest(own.realised_delta)}"
+    found.append(f"total epsilon a row: {budget} (realised {realised}); neighbouring: {own.neighbouring}")
+    if own.delta >= 1:
+        found.append("WARNING: a total delta of 1 or more guarantees nothing")
+    if release.ledger_charge is not None:
+        found.append(str(release.ledger_charge))
+    found += advice(release)
+    if copied:
+        found.append(f"copied as they are, NOT protected: {listed(copied)}")
+    found += release.row_options.notices()
+    if release.not_kept:
+        found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
+    if places is None:
+        return [*found, *left, f"{figure(release.rows, 15)} rows can be released; nothing was charged or written"]
+    target, sidecar = places
+    return [*found, f"{figure(release.rows, 15)} rows: {target}, certificates: {sidecar}"]
+
+
+def _cells(column: Column) -> list[str]:
+    own = column.guarantee
+    realised = shortest(own.realised_epsilon), shortest(own.delta), shortest(own.realised_delta)
+    return [column.title, column.mechanism, own.neighbouring, shortest(own.epsilon), *realised]
+
+
+def summary_dict(
+    release: Release, copied: Sequence[str], places: tuple[Path | str, Path | str] | None
+) -> dict[str, Any]:
+    """Return the same for programs."""
+    target, sidecar = (None, None) if places is None else map(str, places)
+    return {
+        "output": target,
+        "certificates": sidecar,
+        "rows": release.rows,
+        **release.guarantee.to_dict(),
+        "columns": list(map(_column_dict, release.columns)),
+        "copied": list(copied),
+        **release.row_options.to_dict(),
+        "not_kept": list(release.not_kept),
+        "notices": advice(release) + release.row_options.notices(),
+        "ledger": None if release.ledger_charge is None else release.ledger_charge.to_dict(),
+    }
+
+
+def _column_dict(column: Column) -> dict[str, Any]:
+    return {
+        "column": column.name,
+        "mechanism": column.mechanism,
+        "parameters": parameters(column.sampler.mechanism),
+        **column.guarantee.to_dict(),
+    }
+
+
+def advice(release: Release) -> list[str]:
+    """Return what the released columns are good for, one line a column, and how values about one person compose."""
+    lines = []
+    for column in release.columns:
+        values = release.rows * release.values_per_row
+        if (found := margins(column.sampler.certificate)) is not None:
+            lines.append(f"{column.title}: {_interval(*map(_rounded_up, found))}")
+            lines += [f"{column.title}: {_composition(column, values)}"] if values > 1 else []
+        elif "sensitivity" not in column.guarantee.stated:
+            lines.append(f"{column.title}: {_questions(column.sampler.mechanism)}")
+    return lines
+
+
+def _interval(below: str, above: str) -> str:
+    ends = f"released - {below}, released + {above}"
+    return f"with probability {100 * CONFIDENCE:g} %, a true value is in [{ends}]"
+
+
+def _rounded_up(margin: float) -> str:
+    """Return four digits, rounded up, so that the interval is not smaller than its probability says."""
+    return figure(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
+
+
+def _composition(column: Column, values: int) -> str:
+    """Return what all values of a column reveal together, if they are about the same people."""
+    own = column.guarantee
+    epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (own.epsilon, own.delta))
+    at = f"{max(_COMPOSED_DELTA, 10 * own.delta):g}".replace("e-0", "e-")
+    line = shlex.join([column.mechanism, *_as_given(column.options), "--reports", str(values), "--at-delta", at])
+    return (
+        f"if all {figure(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
+        f"{delta} at most; for a smaller epsilon: dpkernels account {line}"
+    )
+
+
+def _as_given(options: Mapping[str, Any]) -> list[str]:
+    texts = {
+        name: value
+        if isinstance(value, str)
+        else ",".join(map(shortest, value if isinstance(value, tuple) else [value]))
+        for name, value in options.items()
+    }
+    return [word for name, text in texts.items() for word in (flag(name), text)]
+
+
+def _questions(mechanism: Any) -> str:
+    """Return which questions the reports of a bounded mechanism answer well, and the option for the others."""
+    if isinstance(mechanism, TwoPoint):
+        return "good for means, not for quantiles and histograms; for these use --mechanism balanced"
+    if hasattr(mechanism, "bias"):
+        return "good for quantiles and histograms, not for means, which are biased; for these leave out --mechanism"
+    lower, upper = map(float, mechanism.input_interval)
+    more = float(mechanism.worst_variance) / best_variance(float(mechanism.epsilon), lower, upper) - 1
+    if more <= ROOM - 1 + 1e-9:
+        return "good for means, and for quantiles of many people; for the best quantiles add --objective distribution"
+    return (
+        f"good for quantiles and histograms; the variance of means is {100 * more:.0f} % above the best, which you get "
+        "without --mechanism and --objective"
+    )
