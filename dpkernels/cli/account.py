@@ -1,10 +1,10 @@
-"""``dpkernels account``: what one report of a mechanism reveals, and several or shuffled reports together."""
+"""``dpkernels account``: the privacy of one report of a mechanism, and of several or shuffled reports together."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
+from dpkernels.estimation.intervals import shown as figure
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
@@ -30,8 +31,8 @@ from dpkernels.numerics import Real
 from dpkernels.staging import write_png
 
 COVERS = (
-    "one report of the law, in exact arithmetic. Does not cover sampling in floating point (a release samples the "
-    "certified integers instead), several reports, which compose, or side channels."
+    "one report of the ideal distribution, in exact arithmetic. Does not cover sampling in floating point (a release "
+    "samples the certified integers instead), several reports, which compose, or side channels."
 )
 # Where the profile is printed if the options do not say.
 _DELTAS = (1e-5, 1e-6, 1e-9)
@@ -91,19 +92,19 @@ class Account:
 
     @property
     def is_additive(self) -> bool:
-        """Whether it is noise, not a mechanism on an interval."""
+        """True for noise, False for a mechanism on an interval."""
         return isinstance(self.mechanism, Additive)
 
     @property
     def claim(self) -> tuple[float, ...]:
-        """(epsilon, delta) of its claim; empty if nothing is claimed."""
+        """The claimed (epsilon, delta); empty if there is no claim."""
         made: Any = self.mechanism
         claim = (made.epsilon, made.delta) if self.is_additive else (self.options["epsilon"], 0.0)
         return () if None in claim else claim
 
     @property
     def neighbours(self) -> str:
-        """Which inputs are neighbouring."""
+        """The inputs that are neighbouring, in words."""
         if self.is_additive:
             return f"true values at most {shortest(self.options['sensitivity'])} apart"
         interval = "[{}, {}]".format(*map(shortest, self.mechanism.input_interval))
@@ -120,7 +121,7 @@ class Account:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """How far a report is from its input."""
+        """The errors of a report, by their names."""
         made: Any = self.mechanism
         if not self.is_additive:
             middle = sum(map(float, made.input_interval)) / 2
@@ -131,7 +132,7 @@ class Account:
 
     @cached_property
     def certified(self) -> str | None:
-        """What the integers of a release realise; None where nothing is claimed."""
+        """The guarantee that the integers of a release realise, in words; None without a claim."""
         if not self.claim:
             return None
         try:
@@ -159,7 +160,7 @@ class Account:
             "mechanism": self.description,
             "neighbouring": self.neighbours,
             "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
-            **{name: f"{value:.9g}" for name, value in self.errors.items()},
+            **{name: figure(value, 9) for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
             "covers": COVERS,
         }
@@ -185,216 +186,154 @@ def _finite(value: float) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-COMPOSED_COVERS = (
-    "these reports together, of the law, in exact arithmetic; their mechanism fixed in advance. Does not cover "
-    "sampling in floating point (a release samples certified integers instead), other reports, or side channels."
+_COMPOSED_COVERS = (
+    "these reports together, with ideal distributions in exact arithmetic; the mechanism is fixed in advance. Does not "
+    "cover sampling in floating point (a release samples certified integers instead), other reports, or side channels."
 )
 
-SHUFFLED_COVERS = (
-    "one report of each of n people, of certified integers, shuffled. Does not cover other reports of these people, "
-    "what comes with a report (its time, its address), a shuffler that tells, or side channels."
+_SHUFFLED_COVERS = (
+    "one report of each of n people, with certified integers, shuffled. Does not cover other reports of these people, "
+    "data that come with a report (its time, its address), a dishonest shuffler, or side channels."
 )
 _MOST_POINTS, _DECADES = 25, 2
 
 
 @dataclass(frozen=True)
-class Composed:
-    """Reports of one mechanism, and where to read what they reveal together.
+class SeveralReports:
+    """Several reports of one mechanism, and the points at which to print their privacy.
 
     Attributes:
-        one: the mechanism.
-        guarantee: that of all reports.
-        reports: how many there are.
-        rate: of the Poisson sample that each report is on; None for reports on all records.
+        one: the account of a single report.
+        guarantee: the guarantee of all reports together.
+        numbers: the numbers of reports, by their names in JSON.
+        text: the same in words, after its heading.
+        covers: the scope of the guarantee.
         epsilons: where to print delta.
-        deltas: where to print epsilon.
+        deltas: where to print epsilon; by default the account's, if there are no epsilons either.
+        sampler: the exact sampler, if its reports are shuffled.
     """
 
     one: Account
-    guarantee: accountants.Guarantee
-    reports: int
-    rate: float | None
+    guarantee: Any
+    numbers: Mapping[str, float | None]
+    text: tuple[str, str]
+    covers: str
     epsilons: Sequence[float]
     deltas: Sequence[float]
-
-    @classmethod
-    def of(
-        cls,
-        one: Account,
-        epsilons: Sequence[float],
-        deltas: Sequence[float],
-        *,
-        reports: int = 1,
-        subsample: float | None = None,
-    ) -> Composed:
-        """Compose.
-
-        Args:
-            one: the mechanism.
-            epsilons: where to print delta.
-            deltas: where to print epsilon; by default the account's, if there are no epsilons either.
-            reports: how many reports.
-            subsample: the rate of their samples.
-
-        Raises:
-            click.UsageError: a count or a rate out of range, or a mechanism whose reports cannot be composed so.
-        """
-        try:
-            made = accountants.guarantee(one.mechanism)
-            if subsample is not None:
-                checks.within("--subsample", subsample, np.nextafter(0.0, 1.0), 1.0)
-                made = made.subsample(subsample)
-            composed = made.repeat(checks.whole("--reports", reports, 1, 1 << 40))
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(str(error)) from error
-        at = tuple(deltas if deltas or epsilons else one.deltas)
-        return cls(one, composed, reports, subsample, tuple(epsilons), at)
+    sampler: Any = None
 
     @property
     def tables(self) -> dict[str, list[dict[str, float | None]]]:
-        """Each number that was asked for, and an interval that certainly holds it; null where there is none."""
-        made = self.guarantee
+        """Each number with rigorous bounds; null where it is infinite."""
+        deltas = self.deltas or (() if self.epsilons else self.one.deltas)
         return {
-            "epsilon_at_delta": [
-                {"delta": at, **_bracketed("epsilon", made.epsilon, at, made.bracket(delta=at))} for at in self.deltas
-            ],
-            "delta_at_epsilon": [
-                {"epsilon": at, **_bracketed("delta", made.delta, at, made.bracket(epsilon=at))} for at in self.epsilons
-            ],
+            "epsilon_at_delta": [{"delta": at, **self._row("epsilon", delta=at)} for at in deltas],
+            "delta_at_epsilon": [{"epsilon": at, **self._row("delta", epsilon=at)} for at in self.epsilons],
         }
+
+    def _row(self, name: str, **at: float) -> dict[str, float | None]:
+        try:
+            value = getattr(self.guarantee, name)(*at.values())
+        except ConvergenceError:  # only the bracket is known
+            value = math.inf
+        low, high = self.guarantee.bracket(**at)
+        # Shuffled reports reveal at least this, where all others hold one input.
+        revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**at))}
+        return {name: _finite(value), **revealed, "at_least": _finite(low), "at_most": _finite(high)}
 
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON form."""
         return {
             "mechanism": self.one.name,
             "parameters": parameters(self.one.mechanism),
-            "reports": self.reports,
-            "subsample": self.rate,
+            **self.numbers,
             "neighbouring": self.guarantee.neighbouring,
-            "covers": COMPOSED_COVERS,
+            "covers": self.covers,
             **self.tables,
         }
 
     def __str__(self) -> str:
-        sample = "" if self.rate is None else f", each on a Poisson sample of rate {self.rate:g} of its own"
+        heading, text = self.text
         facts = {
             "mechanism": self.one.description,
-            "reports": f"{self.reports}{sample}",
+            heading: text,
             "neighbouring": self.guarantee.neighbouring,
-            "covers": COMPOSED_COVERS,
+            "covers": self.covers,
         }
-        return _as_page(facts, self.tables)
+        lines = [f"{name:<19} {text}" for name, text in facts.items()]
+        for rows in self.tables.values():
+            if rows:
+                cells = [["none" if value is None else f"{value:.9g}" for value in row.values()] for row in rows]
+                lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
+        return "\n".join(lines)
 
 
-def _bracketed(
-    name: str, value: Callable[[float], float], at: float, bracket: tuple[float, float]
-) -> dict[str, float | None]:
-    low, high = bracket
-    try:
-        found = value(at)
-    except ConvergenceError:  # the bracket is all that is known
-        found = math.inf
-    return {name: _finite(found), "at_least": _finite(low), "at_most": _finite(high)}
+def composed(
+    one: Account,
+    epsilons: Sequence[float],
+    deltas: Sequence[float],
+    *,
+    reports: int = 1,
+    subsample: float | None = None,
+) -> SeveralReports:
+    """Return reports that are composed.
 
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.9g}"
-
-
-@dataclass(frozen=True)
-class ShuffledAccount:
-    """Shuffled reports of one mechanism, and where to read what they reveal.
-
-    Attributes:
-        one: the mechanism.
-        form: its exact form.
-        made: what the reports reveal.
+    Args:
+        one: the account of a single report.
         epsilons: where to print delta.
         deltas: where to print epsilon.
+        reports: the number of reports.
+        subsample: the rate of the Poisson sample that each report is on; None for reports on all records.
+
+    Raises:
+        click.UsageError: a count or a rate out of range, or a mechanism whose reports cannot be composed so.
     """
-
-    one: Account
-    form: Any
-    made: accountants.Shuffled
-    epsilons: Sequence[float]
-    deltas: Sequence[float]
-
-    @classmethod
-    def of(cls, one: Account, epsilons: Sequence[float], deltas: Sequence[float], n: int) -> ShuffledAccount:
-        """Certify the mechanism and shuffle n reports of it.
-
-        Raises:
-            click.UsageError: n below 2, or a mechanism that nothing hides.
-            CertificateError: its integers do not have the guarantee.
-        """
-        try:
-            accountants.shuffled(one.mechanism, n)  # What is refused is refused before anything is certified.
-            form = exact_sampler(one.mechanism)
-            made = accountants.shuffled(form, n)
-        except CertificateError:
-            raise
-        except (TypeError, ValueError) as error:
-            raise click.UsageError(f"--shuffle: {error}") from error
-        return cls(one, form, made, tuple(epsilons), tuple(deltas if deltas or epsilons else one.deltas))
-
-    @property
-    def tables(self) -> dict[str, list[dict[str, float]]]:
-        """Of each number asked for an estimate, its value where all others hold one input, and the rigorous bracket."""
-        made = self.made
-        return {
-            "epsilon_at_delta": [
-                {"delta": at, "epsilon": made.epsilon(at), **_ends(made.lower(delta=at), made.bracket(delta=at))}
-                for at in self.deltas
-            ],
-            "delta_at_epsilon": [
-                {"epsilon": at, "delta": made.delta(at), **_ends(made.lower(epsilon=at), made.bracket(epsilon=at))}
-                for at in self.epsilons
-            ],
-        }
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form."""
-        return {
-            "mechanism": self.one.name,
-            "parameters": parameters(self.one.mechanism),
-            "shuffled": self.made.n,
-            "neighbouring": self.made.neighbouring,
-            "covers": SHUFFLED_COVERS,
-            **self.tables,
-        }
-
-    def __str__(self) -> str:
-        facts = {
-            "mechanism": self.one.description,
-            "shuffled": f"{self.made.n} honest reports",
-            "neighbouring": self.made.neighbouring,
-            "covers": SHUFFLED_COVERS,
-        }
-        return _as_page(facts, self.tables)
+    try:
+        made = accountants.guarantee(one.mechanism)
+        if subsample is not None:
+            checks.within("--subsample", subsample, np.nextafter(0.0, 1.0), 1.0)
+            made = made.subsample(subsample)
+        made = made.repeat(checks.whole("--reports", reports, 1, 1 << 40))
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(str(error)) from error
+    sample = "" if subsample is None else f", each on a Poisson sample of rate {subsample:g} of its own"
+    numbers = {"reports": reports, "subsample": subsample}
+    return SeveralReports(one, made, numbers, ("reports", f"{reports}{sample}"), _COMPOSED_COVERS, epsilons, deltas)
 
 
-def _as_page(facts: Mapping[str, str], tables: Mapping[str, Sequence[Mapping[str, float | None]]]) -> str:
-    lines = [f"{name:<19} {text}" for name, text in facts.items()]
-    for rows in tables.values():
-        if rows:
-            cells = [[_number(value) for value in row.values()] for row in rows]
-            lines += ["", *aligned([[name.replace("_", " ") for name in rows[0]], *cells])]
-    return "\n".join(lines)
+def shuffled(one: Account, epsilons: Sequence[float], deltas: Sequence[float], n: int) -> SeveralReports:
+    """Return n shuffled reports of the certified integers of a mechanism.
+
+    Raises:
+        click.UsageError: n is below 2, or shuffling does not hide the mechanism's reports.
+        CertificateError: its integers do not have the guarantee.
+    """
+    try:
+        accountants.shuffled(one.mechanism, n)  # Refuse before anything is certified.
+        sampler = exact_sampler(one.mechanism)
+        made = accountants.shuffled(sampler, n)
+    except CertificateError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise click.UsageError(f"--shuffle: {error}") from error
+    text = "shuffled", f"{n} honest reports"
+    return SeveralReports(one, made, {"shuffled": n}, text, _SHUFFLED_COVERS, epsilons, deltas, sampler)
 
 
-def _ends(revealed: float, bracket: tuple[float, float]) -> dict[str, float]:
-    return {"some_inputs": float(revealed), "at_least": float(bracket[0]), "at_most": float(bracket[1])}
+def plot_composed(target: Path, account: SeveralReports) -> None:
+    """Draw the privacy profile of all reports into a PNG."""
+    account.guarantee.plot(target)
 
 
-def plot_shuffled(target: Path, account: ShuffledAccount) -> None:
+def plot_shuffled(target: Path, account: SeveralReports) -> None:
     """Draw central eps against n, around the n asked for, into a PNG; with what is known of eps0 alone."""
     from matplotlib.figure import Figure
 
-    n, delta = account.made.n, (account.deltas or account.one.deltas)[0]
+    n, delta = account.guarantee.n, (account.deltas or account.one.deltas)[0]
     ends = np.log10(max(2, n / 10**_DECADES)), min(np.log10(n) + _DECADES, np.log10(MOST))
     counts = np.unique(np.round(np.logspace(*ends, _MOST_POINTS)).astype(int))
-    made = [accountants.shuffled(account.form, int(count)) for count in counts]
-    level = float(account.made.inputs.level)
+    made = [accountants.shuffled(account.sampler, int(count)) for count in counts]
+    level = float(account.guarantee.inputs.level)
     clones = [
         published.epsilon_of(partial(published.published_clones, level, int(count)), delta, level) for count in counts
     ]
@@ -407,12 +346,13 @@ def plot_shuffled(target: Path, account: ShuffledAccount) -> None:
     axes.plot(counts, [one.epsilon(delta) for one in made], color="C0", linewidth=2, label="this mechanism, any inputs")
     revealed = [one.lower(delta=delta) for one in made]
     axes.plot(counts, revealed, color="C2", linestyle="-.", label="revealed where all others hold one input")
-    axes.plot([n], [account.made.epsilon(delta)], "o", color="C3", label=f"n = {n}: {account.made.epsilon(delta):.4g}")
+    epsilon = account.guarantee.epsilon(delta)
+    axes.plot([n], [epsilon], "o", color="C3", label=f"n = {n}: {epsilon:.4g}")
     axes.set(xscale="log", yscale="log", xlabel="n, honest reports", ylabel=f"central epsilon at delta {delta:g}")
     axes.set(title=f"Shuffled reports: {account.one.name}")
     axes.grid(alpha=0.3, which="both")
     axes.legend(frameon=False, loc="lower left", fontsize=8)
-    note = f"{account.one.description}. Neighbouring: {account.made.neighbouring}. Covers {SHUFFLED_COVERS}"
+    note = f"{account.one.description}. Neighbouring: {account.guarantee.neighbouring}. Covers {_SHUFFLED_COVERS}"
     _write_with_note(figure, note, target)
 
 

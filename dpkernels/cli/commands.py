@@ -158,16 +158,16 @@ def account(
     several = single({"reports": reports, "subsample": subsample})
     together = single({"shuffle": shuffle})
     if together and several:
-        raise click.UsageError("--shuffle: has no use with --reports or --subsample; compose rounds in Python")
+        raise click.UsageError("--shuffle: cannot be combined with --reports or --subsample; compose rounds in Python")
     found: Any = accounting.Account.of(mechanism, single(options), at_epsilon, at_delta)
+    draw: Any = accounting.plot_profile
     if several:
-        found = accounting.Composed.of(found, at_epsilon, at_delta, **several)
+        found = accounting.composed(found, at_epsilon, at_delta, **several)
+        draw = accounting.plot_composed
     if together:
-        found = accounting.ShuffledAccount.of(found, at_epsilon, at_delta, together["shuffle"])
-    if plot is not None and together:
-        accounting.plot_shuffled(plot, found)
-    elif plot is not None:
-        found.guarantee.plot(plot) if several else accounting.plot_profile(plot, found)
+        found, draw = accounting.shuffled(found, at_epsilon, at_delta, together["shuffle"]), accounting.plot_shuffled
+    if plot is not None:
+        draw(plot, found)
     click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 

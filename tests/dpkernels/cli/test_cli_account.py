@@ -103,7 +103,7 @@ def test_the_text_has_the_tables_and_what_they_are_for(run: Run) -> None:
     assert "pure level          none: delta is never 0\n" in text
     assert f"\n0.5      {accountants.delta(make(), 0.5):.9g}\n" in text
     assert "\n1e-09  none\n" in text
-    assert "covers              one report of the law, in exact arithmetic" in text
+    assert "covers              one report of the ideal distribution, in exact arithmetic" in text
 
 
 def test_a_claim_without_a_release_is_accounted(run: Run) -> None:
