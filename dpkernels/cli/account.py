@@ -22,7 +22,7 @@ from dpkernels.cli.mechanisms import mechanism
 from dpkernels.cli.release.sidecar import guarantee, noise_of, parameters
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import shown as figure
+from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.exact.certificate import CertificateError
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.mechanisms.additive import Additive
@@ -160,7 +160,7 @@ class Account:
             "mechanism": self.description,
             "neighbouring": self.neighbours,
             "pure level": f"epsilon {shortest(self.pure)}" if math.isfinite(self.pure) else "none: delta is never 0",
-            **{name: figure(value, 9) for name, value in self.errors.items()},
+            **{name: rounded(value, 9) for name, value in self.errors.items()},
             **({"certified": self.certified} if self.certified else {}),
             "covers": COVERS,
         }

@@ -12,7 +12,7 @@ from dpkernels.checks import EPSILON_RANGE
 from dpkernels.cli.mechanisms import CONSTRUCTORS, mechanism
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
-from dpkernels.estimation.intervals import shown as figure
+from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.named import MECHANISMS
 from dpkernels.mechanisms.optimal.grid import covers
@@ -127,10 +127,10 @@ def as_table(
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    numbers = [figure(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
+    numbers = [rounded(row[key]) for key in ("worst_variance", "central_variance", "worst_over_laplace")]
     above = row["percent_above_optimum"]
-    reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(figure, row["reports"]))
-    return [row["mechanism"], *numbers, "none" if above is None else f"{figure(above, 4)} %", reports]
+    reports = "unbounded" if row["reports"] is None else "[{}, {}]".format(*map(rounded, row["reports"]))
+    return [row["mechanism"], *numbers, "none" if above is None else f"{rounded(above, 4)} %", reports]
 
 
 # Budgets that are drawn, and how many: fewer where one takes about half a second (quartic bases, linear programs).

@@ -19,7 +19,7 @@ from dpkernels.cli.files.layout import Layout
 from dpkernels.cli.files.row_options import RowOptions
 from dpkernels.cli.text import shown
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.estimation.intervals import shown as figure
+from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
@@ -243,7 +243,7 @@ def parameters(mechanism: Mechanism) -> dict[str, float]:
 def noise_of(mechanism: Mechanism) -> str:
     """Return the parameters of additive noise, or an empty string for other mechanisms."""
     named = {name.removeprefix("noise."): value for name, value in parameters(mechanism).items() if "noise." in name}
-    return ", ".join(f"{name} {figure(value, 9)}" for name, value in named.items())
+    return ", ".join(f"{name} {rounded(value, 9)}" for name, value in named.items())
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from dpkernels.cli.options import flag
 from dpkernels.cli.release.sidecar import CONFIDENCE, Column, Release, margins, noise_of, parameters
 from dpkernels.cli.text import aligned, listed
 from dpkernels.decimals import rational, shortest
-from dpkernels.estimation.intervals import shown as figure
+from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.mechanisms.two_point import TwoPoint
 
 # The least delta at which composed values are accounted.
@@ -55,9 +55,9 @@ def summary_lines(
     if release.not_kept:
         found.append(f"not kept of the file: {'; '.join(release.not_kept)}")
     if places is None:
-        return [*found, *left, f"{figure(release.rows, 15)} rows can be released; nothing was charged or written"]
+        return [*found, *left, f"{rounded(release.rows, 15)} rows can be released; nothing was charged or written"]
     target, sidecar = places
-    return [*found, f"{figure(release.rows, 15)} rows: {target}, certificates: {sidecar}"]
+    return [*found, f"{rounded(release.rows, 15)} rows: {target}, certificates: {sidecar}"]
 
 
 def _cells(column: Column) -> list[str]:
@@ -114,7 +114,7 @@ def _interval(below: str, above: str) -> str:
 
 def _rounded_up(margin: float) -> str:
     """Return four digits, rounded up, so that the interval is not smaller than its probability says."""
-    return figure(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
+    return rounded(float(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(margin)), 4)
 
 
 def _composition(column: Column, values: int) -> str:
@@ -124,7 +124,7 @@ def _composition(column: Column, values: int) -> str:
     at = f"{max(_COMPOSED_DELTA, 10 * own.delta):g}".replace("e-0", "e-")
     line = shlex.join([column.mechanism, *_as_given(column.options), "--reports", str(values), "--at-delta", at])
     return (
-        f"if all {figure(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
+        f"if all {rounded(values, 15)} values are about the same people, they compose to epsilon {epsilon}, delta "
         f"{delta} at most; for a smaller epsilon: dpkernels account {line}"
     )
 
