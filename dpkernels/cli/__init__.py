@@ -1,6 +1,6 @@
-"""The command ``dpkernels``. This file turns every failure into one line and an exit code; ``commands`` has the rest.
+"""The command ``dpkernels``: this file turns every failure into one line and an exit code.
 
-Nothing heavy is imported before a subcommand runs, so that help answers at once.
+``commands`` has the subcommands. Heavy packages are imported when a subcommand runs, so that help answers at once.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _run(arguments: list[str]) -> int:
             dpkernels.invoke(context)
     except click.exceptions.Exit as end:
         return end.exit_code
-    if sys.stdout is not None:  # else it is closed: nobody wants to read it
+    if sys.stdout is not None:  # None if it is closed
         sys.stdout.flush()
     return 0
 

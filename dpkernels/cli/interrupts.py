@@ -1,8 +1,8 @@
-"""Requests to stop, and failures of a release that say nothing about its reports.
+"""Requests to stop, and failures of a release that do not depend on its reports.
 
 A request to stop raises KeyboardInterrupt, except in the few steps that must not be cut short.
 
-Whoever started a run sees whether it fails. If that depends on the reports, each failed run reveals something about
+The user who starts a run sees whether it fails. If that depends on the reports, each failed run says something about
 them: whether a compressed output fits on the disk, for example. The charge for such a run is kept. A failure is
 independent of the reports only where the code says so; every other failure counts as dependent.
 """

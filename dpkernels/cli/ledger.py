@@ -61,10 +61,10 @@ class LedgerAccount:
         return cls(path, budget, files[0] if files else None)
 
     def charge(self, epsilon: Fraction, delta: Fraction, label: str) -> LedgerCharge:
-        """Charge; what comes after is paid for.
+        """Charge the ledger.
 
         Raises:
-            BudgetExceeded: it does not fit; nothing was charged.
+            BudgetExceeded: the charge does not fit and was not made.
             LedgerError: the file is not a sound ledger, has another budget, or cannot be written.
         """
         with self._advice():
@@ -73,10 +73,10 @@ class LedgerAccount:
             return LedgerCharge(self.path, ledger.charge(epsilon, delta, label), ledger)
 
     def check(self, epsilon: Fraction, delta: Fraction) -> str:
-        """Return whether the charge would fit now; nothing is charged, and no ledger made.
+        """Check whether the charge would fit now, without charging or making a ledger.
 
         Returns:
-            What would be left.
+            The budget that would be left, in words.
 
         Raises:
             BudgetExceeded: it does not fit.
@@ -140,7 +140,7 @@ class Withdrawable(Protocol):
     """An output that is being made."""
 
     def withdraw(self) -> bool:
-        """Delete all that was written; return whether it is gone and cannot have been read by anybody else."""
+        """Delete all that was written; return whether it is gone and no other user can have read it."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,11 @@ class LedgerCharge:
         }
 
     def settle(self, error: BaseException, output: Withdrawable) -> str:
-        """Void the charge of a release that failed, if nothing of it can be known; return what became of the charge."""
+        """Void the charge of a release that failed, if no part of it can have been read.
+
+        Returns:
+            A sentence that says whether the charge is voided.
+        """
         if not is_independent(error):
             return self._stays("whether such a run fails may depend on the reports")
         if not output.withdraw():
@@ -214,16 +218,16 @@ def listing(path: Path) -> list[str]:
 def charged(
     ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction], label: str, output: Withdrawable
 ) -> Iterator[LedgerCharge | None]:
-    """Charge before a value is read, and void the charge if the release fails before anything of it can be known.
+    """Charge before a value is read, and void the charge if the release fails before any part of it can be read.
 
-    What became of the charge is said with the failure. A failure is no wrong usage any more: that code promises that
-    nothing was charged.
+    The message of a failure says whether the charge is voided. A usage error becomes another failure, because the exit
+    code of usage errors promises that there was no charge.
 
     Args:
-        ledger_account: what pays; None for nothing.
+        ledger_account: the ledger to charge; None for no charge.
         totals: the (epsilon, delta) of a row.
-        label: of the ledger's entry.
-        output: what is released.
+        label: the label of the ledger's entry.
+        output: the output of the release.
     """
     if ledger_account is None:
         yield None
@@ -242,7 +246,7 @@ def charged(
 
 
 def remaining_after(ledger_account: LedgerAccount | None, totals: tuple[Fraction, Fraction]) -> list[str]:
-    """Return what a payment would leave, in words; nothing is charged.
+    """Return the budget that a charge would leave, in words, without charging.
 
     Raises:
         BudgetExceeded: it does not fit.

@@ -174,12 +174,7 @@ def _check_claim(option: str, given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True)
 class NamedConstructor:
-    """A mechanism of the command.
-
-    Attributes:
-        name: the mechanism's name.
-        construct: makes it from its options.
-    """
+    """A mechanism of the command, by its name and its constructor."""
 
     name: str
     construct: Constructor
@@ -193,7 +188,7 @@ class NamedConstructor:
 
     @cached_property
     def options(self) -> dict[str, bool]:
-        """Its options in the order of help, and whether each may be left out."""
+        """The options in the order of help, each with True if it may be left out."""
         found = self._arguments
         return {
             name: found[name].default is not inspect.Parameter.empty or name in _SCALES
@@ -203,11 +198,11 @@ class NamedConstructor:
 
     @property
     def is_central(self) -> bool:
-        """Whether it is a bounded mechanism for inputs at most a sensitivity apart."""
+        """True for a bounded mechanism for inputs at most a sensitivity apart."""
         return {"lower", "sensitivity"} <= self.options.keys()
 
     def required(self, release: bool) -> list[str]:
-        """Return what must be given: for a release the whole claim; the sensitivity, in the data's unit, always."""
+        """Return the names of the required options. A release needs the whole claim."""
         always = _CLAIM if release else ("sensitivity",)
         return [name for name, optional in self.options.items() if not optional or name in always]
 
@@ -309,17 +304,16 @@ def named(name: str, where: str = "") -> NamedConstructor:
 
 
 def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release: bool = True) -> Mechanism:
-    """Return the mechanism.
+    """Return the mechanism of a name.
 
     Args:
-        name: its name.
+        name: the name.
         options: the options that were given.
-        where: what an error begins with.
-        release: whether it needs a claim; accounting does not.
+        where: the beginning of an error.
+        release: whether the mechanism needs a claim. Accounting does not.
 
     Raises:
-        click.UsageError: there is no such mechanism; an option is missing, unknown or out of range; or its linear
-            program fails.
+        click.UsageError: the name is unknown; an option is missing, unknown or out of range; or a program fails.
     """
     found = named(name, where)
     try:
@@ -336,7 +330,7 @@ def mechanism(name: str, options: Mapping[str, Any], where: str = "", *, release
 def build_exact_sampler(
     name: str, options: Mapping[str, Any], where: str = ""
 ) -> tuple[str, ExactSampler, dict[str, Any]]:
-    """Return the name of the mechanism, which for a choice is the one chosen, its exact sampler and its options.
+    """Return the name of the mechanism, which a choice selects, with its exact sampler and its options.
 
     Raises:
         click.UsageError: as ``mechanism``.

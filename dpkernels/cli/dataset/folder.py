@@ -1,4 +1,4 @@
-"""Where a release of many files goes: nothing is a release before its sidecar, which is put last.
+"""The folder of a release of many files. It becomes a release with its sidecar, which is put last.
 
 On this machine's file systems a folder is made beside OUT under a hidden name, and renamed to OUT when it is complete.
 A store of objects has no renames; there the parts get names that only this run uses, a file ``_NOT_A_RELEASE`` lies
@@ -76,7 +76,7 @@ class Folder(abc.ABC):
 
     @abc.abstractmethod
     def withdraw(self) -> bool:
-        """Delete what was put; return False if anybody else may have read it, or if it cannot be deleted."""
+        """Delete the parts; return False if another user may have read them, or if they cannot be deleted."""
 
     @abc.abstractmethod
     def finish(self, sidecar: str, names: Sequence[str]) -> None:
@@ -149,7 +149,7 @@ class LocalFolder(Folder):
 
 @dataclass
 class StoreFolder(Folder):
-    """In a store of objects, where a put is whole or not at all, and nothing is renamed.
+    """A folder in a store of objects, where a put is atomic and there are no renames.
 
     Attributes:
         target: OUT.
@@ -170,7 +170,7 @@ class StoreFolder(Folder):
         try:
             yield
         except BaseException:
-            with uninterrupted(), suppress(OSError, click.UsageError):  # what failed is told, not what is left
+            with uninterrupted(), suppress(OSError, click.UsageError):  # report the failure, not the rest
                 if self._note() == self.number:
                     self._clear()
             raise
@@ -197,7 +197,7 @@ class StoreFolder(Folder):
             raise OSError(f"{self.target}: another run has begun to write here")
         others = self.sizes().keys() - {*names, NOTE}
         if strange := sorted(name for name in others if not _OURS.fullmatch(name)):
-            raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; nothing is released")
+            raise OSError(f"{self.target}: {strange[0]} has been put there meanwhile; there is no release")
         for name in others:  # what workers of a dead run have put since this one began
             self.target.system.delete_file(self.target.child(name).path)
         stop_if_asked()
@@ -252,6 +252,6 @@ def check_local(target: Path) -> None:
     if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):
         raise click.UsageError(f"OUT: {target} is not a folder; the parts of a dataset are put into one")
     if target.is_dir() and any(target.iterdir()):
-        raise click.UsageError(f"OUT: {target} is not empty; a release of many files replaces nothing")
+        raise click.UsageError(f"OUT: {target} is not empty; name a new folder for a release of many files")
     if not os.access(target.parent, os.W_OK | os.X_OK):
         raise click.UsageError(f"OUT: the folder {target.parent} cannot be written")

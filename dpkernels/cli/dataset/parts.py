@@ -1,9 +1,9 @@
-"""A dataset in parts: how it is divided, and the task that an engine runs for each part.
+"""The parts of a dataset, and the task that an engine runs for each of them.
 
 A plan reads the files' footers, so every part knows the index of its first row before a row is read. A task is a plain
 function that may be run again, anywhere, and makes the same bytes: the noise of a row is a function of the release's
 key and of the row's index, and so is the name that the file gets, by a rename or an atomic put. A second run of a part,
-after or beside the first, changes nothing.
+after or beside the first, makes no difference.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from dpkernels.cli.release.rows import ReleaseSpec, check_values, perturbed
 from dpkernels.cli.release.sidecar import WrittenFile, versions
 from dpkernels.staging import naming
 
-# Row groups are put together up to so many bytes before compression: 2^23 values of a column, a second's work.
+# Bytes before compression up to which row groups form a part: 2^23 values of a column, a second's work.
 PART_BYTES = 1 << 26
 _OPENED = 32  # files at once: a store answers in 50 ms
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of one file, and their place in the release. Of arrays, values are counted for rows.
+    """Rows of one file, and their place in the release. For arrays, rows are values.
 
     Attributes:
-        number: of the part, in the order of the rows.
-        file: where it is.
-        stamp: the file's when it was planned.
-        groups: its row groups, the first and the one after the last; None for a file without any.
-        row: of the file, that it begins with.
-        first: index of that row in the whole release, and of its noise.
-        rows: how many.
+        number: the number of the part, in the order of the rows.
+        file: the file.
+        stamp: the stamp of the file when it was planned.
+        groups: the range of its row groups; None for a file without any.
+        row: the first row, counted in the file.
+        first: the same row, counted in the whole release; its noise has this index.
+        rows: the number of rows.
     """
 
     number: int
@@ -79,7 +79,7 @@ class Part:
         except FileNotFoundError:
             now = None
         if now != self.stamp:
-            raise ValueError(f"{self.file}: has changed since the release was planned; nothing of it is released")
+            raise ValueError(f"{self.file}: has changed since the release was planned, so it cannot be released")
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
         parts.append(Part(number, one.file, one.stamp, groups, row, first, rows))
         before[one.file] += rows
     if not parts:
-        raise ValueError(f"{files[0]}: no file has a row, there is nothing to perturb")
+        raise ValueError(f"{files[0]}: no file has a row to perturb")
     return tuple(parts)
 
 
@@ -192,7 +192,7 @@ def _named(one: _Planned) -> str:
 
 
 class Secret:
-    """The release's key, 32 bytes: in memory, and in what an engine sends to its workers. Nothing prints it."""
+    """The release's key, 32 bytes: in memory, and in what an engine sends to its workers. It is never printed."""
 
     __slots__ = ("value",)
 
@@ -229,12 +229,12 @@ class Job:
 
 @dataclass(frozen=True)
 class TaskError:
-    """A part whose data are unfit. An answer, not an exception: engines write exceptions to logs that many can read.
+    """The failure of a part whose data are unfit. It is no exception: engines write those to logs that many can read.
 
     Attributes:
-        message: what is wrong, with the value that is.
-        usage: whether it is the options that are wrong.
-        independent: whether that does not depend on the reports.
+        message: the problem, with the value.
+        usage: whether the options are wrong.
+        independent: whether the failure does not depend on the reports.
     """
 
     message: str
@@ -244,13 +244,13 @@ class TaskError:
 
 @dataclass(frozen=True)
 class Done:
-    """A part that is made.
+    """A finished part.
 
     Attributes:
-        number: of the part.
-        rows: how many rows (of an array: values) are left.
-        written: its file; None where none was made.
-        not_kept: what of the input it does not have.
+        number: the number of the part.
+        rows: the number of rows (for an array: values) that are left.
+        written: its file; None for a check.
+        not_kept: properties of the input that the file does not have.
     """
 
     number: int
@@ -260,22 +260,22 @@ class Done:
 
 
 class Versioned(Protocol):
-    """What all parts have in common, of a driver of some versions: a ``Job``, or what else a work takes."""
+    """The data that the tasks of all parts share, such as a ``Job``."""
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of the driver."""
+        """The versions of the driver."""
 
 
-# What engines run, and for which parts: task, job, secret, part.
+# A function of job, secret and part, which engines run.
 Task = Callable[[Any, Secret | None, Any], Any]
 
 
 def run_task(task: Task, job: Versioned, secret: Secret | None, part: Part) -> Any:
-    """Run a work; unfit data are an answer.
+    """Run a task. Unfit data are a result, a ``TaskError``.
 
     Raises:
-        OSError: reading or writing failed; it may be tried again.
+        OSError: reading or writing failed; the task may be tried again.
     """
     if job.versions != (own := versions()):
         problem = f"a machine of the cluster has {own}, the driver {job.versions}; a release is of one version"
@@ -291,10 +291,10 @@ def run_task(task: Task, job: Versioned, secret: Secret | None, part: Part) -> A
 
 
 def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read, check, perturb, write.
+    """Read, check, perturb and write a part.
 
     Raises:
-        ValueError: a value that cannot be perturbed, or a file that is damaged or not the one that was planned.
+        ValueError: a value cannot be perturbed, or the file is damaged or has changed since it was planned.
         OSError: reading or writing failed.
     """
     if job.folder is None or secret is None:
@@ -317,7 +317,7 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
 
 def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
-    """Read and check alone.
+    """Read and check a part.
 
     Raises:
         ValueError: as ``perturb_part``.
@@ -346,7 +346,7 @@ def _check_whole(part: Part, read: int) -> None:
 
 
 def _nothing() -> None:
-    """Progress is shown by parts."""
+    """Do nothing: progress is shown by parts."""
 
 
 def results(

@@ -54,14 +54,14 @@ class DatasetPlan:
     """A release of a dataset whose options have been checked and whose files are known.
 
     Attributes:
-        parts: of it, in the order of their rows.
+        parts: the parts, in the order of their rows.
         names: the columns of every file; empty for arrays.
-        copied: what is not perturbed.
-        values_per_row: how many values of one row each perturbed column holds.
-        job: what is done to every part.
+        copied: the names of the parts of a file that are not perturbed.
+        values_per_row: the number of values that a row holds in each perturbed column.
+        job: the work on every part.
         target: OUT, as it was given.
-        ledger_account: what pays for it; None for nothing.
-        engine: what runs the parts.
+        ledger_account: the ledger that is charged, if there is one.
+        engine: the engine that runs the parts.
     """
 
     parts: tuple[Part, ...]
@@ -75,7 +75,7 @@ class DatasetPlan:
 
     @property
     def sidecar(self) -> str:
-        """Where its certificates go."""
+        """The place of the certificates."""
         return str(Place.of(self.target).child(SIDECAR))
 
     @property
@@ -120,7 +120,7 @@ def _refuse(request: Request) -> None:
     if str(request.target) == str(DASH):
         raise click.UsageError("OUT: - is for one file; the parts of a dataset are put into a folder (./- is one)")
     if request.force:
-        raise click.UsageError("--force: a release of many files replaces nothing; name a new folder")
+        raise click.UsageError("--force: a release of many files needs a new folder")
     if request.rows.shuffle:
         raise click.UsageError("--shuffle-rows: the rows of a dataset are nowhere held together; shuffle it before")
     if request.sidecar is not None:
@@ -205,7 +205,9 @@ def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | 
         done = list(found)
     if not _rows(done):
         with independent_of_reports():
-            raise ValueError(f"{plan.parts[0].file}: every row of the dataset has a missing value, nothing to perturb")
+            raise ValueError(
+                f"{plan.parts[0].file}: every row of the dataset has a missing value; there is no row to perturb"
+            )
     return sorted(done, key=lambda one: one.number)
 
 

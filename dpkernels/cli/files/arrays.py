@@ -47,7 +47,7 @@ class ArrayFile(Source):
 
     @property
     def values(self) -> int:
-        """How many there are."""
+        """The number of values."""
         return self._size
 
     @property

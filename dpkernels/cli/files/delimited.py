@@ -1,9 +1,8 @@
 """``.csv`` and ``.tsv``: every byte is copied except those of the cells that are replaced.
 
 Records and cells are found over whole blocks of bytes. The grammar is strict (RFC 4180, with LF for CRLF where the file
-has it): a quote opens a cell or is in a quoted one, a quote in a quoted cell is doubled, and nothing stands between a
-closing quote and the end of its cell. Whatever is not of this grammar is refused: another reader might see other cells
-in it, and copy a protected value with one.
+has it): a quote opens a cell or is in a quoted one, a quote in a quoted cell is doubled, and a closing quote ends its
+cell. Other text is refused, because another reader might see other cells in it, and copy a protected value with one.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class MalformedError(ValueError):
 
 @dataclass(frozen=True)
 class Dialect:
-    """What ends a cell, and whether a quoted one may have line breaks."""
+    """The delimiter of cells, and whether quoted cells may have line breaks."""
 
     delimiter: int
     multiline: bool = False
@@ -170,7 +169,7 @@ class RaggedError(ValueError):
 
 
 def _regular(ends: Ends, cells: int) -> bool:
-    """Return whether every so manieth end is a line feed, and no other."""
+    """Return whether every record has this number of cells."""
     return len(ends.cells) == cells * len(ends.lines) and np.array_equal(ends.cells[cells - 1 :: cells], ends.lines)
 
 
@@ -424,7 +423,7 @@ def _alternating(text: bytes | pa.Buffer, spans: Sequence[tuple[np.ndarray, np.n
 
 
 def _every_other(count: int) -> pa.Array:
-    """False, true, false ... true, false, as many true ones."""
+    """Return the mask false, true, false ... true, false with this number of true values."""
     return pa.Array.from_buffers(pa.bool_(), 2 * count + 1, [None, pa.py_buffer(b"\xaa" * (count // 4 + 1))])
 
 

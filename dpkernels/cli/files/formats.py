@@ -1,4 +1,4 @@
-"""Files as streams of pieces: the one interface to every format."""
+"""The interface to files of every format, as streams of pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_ROWS = 1 << 20
 
 
 class Sink(Protocol):
-    """Where perturbed pieces go, in order."""
+    """A file to which perturbed pieces are written, in order."""
 
     def write(self, piece: Any) -> None:
         """Append a piece."""
@@ -29,8 +29,8 @@ class Numbers:
 
     Attributes:
         values: the numbers; arbitrary where they are missing.
-        missing: where they are; None for nowhere.
-        rounded: where the file has whole numbers that floats do not hold; None for nowhere.
+        missing: a mask of the missing ones, or None.
+        rounded: a mask of the whole numbers of the file that floats do not hold, or None.
     """
 
     values: np.ndarray
@@ -65,7 +65,7 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def fraction(self) -> float:
-        """How much has been read, from 0 to 1."""
+        """The share of the file that has been read."""
 
     @abc.abstractmethod
     def pieces(self, chosen: Sequence[str | None]) -> Generator[Any, None, None]:

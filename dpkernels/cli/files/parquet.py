@@ -110,10 +110,10 @@ class ParquetFile(Source):
     """A Parquet file; types, metadata, codecs, row groups and the order of columns and rows are kept.
 
     Args:
-        path: the file; where it is on another file system, how errors call it.
-        form: how it is written.
-        groups: the first of its row groups that are read and the one after the last; by default all.
-        opened: opens the file, where it is not this machine's.
+        path: the file; on another file system, its name in errors.
+        form: its layout.
+        groups: the range of its row groups that are read. Default: all.
+        opened: opens a file of another file system.
     """
 
     def __init__(

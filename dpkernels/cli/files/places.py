@@ -1,7 +1,6 @@
-"""Where files are: on this machine, by name or pattern, or on any file system that Arrow knows by its URI.
+"""Places of files: on this machine, by name or pattern, or on any file system that Arrow knows by its URI.
 
-Unlike ``glob``, a pattern leaves nothing out in silence: a folder that cannot be read is an error, and the caller sees
-links that lead nowhere.
+Unlike with ``glob``, a folder that cannot be read is an error, and the caller sees links that lead nowhere.
 """
 
 from __future__ import annotations

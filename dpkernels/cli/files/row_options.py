@@ -1,4 +1,4 @@
-"""What a release does to rows besides noise: missing values, rounding, and their order."""
+"""The treatment of rows besides noise: missing values, rounding, and their order."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class RowOptions:
         return {"missing": self.missing, "decimals": self.decimals, "row_order": "shuffled" if self.shuffle else "kept"}
 
     def notices(self) -> list[str]:
-        """Return what a reader of the output learns of the rows, in sentences."""
+        """Return the facts about rows that a reader of the output learns, in sentences."""
         lines = []
         if self.missing == "keep":
-            lines.append("missing values are kept: which values are missing is revealed, and NOT protected")
+            lines.append("missing values are kept: it is NOT protected which values are missing")
         if self.missing == "drop":
-            lines.append("rows with missing values are dropped: that a row is not there is NOT protected")
+            lines.append("rows with missing values are dropped: it is NOT protected that a row is not there")
         if self.decimals is not None:
             lines.append(f"reports are rounded to {self.decimals} decimals, which costs no privacy")
         if not self.shuffle:

@@ -32,7 +32,7 @@ _LONG_BYTES = 1 << 26  # of an input, from which a terminal sees a bar
 
 @dataclass(frozen=True)
 class Plan:
-    """A release whose options have been checked.
+    """A release of one file whose options have been checked.
 
     Attributes:
         source: the input.

@@ -1,4 +1,4 @@
-"""Where a release of one file goes: an output and its sidecar, which are the old release or the new one, whole.
+"""The output of one file and its sidecar, replaced together: always the old release or the new one, as a whole.
 
 Both new files are complete and on the disk before anything is replaced. Two renames cannot be one, so between them the
 sidecar is for both releases: it is the new one, which binds the new output by SHA-256, with the text of the old one in
@@ -127,12 +127,12 @@ class Output:
 
     @property
     def place(self) -> Path:
-        """How errors call the output while it is written."""
+        """The name of the output in errors while it is written."""
         return self._target
 
     @property
     def path(self) -> Path:
-        """Where to write the output: its open file, which nobody can exchange, whatever becomes of its name."""
+        """The path to write to: the open file itself, which cannot be exchanged, whatever becomes of its name."""
         return Path(f"/dev/fd/{self._output.file.fileno()}")
 
     def digest(self) -> tuple[str, int]:
@@ -241,7 +241,7 @@ def _text(sidecar: Path) -> str | None:
 
 
 def say_swept(swept: Sequence[Swept], target: Path) -> None:
-    """Tell whoever runs the command what a killed run had left."""
+    """Print the number and size of the files that a killed run had left."""
     files = [one.size for one in swept if one.files is None]
     folders = [one.size for one in swept if one.files is not None]
     for kind, sizes in (("file", files), ("folder", folders)):

@@ -132,10 +132,10 @@ class VerifiedColumn:
     """A column of a sidecar, verified.
 
     Attributes:
-        form: what the sidecar says.
+        form: its JSON.
         certificate: its certificate.
-        own: what that guarantees.
-        rebuilt: whether the mechanism of its name has been made again and has this table.
+        own: the guarantee of the certificate.
+        rebuilt: whether the mechanism, made again from its name and options, has this table.
     """
 
     form: dict[str, Any]
@@ -151,10 +151,10 @@ class VerifiedColumn:
 
 
 def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """Return the files of a release, each with what its sidecar says of it; one, but of a dataset.
+    """Return the files of a release, each with its JSON in the sidecar.
 
     Raises:
-        CertificateError: a file's name is a path, or there twice.
+        CertificateError: the name of a file is a path, or is there twice.
     """
     written = form["output"]
     if "parts" not in written:
@@ -169,10 +169,10 @@ def outputs(form: dict[str, Any], path: Path) -> list[tuple[Path, dict[str, Any]
 
 
 def check_same(word: str, stated: Any, found: Any, where: str = "its columns") -> None:
-    """Refuse what a sidecar says and is not so.
+    """Refuse a false statement of a sidecar.
 
     Raises:
-        CertificateError: it is not.
+        CertificateError: the statement differs from the fact.
     """
     if type(stated) is not type(found) or stated != found:
         raise CertificateError(f"{word}: the file says {_short(stated)}, {where} {_short(found)}")
@@ -185,17 +185,20 @@ def _short(value: Any) -> str:
 def verified_output(
     form: dict[str, Any], columns: list[VerifiedColumn], files: list[tuple[Path, dict[str, Any]]], path: Path
 ) -> str:
-    """Check the files of a release, every one of them, and say so.
+    """Check all files of a release.
 
     Args:
-        form: what the sidecar says.
+        form: the JSON of the sidecar.
         columns: its columns, verified.
-        files: what ``outputs`` found in it.
+        files: the result of ``outputs``.
         path: the sidecar.
 
+    Returns:
+        A sentence about the result.
+
     Raises:
-        CertificateError: names all files that are not what the sidecar says; of a dataset also those that are missing,
-            and those in its folder that the sidecar does not name.
+        CertificateError: names all files that differ from the sidecar. For a dataset it also names missing files, and
+            files in the folder that the sidecar does not name.
     """
     if "parts" not in form["output"] and not files[0][0].is_file():
         return f"not verified: rows, values a row, the columns' names, the output's hash; {files[0][0]} is not there"
@@ -210,15 +213,15 @@ def verified_output(
     if problems:
         more = [f"and {len(problems) - _MOST_PROBLEMS} more"] if len(problems) > _MOST_PROBLEMS else []
         raise CertificateError("; ".join([*problems[:_MOST_PROBLEMS], *more]))
-    told = "its perturbed columns hold reports of these tables"
+    result = "its perturbed columns hold reports of these tables"
     if coarse:
-        told = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to be told from other numbers"
+        result = f"not verified: reports of {', '.join(sorted(coarse))}, too coarse to distinguish from other numbers"
     place = str(files[0][0]) if len(files) == 1 else f"{len(files)} files, {files[0][0]} and on"
-    return f"ok: {place}, {form['rows']} rows, SHA-256; {told}"
+    return f"ok: {place}, {form['rows']} rows, SHA-256; {result}"
 
 
 def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str, Any]]]) -> list[str]:
-    """Return what a dataset's folder lacks, and what it has that the sidecar does not name; nothing of one file."""
+    """Return problems of a dataset's folder: files that are missing, and files that the sidecar does not name."""
     if "parts" not in form["output"]:
         return []
     there, named = {one.name for one in path.parent.iterdir()}, {target.name for target, _ in files}
@@ -233,7 +236,7 @@ def _strange(form: dict[str, Any], path: Path, files: list[tuple[Path, dict[str,
 def _coarse(
     form: dict[str, Any], columns: list[VerifiedColumn], target: Path, written: dict[str, Any]
 ) -> Iterator[str]:
-    """Check a file; the columns whose reports are too coarse to be told from other numbers."""
+    """Check a file; yield the columns whose reports are too coarse to distinguish from other numbers."""
     check_same("output: bytes", written["bytes"], target.stat().st_size, f"{target} has")
     check_same("output: sha256", written["sha256"], digest(target), f"{target} has")
     try:
@@ -259,7 +262,7 @@ def _check_names(form: dict[str, Any], columns: list[VerifiedColumn], source: So
 
 
 def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -> tuple[int, list[str]]:
-    """Return how many rows there are, and columns whose reports are too coarse to be told from other numbers.
+    """Return the number of rows, and the columns whose reports are too coarse to distinguish from other numbers.
 
     Raises:
         CertificateError: a number of a perturbed column is not a report of its table, or has too many decimals.
@@ -361,7 +364,7 @@ def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
         own_names = (word, f"first.{word}", f"second.{word}")
         claimed = {value for name, value in parameters.items() if name in own_names}
         if claimed != {found} or not all(type(value) is float for value in claimed):
-            raise CertificateError(f"{word}: the parameters say {claimed or 'nothing'}, the tables {found}")
+            raise CertificateError(f"{word}: the parameters say {claimed or 'no claim'}, the tables {found}")
 
 
 def _is_rebuilt(form: dict[str, Any], certificate: Certificate, release: dict[str, Any]) -> bool:
@@ -421,7 +424,7 @@ def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
 
 
 def _declared(form: dict[str, Any]) -> list[str]:
-    """Return what nothing here can confirm."""
+    """Return the statements of a sidecar that cannot be verified."""
     rest = [f"{name} {json.dumps(value)}" for name, value in form.items() if name not in _VERIFIED]
     return [f"declared, not verified: {one}" for one in rest]
 

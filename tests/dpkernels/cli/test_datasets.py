@@ -374,7 +374,7 @@ def _partitioned() -> None:
         (lambda: Path("in/a.csv").write_text("age\n"), AGE, "not of one format"),
         (lambda: Path("out").mkdir() or Path("out/x").touch(), AGE, "is not empty"),
         (lambda: Path("out").touch(), AGE, "is not a folder"),
-        (lambda: None, (*AGE, "--force"), "--force: a release of many files replaces nothing"),
+        (lambda: None, (*AGE, "--force"), "--force: a release of many files needs a new folder"),
         (lambda: None, (*AGE, "--shuffle-rows"), "--shuffle-rows"),
         (lambda: None, (*AGE, "--sidecar", "x.json"), "--sidecar"),
         (lambda: None, (*AGE, "--retries", "3"), "--retries: is for --engine ray"),
