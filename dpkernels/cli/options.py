@@ -27,7 +27,7 @@ OUTPUT = _OutputFile(dir_okay=False, path_type=Path)
 
 
 class Numbers(click.ParamType):
-    """Numbers with commas between, such as 1,0.5.
+    """Numbers separated by commas, such as 1,0.5.
 
     Args:
         may_be_none: whether an empty string is allowed, for no numbers.
@@ -46,7 +46,7 @@ class Numbers(click.ParamType):
         try:
             return tuple(float(part) for part in value.split(","))
         except ValueError:
-            self.fail(f"{value!r} is not numbers with commas between")
+            self.fail(f"{value!r} must be numbers separated by commas")
 
 
 class Command(click.Command):

@@ -250,7 +250,7 @@ def check_local(target: Path) -> None:
     if not target.parent.is_dir():
         raise click.UsageError(f"OUT: the folder {target.parent} does not exist")
     if target.is_symlink() or (os.path.lexists(target) and not target.is_dir()):
-        raise click.UsageError(f"OUT: {target} is not a folder; the parts of a dataset are put into one")
+        raise click.UsageError(f"OUT: {target} is not a folder; a dataset is released into a folder")
     if target.is_dir() and any(target.iterdir()):
         raise click.UsageError(f"OUT: {target} is not empty; name a new folder for a release of many files")
     if not os.access(target.parent, os.W_OK | os.X_OK):

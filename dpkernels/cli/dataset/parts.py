@@ -180,7 +180,7 @@ def _count(source: Source) -> int:
 def _check_alike(first: _Planned, one: _Planned) -> None:
     if first.values_per_row != one.values_per_row:
         counts = f"{first.values_per_row} and {one.values_per_row}"
-        raise ValueError(f"{first.file} and {one.file}: have {counts} values a row; a release has rows of one length")
+        raise ValueError(f"{first.file} and {one.file}: have {counts} values a row; all files need the same number")
     if first.schema != one.schema:
         what = "hold other types" if first.file.name.endswith(".npy") else "have other columns"
         raise ValueError(f"{first.file} and {one.file}: {what}, {_named(first)} and {_named(one)}")

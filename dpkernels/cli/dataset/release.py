@@ -118,13 +118,15 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
 def _refuse(request: Request) -> None:
     """Refuse what is for single files."""
     if str(request.target) == str(DASH):
-        raise click.UsageError("OUT: - is for one file; the parts of a dataset are put into a folder (./- is one)")
+        raise click.UsageError(
+            "OUT: - is for one file; a dataset is released into a folder (./- is a folder of this name)"
+        )
     if request.force:
         raise click.UsageError("--force: a release of many files needs a new folder")
     if request.rows.shuffle:
-        raise click.UsageError("--shuffle-rows: the rows of a dataset are nowhere held together; shuffle it before")
+        raise click.UsageError("--shuffle-rows: is for one file; shuffle the rows of a dataset beforehand")
     if request.sidecar is not None:
-        raise click.UsageError(f"--sidecar: that of a dataset is {SIDECAR} in its folder")
+        raise click.UsageError(f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder")
 
 
 def _say_skipped(source: str, found: Found) -> None:
@@ -139,7 +141,7 @@ def _check_apart(source: str, found: Found, target: Place) -> None:
     if any(_is_within(file, target) for file in found.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")
     if found.folder is not None and _is_within(target, found.folder):
-        raise click.UsageError(f"OUT: {target} is in the folder of the input, of which all files are read")
+        raise click.UsageError(f"OUT: {target} is in the folder of the input; choose a folder outside it")
     name = f"part-0{''.join(PurePosixPath(found.files[0].name).suffixes[-2:])}"
     if found.folder is None and would_match(source, target, name):
         raise click.UsageError(f"OUT: {target} would have files that match {source}, so the next run would read them")

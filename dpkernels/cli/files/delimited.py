@@ -400,7 +400,7 @@ def counted_again(piece: Records, names: int, columns: dict[str | None, int], di
     except pa.ArrowInvalid:
         table = None
     if table is None or len(table) != len(piece) or not all(_same(table, piece, *one) for one in columns.items()):
-        raise ValueError(f"the records from line {piece.region.line} on are not read the same by a second parser")
+        raise ValueError(f"a second parser reads the records from line {piece.region.line} on differently")
 
 
 def _same(table: pa.Table, piece: Records, name: str | None, at: int) -> bool:

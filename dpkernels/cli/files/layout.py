@@ -50,7 +50,7 @@ class Layout:
         if made.kind not in FORMATS or not _is_delimiter(made.delimiter):
             raise ValueError(f"layout: {brief(made.kind)} with {brief(made.delimiter)} is not a known format")
         if made.to_dict() != form or not all(type(form[name]) is bool for name in ("multiline", "unpack")):
-            raise ValueError("layout: is not that of an output")
+            raise ValueError("layout: is not the layout of an output")
         return made
 
 
@@ -76,7 +76,9 @@ def layout_of(source: Path, target: Path, kind: str | None, delimiter: str | Non
         return Layout(kind)
     delimiter = _DELIMITERS[kind] if delimiter is None else delimiter.replace("\\t", "\t")
     if not _is_delimiter(delimiter):
-        raise click.UsageError(f"--delimiter: {delimiter!r} is not one ASCII character that no number and no quote has")
+        raise click.UsageError(
+            f"--delimiter: {delimiter!r} must be one ASCII character that no number or quote contains"
+        )
     return Layout(kind, delimiter, multiline, _is_packed(source), _is_packed(target))
 
 

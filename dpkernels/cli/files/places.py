@@ -110,7 +110,7 @@ def _is_folder(path: Path) -> bool:
     """Return whether a name on the way is a folder, refused where that cannot be known."""
     what = kind(path)
     if what not in (FOLDER, GONE, *_KINDS.values()):
-        raise click.UsageError(f"IN: {shown(str(path))} {what}, and a pattern may mean files in it; remove it")
+        raise click.UsageError(f"IN: {shown(str(path))} {what}; remove it, because the pattern may match files in it")
     return what == FOLDER
 
 
@@ -146,7 +146,7 @@ class Place:
         if "://" not in text:
             return cls(str(Path(text).absolute()))
         if _SECRETS.search(unquote(text)):
-            raise click.UsageError("URI: has keys in it; keep them where every machine finds its own")
+            raise click.UsageError("URI: contains a key; give keys to every machine in its own settings instead")
         try:
             system, path = fs.FileSystem.from_uri(text)
         except (ValueError, OSError, NotImplementedError) as error:
@@ -272,9 +272,11 @@ def _inside(place: Place, text: str) -> Found:
     data = sorted(name for name in names if name[:1] not in "._")
     for name in data:
         if names[name] == FOLDER:
-            raise click.UsageError(f"IN: {text} has a folder in it, {shown(name)}; a pattern says which files")
+            raise click.UsageError(
+                f"IN: {text} contains the folder {shown(name)}; use a pattern to name files in folders"
+            )
         if names[name] != FILE:
-            raise click.UsageError(f"IN: {text} has {shown(name)} in it, which {names[name]}; remove it")
+            raise click.UsageError(f"IN: {text} contains {shown(name)}, which {names[name]}; remove it")
     return Found([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
 
 

@@ -44,7 +44,7 @@ class RowOptions:
         """Return the facts about rows that a reader of the output learns, in sentences."""
         lines = []
         if self.missing == "keep":
-            lines.append("missing values are kept: it is NOT protected which values are missing")
+            lines.append("missing values are kept: which values are missing is NOT protected")
         if self.missing == "drop":
             lines.append("rows with missing values are dropped: it is NOT protected that a row is not there")
         if self.decimals is not None:

@@ -115,7 +115,7 @@ def plan(request: Request) -> Plan:
     path, target, rows = Path(request.source), Path(request.target), request.rows
     layout = layout_of(path, target, request.kind, request.delimiter, request.multiline)
     if path != DASH and (what := kind(path)) != FILE:
-        raise click.UsageError(f"IN: {path} {what}; only files are read, and - for standard input")
+        raise click.UsageError(f"IN: {path} {what}; it must be a file, or - for standard input")
     path = STANDARD_INPUT if path == DASH else path
     beside = _sidecar(path, target, request.sidecar, request.force)
     ledger_account = LedgerAccount.of(request.ledger, (path, target, beside))
@@ -130,7 +130,7 @@ def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
     """Return where the certificates go, after checking that the place is free."""
     if target != DASH:
         if given is not None:
-            raise click.UsageError("--sidecar: is for standard output; that of a file is beside it")
+            raise click.UsageError("--sidecar: is for standard output; the sidecar of a file is beside it")
         check_target(path, target, force)
         return sidecar_path(target)
     if given is None:
@@ -144,7 +144,7 @@ def _sidecar(path: Path, target: Path, given: Path | None, force: bool) -> Path:
 def _chosen(source: Source, names: Sequence[str]) -> Sequence[str | None]:
     if not source.names:
         if names:
-            raise click.UsageError(f"--column: {names[0]!r}; {source.path} is one array, without columns")
+            raise click.UsageError(f"--column: {names[0]!r}; {source.path} is one array and has no columns")
         return [None]
     if not names:
         raise click.UsageError(f"--column: missing; {source.path} has {listed(source.names)}")

@@ -91,7 +91,7 @@ def numbers_and(
         found = source.numbers(piece, column.name, start)
         if bounds.near and found.rounded is not None:
             row = source.place(piece, start + int(np.argmax(found.rounded)), start)
-            raise ValueError(f"{row} is a whole number that float64 rounds, and with it how far apart neighbours are")
+            raise ValueError(f"{row} is a whole number that float64 rounds, which may move neighbours further apart")
         if found.missing is not None:
             first = int(np.argmin(found.missing))
             if missing == "error":

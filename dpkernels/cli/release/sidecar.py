@@ -363,7 +363,7 @@ def check_fields(form: Any) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"columns: one of {brief(names)} is there twice")
     if None in names and len(names) > 1:
-        raise ValueError("columns: an array, which has no name, is the only column")
+        raise ValueError("columns: an array must be the only column")
     output = form["output"]
     _check("output.", output, _PARTS if "parts" in output else _OUTPUT)
     for number, part in enumerate(output.get("parts", ())):

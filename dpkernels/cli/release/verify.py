@@ -270,7 +270,7 @@ def _rows(form: dict[str, Any], columns: list[VerifiedColumn], source: Source) -
     kept = form["missing"] == "keep"
     decimals = form["decimals"]
     if decimals is not None and not 0 <= integer("decimals", decimals) <= MOST_DECIMALS:
-        raise CertificateError(f"decimals: {decimals} is not in 0..{MOST_DECIMALS}")
+        raise CertificateError(f"decimals: {decimals} must be from 0 to {MOST_DECIMALS}")
     row_options, slack = RowOptions(decimals=decimals), 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
     start, coarse = 0, set()
     for piece in source.pieces([column.form["column"] for column in columns]):

@@ -485,7 +485,7 @@ except Exception as error: print(error.message)
 def test_a_pipe_is_not_read_as_a_file(run: Run) -> None:
     """It would be read twice: the first block, with the header, would be lost."""
     os.mkfifo("in.csv")
-    assert_refused(run(*GIVEN), 2, "IN: in.csv is a pipe; only files are read, and - for standard input")
+    assert_refused(run(*GIVEN), 2, "IN: in.csv is a pipe; it must be a file, or - for standard input")
 
 
 @pytest.mark.parametrize(
