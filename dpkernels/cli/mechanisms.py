@@ -10,6 +10,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property, lru_cache, partial
 from importlib import import_module
 from pkgutil import walk_packages
@@ -215,10 +216,12 @@ class NamedConstructor:
         given, required = list(given), self.required(release)
         for name in given:
             if name not in self.options:
-                raise click.UsageError(f"{flag(name)}: {self.name} has no such option; it has {flags(self.options)}")
+                raise click.UsageError(
+                    f"{flag(name)}: {_title(self.name)} has no such option; it has {flags(self.options)}"
+                )
         if missing := [name for name in required if name not in given]:
             shown = ", ".join(map(flag, missing))
-            raise click.UsageError(f"{shown}: missing; {self.name} needs {flags(required)}")
+            raise click.UsageError(f"{shown}: missing; {_title(self.name)} needs {flags(required)}")
 
     def make(self, options: Mapping[str, Any]) -> Mechanism:
         """Return the mechanism of these options; a scale that is not given is calibrated to the claim.
@@ -270,6 +273,10 @@ def _is_constructor(function: Callable[..., Any]) -> bool:
 CONSTRUCTORS = {name: NamedConstructor(name, constructor) for name, constructor in _constructors()}
 
 
+def _title(name: str) -> str:
+    return f"{name}, the default," if name == DEFAULT else name
+
+
 def listing() -> list[str]:
     """Return every mechanism with what a release needs and what else it may have."""
     heading = ["mechanism", "required", "optional"]
@@ -299,7 +306,9 @@ def named(name: str, where: str = "") -> NamedConstructor:
         click.UsageError: there is no such mechanism; the message begins with ``where``.
     """
     if name not in CONSTRUCTORS:
-        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {', '.join(CONSTRUCTORS)}")
+        near = get_close_matches(name, CONSTRUCTORS, 1)
+        known = f"the mechanisms; did you mean {near[0]}?" if near else ", ".join(CONSTRUCTORS)
+        raise click.UsageError(f"{where}mechanism: {name!r} is not one of {known}")
     return CONSTRUCTORS[name]
 
 
@@ -388,7 +397,7 @@ def options_by_column(names: Sequence[str], given: Mapping[str, Sequence[Any]]) 
 def _without(names: Sequence[str]) -> str:
     different = list(dict.fromkeys(names))
     if len(different) == 1:
-        return f"{different[0]} has no such option"
+        return f"{_title(different[0])} has no such option"
     return f"none of {', '.join(different)} has such an option"
 
 

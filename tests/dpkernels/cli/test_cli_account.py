@@ -158,6 +158,7 @@ def test_a_claim_below_the_axis_says_so(run: Run) -> None:
     [
         ([], "MECHANISM"),
         (["magic"], "'magic' is not one of piecewise"),
+        (["gaus"], "'gaus' is not one of the mechanisms; did you mean gaussian?"),
         (["gaussian", "--sigma", "3"], "--sensitivity: missing; gaussian needs --sensitivity"),
         (["gaussian", "--sensitivity", "3"], "--sigma: missing; give it, or --epsilon and --delta"),
         (["recycled-gaussian", "--sensitivity", "3", "--theta", "1", "--sigma", "1"], "--q: missing"),

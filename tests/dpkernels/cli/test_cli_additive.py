@@ -265,8 +265,11 @@ WRONG: dict[str, tuple[list[str], str]] = {
     "no claim": ([*GAUSSIAN, "--sigma", "3"], "--epsilon, --delta, --sensitivity: missing"),
     "no theta": ([*RECYCLED, *CLAIM], "--theta: missing"),
     "bounds": (["--mechanism", "laplace", *PURE, "--lower", "0"], "--lower: laplace has no such option"),
-    "no bounds": ([*PURE[:2], "--lower", "0"], "--upper: missing; balanced needs"),
-    "sensitivity of bounded": ([*AGE, "--sensitivity", "1"], "--sensitivity: balanced has no such option"),
+    "no bounds": ([*PURE[:2], "--lower", "0"], "--upper: missing; balanced, the default, needs"),
+    "sensitivity of bounded": (
+        [*AGE, "--sensitivity", "1"],
+        "--sensitivity: balanced, the default, has no such option",
+    ),
     "delta of laplace": (["--mechanism", "laplace", *CLAIM], "--delta: laplace has no such option"),
     "twice": ([*GAUSSIAN, *CLAIM, "--delta", "1e-5"], "--delta: given 2 times; give it once"),
     "sensitivity 0": (["--mechanism", "laplace", "--epsilon", "1", "--sensitivity", "0"], "sensitivity: 0"),
