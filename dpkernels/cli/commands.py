@@ -393,13 +393,13 @@ def perturb(
     """
     with importing():
         from dpkernels.cli.files.row_options import RowOptions
-        from dpkernels.cli.release import one_file, summary
+        from dpkernels.cli.release import one_file, plan, summary
 
     runs = {name: options.pop(name) for name in ENGINE}
     own = {
         name: options.pop(name) for name in ("columns", "clip", "force", "sidecar", "kind", "delimiter", "multiline")
     }
-    request = one_file.Request(
+    request = plan.Request(
         source=source,
         target=target,
         mechanisms=options.pop("mechanism"),
@@ -408,18 +408,15 @@ def perturb(
         **own,
         options={name: values for name, values in options.items() if values},
     )
-    work: Any
     if isinstance(source, Path) and isinstance(target, Path) and not any(runs.values()):
-        release: Any = one_file.plan(request)
-        work = one_file.check_file, one_file.perturb_file
+        release: plan.Plan = one_file.plan(request)
     else:
         with importing():
             from dpkernels.cli.dataset import release as datasets
             from dpkernels.cli.dataset.engines import engine
 
         release = datasets.plan(request, engine(runs))
-        work = datasets.check, datasets.release
-    done, left = work[0](release, progress) if check else (work[1](release, progress, check_first), [])
+    done, left = release.check(progress) if check else (release.release(progress, check_first), [])
     if not quiet:
         about = done, release.copied, None if check else (target, release.sidecar)
         text = as_text(summary.summary_dict(*about)) if as_json else "\n".join(summary.summary_lines(*about, left))

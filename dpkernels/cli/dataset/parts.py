@@ -215,7 +215,7 @@ class Job:
         layout: how the files are written.
         suffix: the end of their names.
         parts: the number of parts.
-        folder: where the parts go; None for a check.
+        folder: where the parts go.
         versions: the driver's.
     """
 
@@ -223,7 +223,7 @@ class Job:
     layout: Layout
     suffix: str
     parts: int
-    folder: Folder | None
+    folder: Folder
     versions: dict[str, str]
 
 
@@ -297,8 +297,8 @@ def perturb_part(job: Job, secret: Secret | None, part: Part) -> Done:
         ValueError: a value cannot be perturbed, or the file is damaged or has changed since it was planned.
         OSError: reading or writing failed.
     """
-    if job.folder is None or secret is None:
-        raise TypeError("job: has no folder or no secret")
+    if secret is None:
+        raise TypeError("secret: is missing")
     name = job.folder.named(part.number, job.parts, job.suffix)
     with (
         naming(f"{part.file} to {name}"),

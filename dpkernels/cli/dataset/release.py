@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, closing
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import PurePosixPath
 from typing import Any, Protocol
 
@@ -29,10 +28,10 @@ from dpkernels.cli.dataset.parts import (
 from dpkernels.cli.files.layout import DASH, Layout
 from dpkernels.cli.files.places import Found, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports
-from dpkernels.cli.ledger import LedgerAccount, charged, remaining_after
-from dpkernels.cli.release.one_file import Request
+from dpkernels.cli.ledger import LedgerAccount
+from dpkernels.cli.release.plan import Plan, Request
 from dpkernels.cli.release.rows import ReleaseSpec
-from dpkernels.cli.release.sidecar import Release, WrittenFile, to_json, versions
+from dpkernels.cli.release.sidecar import WrittenFile, versions
 from dpkernels.cli.text import listed, shown
 from dpkernels.progress import bar
 
@@ -40,48 +39,70 @@ _LONG_ROWS = 1 << 22  # of a dataset, from which a terminal sees a bar
 
 
 class Engine(Protocol):
-    """Runs a work for parts, wherever and in whatever order."""
+    """Runs a task for parts, wherever and in whatever order."""
 
     def ready(self) -> AbstractContextManager[None]:
-        """Prepare what the engine needs, so that what cannot work fails before anything is charged."""
+        """Prepare the engine, so that it fails before the charge if it cannot work."""
 
     def each(self, task: Task, job: Versioned, secret: Secret | None, parts: Sequence[Part]) -> Iterator[Any]:
         """Yield the results, as they come."""
 
 
 @dataclass(frozen=True)
-class DatasetPlan:
-    """A release of a dataset whose options have been checked and whose files are known.
+class DatasetPlan(Plan):
+    """A release of a dataset whose files are known.
 
     Attributes:
         parts: the parts, in the order of their rows.
-        names: the columns of every file; empty for arrays.
-        copied: the names of the parts of a file that are not perturbed.
-        values_per_row: the number of values that a row holds in each perturbed column.
         job: the work on every part.
         target: OUT, as it was given.
-        ledger_account: the ledger that is charged, if there is one.
         engine: the engine that runs the parts.
     """
 
     parts: tuple[Part, ...]
-    names: Sequence[str]
-    copied: list[str]
-    values_per_row: int
     job: Job
     target: str
-    ledger_account: LedgerAccount | None
     engine: Engine
 
     @property
     def sidecar(self) -> str:
-        """The place of the certificates."""
         return str(Place.of(self.target).child(SIDECAR))
 
     @property
-    def totals(self) -> tuple[Fraction, Fraction]:
-        """The (epsilon, delta) of a row, exactly."""
-        return self.job.spec.totals(self.values_per_row)
+    def label(self) -> str:
+        return f"perturb {shown(self.parts[0].file.name)} and on to {shown(self.target)}"
+
+    @contextmanager
+    def output(self) -> Iterator[Folder]:
+        with self.job.folder.run(), self.engine.ready():
+            yield self.job.folder
+
+    def read(self, progress: bool | None) -> int:
+        return _rows(self._all(check_part, None, progress))
+
+    def write(self, output: Folder, progress: bool | None) -> tuple[int, list[str], list[WrittenFile]]:
+        # The only copy of the key outside of the engine: it is gone when the parts are made.
+        done = self._all(perturb_part, Secret(os.urandom(32)), progress)
+        written = [one.written for one in done if one.written is not None]
+        _check_there(output, written)
+        return _rows(done), list(dict.fromkeys(note for one in done for note in one.not_kept)), written
+
+    def commit(self, output: Folder, sidecar: str, written: list[WrittenFile]) -> None:
+        output.finish(sidecar, [one.name for one in written])
+
+    def _all(self, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
+        """Return the results for all parts, in their order."""
+        long = sum(part.rows for part in self.parts) >= _LONG_ROWS
+        with (
+            bar(len(self.parts), progress, long) as moved,
+            closing(results(self.engine, task, self.job, secret, self.parts, lambda: moved(advance=1))) as found,
+        ):
+            done = list(found)
+        if not _rows(done):
+            first = self.parts[0].file
+            with independent_of_reports():
+                raise ValueError(f"{first}: every row of the dataset has a missing value; there is no row to perturb")
+        return sorted(done, key=lambda one: one.number)
 
 
 def plan(request: Request, engine: Engine) -> DatasetPlan:
@@ -110,9 +131,9 @@ def plan(request: Request, engine: Engine) -> DatasetPlan:
     with parts[0].opened(written) as first:
         rows.check_droppable(first)
         spec = ReleaseSpec(request.columns_of(first), request.clip, rows)
-        copied, facts = spec.copied(first), (tuple(first.names), first.values_per_row)
+        facts = tuple(first.names), first.values_per_row, spec.copied(first)
     job = Job(spec, written, _suffix(written), len(parts), out, versions())
-    return DatasetPlan(parts, facts[0], copied, facts[1], job, target, ledger_account, engine)
+    return DatasetPlan(spec, written, *facts, ledger_account, parts, job, target, engine)
 
 
 def _refuse(request: Request) -> None:
@@ -155,62 +176,6 @@ def _is_within(place: Place, folder: Place) -> bool:
 
 def _suffix(form: Layout) -> str:
     return f".{form.kind}{'.gz' if form.pack else ''}"
-
-
-def release(plan: DatasetPlan, progress: bool | None, check_first: bool = False) -> Release:
-    """Charge the ledger, if there is one, then write the parts and, last, their sidecar.
-
-    Raises:
-        ValueError: the budget would be exceeded, or an input value or file is unfit; there is no release.
-        OSError: reading or writing failed, or machines did more often than they may; there is no release.
-    """
-    out = plan.job.folder
-    if out is None:
-        raise TypeError("plan: has no folder")
-    with out.run(), plan.engine.ready():
-        if check_first:
-            _all(plan, check_part, None, progress)
-        label = f"perturb {shown(plan.parts[0].file.name)} and on to {shown(plan.target)}"
-        with charged(plan.ledger_account, plan.totals, label, out) as ledger_charge:
-            # The only copy of the key outside of the engine: it is gone when the parts are made.
-            done = _all(plan, perturb_part, Secret(os.urandom(32)), progress)
-            written = [one.written for one in done if one.written is not None]
-            _check_there(out, written)
-            not_kept = tuple(dict.fromkeys(note for one in done for note in one.not_kept))
-            finished = plan.job.spec.release(_rows(done), plan.values_per_row, plan.job.layout, not_kept, ledger_charge)
-            text = to_json(finished, written, plan.names)
-            out.finish(text, [one.name for one in written])
-    return finished
-
-
-def check(plan: DatasetPlan, progress: bool | None) -> tuple[Release, list[str]]:
-    """Check everything that a release would, every value and the ledger too, without charging or writing.
-
-    Returns:
-        The release that would be, and what would be left in the ledger, in words.
-
-    Raises:
-        ValueError: as ``release``.
-    """
-    left = remaining_after(plan.ledger_account, plan.totals)
-    rows = _rows(_all(plan, check_part, None, progress))
-    return plan.job.spec.release(rows, plan.values_per_row, plan.job.layout), left
-
-
-def _all(plan: DatasetPlan, task: Task, secret: Secret | None, progress: bool | None) -> list[Done]:
-    """Return the results for all parts, in their order."""
-    long = sum(part.rows for part in plan.parts) >= _LONG_ROWS
-    with (
-        bar(len(plan.parts), progress, long) as moved,
-        closing(results(plan.engine, task, plan.job, secret, plan.parts, lambda: moved(advance=1))) as found,
-    ):
-        done = list(found)
-    if not _rows(done):
-        with independent_of_reports():
-            raise ValueError(
-                f"{plan.parts[0].file}: every row of the dataset has a missing value; there is no row to perturb"
-            )
-    return sorted(done, key=lambda one: one.number)
 
 
 def _rows(done: Sequence[Done]) -> int:

@@ -12,11 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dpkernels.cli.files.formats import Numbers, Source, ahead
-from dpkernels.cli.files.layout import STANDARD_INPUT, Layout
+from dpkernels.cli.files.layout import STANDARD_INPUT
 from dpkernels.cli.files.row_options import RowOptions, complete, filled
 from dpkernels.cli.interrupts import independent_of_reports, stop_if_asked
-from dpkernels.cli.ledger import LedgerCharge
-from dpkernels.cli.release.sidecar import Column, Release, exact_totals
+from dpkernels.cli.release.sidecar import Column, exact_totals
 from dpkernels.decimals import shortest
 from dpkernels.random import host
 from dpkernels.random.keys import column_secret
@@ -152,18 +151,6 @@ class ReleaseSpec:
     def totals(self, values_per_row: int) -> tuple[Fraction, Fraction]:
         """Return the (epsilon, delta) of a row, exactly."""
         return exact_totals([column.guarantee for column in self.columns], values_per_row)
-
-    def release(
-        self,
-        values: int,
-        values_per_row: int,
-        layout: Layout,
-        not_kept: tuple[str, ...] = (),
-        ledger_charge: LedgerCharge | None = None,
-    ) -> Release:
-        """Return a release with this number of values in each column."""
-        done = self.columns, values // values_per_row, values_per_row, self.clip, layout, self.row_options
-        return Release(*done, not_kept, ledger_charge)
 
     def copied(self, source: Source) -> list[str]:
         """Return the names of the parts of a file that are not perturbed."""
