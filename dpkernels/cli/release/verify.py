@@ -14,7 +14,6 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import singledispatch
 from pathlib import Path
 from typing import Any
 
@@ -46,9 +45,7 @@ from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import Certificate, CertificateError
 from dpkernels.exact.combined import MixtureCertificate, read_certificate
 from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.rows.certificate import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
 
 # A number so far from a report, in steps, is as near to the next one.
 ANY = 0.5
@@ -56,70 +53,47 @@ ANY = 0.5
 _ROUNDINGS = 4
 
 
-@singledispatch
 def can_report(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
     """Return whether each value is a report that the certificate's table can make.
 
     Args:
         certificate: of single values.
         values: floats of the type of the reports.
-        slack: how far reports may have been moved by rounding them to decimals.
-
-    Raises:
-        ValueError: a certificate of another kind.
+        slack: the distance by which rounding to decimals may have moved reports.
     """
-    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
-
-
-@can_report.register(WindowCertificate)
-@can_report.register(PlacedCertificate)
-@can_report.register(RowCertificate)
-def _(certificate: Any, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))
-    rounding = blur(certificate, values.dtype, slack)
+    if isinstance(certificate, MixtureCertificate):
+        return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
     with np.errstate(invalid="ignore"):  # infinities have no place
+        if isinstance(certificate, NoiseCertificate):  # multiples of the bin; the remainder of floats is exact
+            width = float(certificate.table.bin_width)
+            left = np.abs(np.fmod(values.astype(np.float64), width))
+            return np.minimum(left, width - left) <= slack
+        lowest, highest, step = _places(certificate)
+        rounding = blur(certificate, values.dtype, slack)
         place = (values.astype(np.float64) - lowest) / step
         ends = max(0.5, rounding)
         inside = (place > -ends) & (place < (highest - lowest) / step + ends)
         return inside & (np.abs(place - np.rint(place)) <= rounding)
 
 
-@singledispatch
 def blur(certificate: Any, dtype: np.dtype, slack: float) -> float:
     """Return how far, in steps, reports may be from a table's places; from ``ANY`` on every number is a report."""
-    raise ValueError(f"certificate: {type(certificate).__name__} is not of single values")
-
-
-@blur.register(WindowCertificate)
-@blur.register(PlacedCertificate)
-@blur.register(RowCertificate)
-def _(certificate: Any, dtype: np.dtype, slack: float) -> float:
-    lowest, highest, step = map(float, (certificate.lowest, certificate.highest, certificate.table.step))
+    if isinstance(certificate, MixtureCertificate):
+        return max(blur(part, dtype, slack) for part in (certificate.first, certificate.second))
+    if isinstance(certificate, NoiseCertificate):
+        return slack / float(certificate.table.bin_width)
+    lowest, highest, step = _places(certificate)
     return (_ROUNDINGS * float(np.finfo(dtype).eps) * max(abs(lowest), abs(highest)) + slack) / step
 
 
-@blur.register
-def _(certificate: MixtureCertificate, dtype: np.dtype, slack: float) -> float:
-    return max(blur(part, dtype, slack) for part in (certificate.first, certificate.second))
+def _places(certificate: Any) -> tuple[float, float, float]:
+    """Return the lowest and the highest report of a table, and the step between reports.
 
-
-@blur.register
-def _(certificate: NoiseCertificate, dtype: np.dtype, slack: float) -> float:
-    return slack / float(certificate.table.bin_width)
-
-
-@can_report.register
-def _(certificate: MixtureCertificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    return can_report(certificate.first, values, slack) | can_report(certificate.second, values, slack)
-
-
-@can_report.register
-def _(certificate: NoiseCertificate, values: np.ndarray, slack: float = 0.0) -> np.ndarray:
-    """Multiples of the cell; the remainder of floats is exact."""
-    cell = float(certificate.table.bin_width)
-    with np.errstate(invalid="ignore"):
-        left = np.abs(np.fmod(values.astype(np.float64), cell))
-        return np.minimum(left, cell - left) <= slack
+    Raises:
+        ValueError: a certificate of vectors.
+    """
+    guarantee(certificate)
+    return float(certificate.lowest), float(certificate.highest), float(certificate.table.step)
 
 
 _LONGEST = 500  # of a text that is printed whole, such as a hash or a sentence
