@@ -94,9 +94,9 @@ def _balanced_share(*, epsilon: float, lower: float, upper: float) -> float:
     smaller.
     """
     own = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    points, spread = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own)
+    points, piecewise = MECHANISMS["duchi"](**own), MECHANISMS["piecewise-wang2019"](**own)
     at_end = float(points.variance(upper))
-    share = (ROOM * float(points.worst_variance) - at_end) / (float(spread.variance(upper)) - at_end)
+    share = (ROOM * float(points.worst_variance) - at_end) / (float(piecewise.variance(upper)) - at_end)
     return math.floor(1000 * share) / 1000
 
 

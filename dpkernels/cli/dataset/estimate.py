@@ -68,12 +68,12 @@ class Count:
 
     Attributes:
         wanted: of its reports.
-        form: how the files are written.
+        layout: how the files are written.
         versions: of the driver.
     """
 
     wanted: Wanted
-    form: Layout
+    layout: Layout
     versions: dict[str, str] = field(default_factory=versions)
 
 
@@ -84,7 +84,7 @@ def tally_part(job: Count, secret: Secret | None, part: ReleasedPart) -> Tallied
         click.UsageError: too many groups.
         ValueError: a number that is no report of the mechanism, or another file.
     """
-    with part.opened(job.form) as source:
+    with part.opened(job.layout) as source:
         found = tallied(source, job.wanted, part.row)
     if part.row == 0 and _sha256(part.file) != part.sha256:
         raise ValueError(f"{part.file}: is not the file that was released, its SHA-256 is another")

@@ -58,14 +58,14 @@ class Part:
     rows: int
 
     @contextmanager
-    def opened(self, form: Layout) -> Iterator[Source]:
+    def opened(self, layout: Layout) -> Iterator[Source]:
         """The part as a file, which has not changed since it was planned.
 
         Raises:
             ValueError: it has.
         """
         self.check_unchanged()
-        with _source(self.file, form, self.groups) as source:
+        with _source(self.file, layout, self.groups) as source:
             yield source
 
     def check_unchanged(self) -> None:
@@ -109,14 +109,14 @@ def common_layout(files: Sequence[Place], kind: str | None, delimiter: str | Non
     return next(iter(layouts))
 
 
-def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
+def planned(files: Sequence[Place], layout: Layout) -> tuple[Part, ...]:
     """Return the parts of a dataset, in the order of its rows. Only delimited files are read, to count their rows.
 
     Raises:
         ValueError: a file is not readable, has other columns than the first, or there is no row.
     """
     with ThreadPoolExecutor(_OPENED) as pool:
-        found = list(pool.map(lambda file: _read(file, form), files))
+        found = list(pool.map(lambda file: _read(file, layout), files))
     for one in found:
         _check_alike(found[0], one)
     pieces = [(one, *piece) for one in found for piece in one.pieces]
@@ -132,17 +132,17 @@ def planned(files: Sequence[Place], form: Layout) -> tuple[Part, ...]:
 
 
 @contextmanager
-def _source(file: Place, form: Layout, groups: tuple[int, int] | None = None) -> Iterator[Source]:
-    if form.kind == "parquet":
-        yield ParquetFile(Path(str(file)), form, groups, None if file.local else file.opened)
+def _source(file: Place, layout: Layout, groups: tuple[int, int] | None = None) -> Iterator[Source]:
+    if layout.kind == "parquet":
+        yield ParquetFile(Path(str(file)), layout, groups, None if file.local else file.opened)
         return
     with file.at_hand() as path:
-        yield open_source(path, form)
+        yield open_source(path, layout)
 
 
-def _read(file: Place, form: Layout) -> _Planned:
+def _read(file: Place, layout: Layout) -> _Planned:
     stamp = file.stamp()
-    with _source(file, form) as source:
+    with _source(file, layout) as source:
         pieces = list(_joined(source.groups)) if isinstance(source, ParquetFile) else [(None, _count(source))]
         found = _Planned(
             file, stamp, _schema(source), source.values_per_row, tuple(piece for piece in pieces if piece[1])
@@ -331,10 +331,10 @@ def check_part(job: Job, secret: Secret | None, part: Part) -> Done:
 
 
 @contextmanager
-def _opened(part: Part, form: Layout) -> Iterator[Source]:
+def _opened(part: Part, layout: Layout) -> Iterator[Source]:
     with ExitStack() as held:
         with independent_of_reports():
-            source = held.enter_context(part.opened(form))
+            source = held.enter_context(part.opened(layout))
         yield source
 
 

@@ -174,8 +174,8 @@ def _is_within(place: Place, folder: Place) -> bool:
     return place.uri == folder.uri and place.path.startswith(f"{folder.path.rstrip('/')}/")
 
 
-def _suffix(form: Layout) -> str:
-    return f".{form.kind}{'.gz' if form.pack else ''}"
+def _suffix(layout: Layout) -> str:
+    return f".{layout.kind}{'.gz' if layout.pack else ''}"
 
 
 def _rows(done: Sequence[Done]) -> int:

@@ -23,7 +23,7 @@ class ArrayFile(Source):
 
     names = ()
 
-    def __init__(self, path: Path, form: Layout) -> None:
+    def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
         with path.open("rb") as file:
             self.shape, self._fortran, self._dtype = _header(file, path)

@@ -467,10 +467,10 @@ _OTHER_KINDS = {
 class DelimitedFile(Source):
     """A file with a header; quotes, line ends, blank lines and a byte-order mark are kept."""
 
-    def __init__(self, path: Path, form: Layout) -> None:
+    def __init__(self, path: Path, layout: Layout) -> None:
         self.path = path
-        self._form = form
-        self._dialect = Dialect(ord(form.delimiter), form.multiline)
+        self._layout = layout
+        self._dialect = Dialect(ord(layout.delimiter), layout.multiline)
         self._size = path.stat().st_size
         self._position = 0
         self._ended = True  # whether the last record has a line end
@@ -530,7 +530,7 @@ class DelimitedFile(Source):
     @contextmanager
     def sink(self, path: Path) -> Iterator[_LineSink]:
         with path.open("wb") as file:
-            if not self._form.pack:
+            if not self._layout.pack:
                 yield _LineSink(file, self._head)
                 return
             # Neither the time nor the temporary name is anyone's business.
@@ -623,7 +623,7 @@ class DelimitedFile(Source):
     def _blocks(self) -> Generator[bytes, None, None]:
         stream = self.path == STANDARD_INPUT
         with nullcontext(sys.stdin.buffer) if stream else self.path.open("rb") as raw:
-            file = gzip.GzipFile(fileobj=raw) if self._form.unpack else raw
+            file = gzip.GzipFile(fileobj=raw) if self._layout.unpack else raw
             done = 0
             while block := file.read(BLOCK_BYTES):
                 _check_kind(block, done)

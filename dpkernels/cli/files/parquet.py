@@ -111,7 +111,7 @@ class ParquetFile(Source):
 
     Args:
         path: the file; on another file system, its name in errors.
-        form: its layout.
+        layout: its layout.
         groups: the range of its row groups that are read. Default: all.
         opened: opens a file of another file system.
     """
@@ -119,7 +119,7 @@ class ParquetFile(Source):
     def __init__(
         self,
         path: Path,
-        form: Layout,
+        layout: Layout,
         groups: tuple[int, int] | None = None,
         opened: Callable[[], pa.NativeFile] | None = None,
     ) -> None:
