@@ -146,7 +146,7 @@ def test_missing_values(run: Run, suffix: str, block: int, known_secret: None, m
     missing = np.arange(40) % 3 == 0
     assert_refused(run("perturb", source, f"out{suffix}", *column, *AGE), 1, "row 0", "is missing", "--missing")
     kept = run("perturb", source, f"keep{suffix}", *column, *AGE, "--missing", "keep")
-    assert "which values are missing is revealed" in kept.out
+    assert "which values are missing is NOT protected" in kept.out
     reports = numbers(Path(f"keep{suffix}"))
     np.testing.assert_array_equal(np.isnan(reports), missing)
     np.testing.assert_array_equal(reports[~missing], perturbed(ages(40), None if suffix == ".npy" else "age")[~missing])

@@ -184,7 +184,7 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
     (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
-    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "form", "suffix", "parts", "folder")), {"jax": "0"})
+    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "layout", "suffix", "parts", "folder")), {"jax": "0"})
     answer = run_task(perturb_part, other, Secret(SECRET), part)
     assert isinstance(answer, TaskError)
     assert "'jax': '0'" in answer.message
@@ -371,7 +371,7 @@ def _partitioned() -> None:
         (lambda: Path("in/0001.parquet").write_bytes(b"PAR1"), AGE, "0001.parquet: is not a readable Parquet file"),
         (_partitioned, AGE, "contains the folder year=2024"),
         (lambda: Path("in/notes.txt").touch(), AGE, "suffix '.txt'"),
-        (lambda: Path("in/a.csv").write_text("age\n"), AGE, "not of one format"),
+        (lambda: Path("in/a.csv").write_text("age\n"), AGE, "have different formats"),
         (lambda: Path("out").mkdir() or Path("out/x").touch(), AGE, "is not empty"),
         (lambda: Path("out").touch(), AGE, "is not a folder"),
         (lambda: None, (*AGE, "--force"), "--force: a release of many files needs a new folder"),
@@ -538,7 +538,7 @@ def test_a_worker_that_is_killed_leaves_no_copy(tmp_path: Path, monkeypatch: pyt
         text = "age\n" + "".join(f"{x!r}\n" for x in ages.tolist())
         path.write_bytes(gzip.compress(text.encode()) if kind == "csv.gz" else text.encode())
     source = Place(str(path), path.as_uri())
-    form = plans.layout_of([source], None, None, False)
+    form = plans.common_layout([source], None, None, False)
     (part,), seen = plans.planned([source], form), list[list[str]]()
 
     def noted(*given: Any, **named: Any) -> Any:
