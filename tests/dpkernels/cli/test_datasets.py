@@ -184,7 +184,7 @@ def test_a_part_that_is_run_again_has_the_same_bytes(tmp_path: Path) -> None:
 def test_a_machine_of_another_version_makes_nothing(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1)
     (part,) = plans.planned(find(str(tmp_path / "in")).files, PARQUET)
-    other = Job(*(getattr(job(None, 1), name) for name in ("spec", "layout", "suffix", "parts", "folder")), {"jax": "0"})
+    other = dataclasses.replace(job(None, 1), versions={"jax": "0"})
     answer = run_task(perturb_part, other, Secret(SECRET), part)
     assert isinstance(answer, TaskError)
     assert "'jax': '0'" in answer.message
