@@ -147,7 +147,7 @@ def _about_inverse(tail: Any, nu: float) -> Any:
     xp = namespace(tail)
     a = 1 / (nu - 0.5)
     b = 48 / a**2
-    c = ((20700 * a / b - 98) * a - 16) * a + 96.36
+    c: Any = ((20700 * a / b - 98) * a - 16) * a + 96.36
     d = ((94.5 / (b + c) - 3) / b + 1) * math.sqrt(a * math.pi / 2) * nu
     y = (2 * d * tail) ** (2 / nu)
     far = ((1 / (((nu + 6) / (nu * y) - 0.089 * d - 0.822) * (nu + 2) * 3) + 0.5 / (nu + 4)) * y - 1) * (nu + 1)
