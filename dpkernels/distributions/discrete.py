@@ -99,10 +99,11 @@ class DiscreteLaplace(Lattice):
     Attributes:
         scale: b > 0.
         step: distance of lattice points.
-        reach: the largest k; by default where probabilities fall below 2^-66.
+        reach: the largest k, by default where probabilities fall below 2^-66.
 
     Raises:
-        ValueError: scale not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
+        ValueError: scale not in [1e-140, 1e140], step not positive, or a reach, given or from the tails, of 2^19 or
+            more.
     """
 
     scale: Real
@@ -125,10 +126,11 @@ class DiscreteGaussian(Lattice):
     Attributes:
         sigma: s > 0.
         step: distance of lattice points.
-        reach: the largest k; by default where probabilities fall below 2^-66.
+        reach: the largest k, by default where probabilities fall below 2^-66.
 
     Raises:
-        ValueError: sigma not in [1e-140, 1e140]; step not positive; a reach, given or from the tails, of 2^19 or more.
+        ValueError: sigma not in [1e-140, 1e140], step not positive, or a reach, given or from the tails, of 2^19 or
+            more.
     """
 
     lengths: ClassVar[tuple[str, ...]] = ("sigma", "step")

@@ -23,13 +23,13 @@ from dpkernels.pytrees import pytree
 @pytree
 @dataclass(frozen=True)
 class Reweighted(Distribution):
-    """A distribution with the density of a kernel, reweighted outside an interval; see the module's formula.
+    """A distribution with the density of a kernel, reweighted outside an interval. The module states the formula.
 
     Attributes:
         kernel: the distribution K.
         low: lower end of the inside, below 0.
         high: upper end of the inside, above 0.
-        outside: weight of the outside, in [0, 1]; the inside has weight 1. 0 means truncation and has no derivative.
+        outside: weight of the outside, in [0, 1]. The inside has weight 1. 0 means truncation and has no derivative.
 
     Raises:
         ValueError: low not negative or high not positive, or either not finite; outside not in [0, 1].

@@ -27,10 +27,10 @@ class Staircase(Symmetric):
     Attributes:
         epsilon: eps.
         period: D, the sensitivity.
-        gamma: share of the high part of a period, in [0, 1]; 1/(1 + e^(eps/2)) minimises E|Z|.
+        gamma: share of the high part of a period, in [0, 1]. 1/(1 + e^(eps/2)) minimises E|Z|.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; period not in [1e-140, 1e140]; gamma not in [0, 1].
+        ValueError: epsilon not in [0.01, 20], period not in [1e-140, 1e140], or gamma not in [0, 1].
     """
 
     lengths: ClassVar[tuple[str, ...]] = ("period",)

@@ -70,7 +70,7 @@ class Student(Symmetric):
         tail = xp.where(endless, 0.5, tail)
         aim = without_derivative(tail)
         z = _about_inverse(aim, nu)
-        # Both are of the order of the tail: in the far tail the density itself underflows.
+        # These ratios stay finite in the far tail, where the density underflows.
         off = (standard.tail(z) / aim - 1) * xp.exp(xp.log(aim) - standard.log_prob(z))
         z = without_derivative(z + off / (1 - off * ((nu + 1) / 2) * (z / (nu + z**2))))
         z = z + (standard.tail(z) / tail - 1) * without_derivative(xp.exp(xp.log(aim) - standard.log_prob(z)))

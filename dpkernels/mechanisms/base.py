@@ -107,14 +107,14 @@ class Mechanism(abc.ABC):
         """Return the smallest possible report y with cdf(y, x) >= u.
 
         The result increases with u and is an end of the output interval at 0 and at 1. Its derivatives in u, x and
-        every parameter are those of implicit reparameterisation; at an atom they are NaN.
+        every parameter are those of implicit reparameterisation. At an atom they are NaN.
 
         Args:
             u: probabilities, such as uniform numbers of your own: Sobol points, antithetic pairs.
-            x: inputs, in ``input_interval``; u and x broadcast.
+            x: inputs, in ``input_interval``. u and x broadcast.
 
         Returns:
-            Reports; NaN where u is not in [0, 1].
+            Reports, and NaN where u is not in [0, 1].
         """
         u, x = floating(u), floating(x)
         leaves, structure = jax.tree.flatten(self)
@@ -157,16 +157,16 @@ class Mechanism(abc.ABC):
         """Draw float reports for inputs ``x`` of any shape, for simulation and training, not for release.
 
         The function is compiled once per shape and dtype. It is differentiable in x and in every parameter by implicit
-        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018); the derivative is NaN at an atom.
+        reparameterisation, dy = -dF(y|x)/pdf(y|x) (Figurnov 2018). The derivative is NaN at an atom.
 
         Args:
             key: a typed key, Threefry (fast) or ChaCha20.
-            x: inputs; float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
+            x: inputs. Float32 and float64 are kept, others become float32. Flat index i uses uniform i of the key.
             method: "mixture" takes the fastest map from a uniform number to a report. "inverse" takes ``icdf``, so that
                 a report increases with its uniform number and moves smoothly with x and the parameters.
 
         Returns:
-            Reports of the shape of x; NaN where x is NaN or outside ``input_interval``.
+            Reports of the shape of x, and NaN where x is NaN or outside ``input_interval``.
 
         Raises:
             TypeError: key is not one typed key.

@@ -271,7 +271,7 @@ def discrete_laplace(*, epsilon: Real, sensitivity: Real = 1.0, step: Real = 1.0
 
     Args:
         epsilon: the budget.
-        sensitivity: D; rounded up to a multiple of the step.
+        sensitivity: D, which is rounded up to a multiple of the step.
         step: the distance of grid points.
         reach: the largest k. The default is a discrete choice: give k if JAX traces an argument.
 

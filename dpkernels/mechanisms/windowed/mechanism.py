@@ -31,7 +31,7 @@ _STEPS = 3  # Newton's steps that invert half a window in float32.
 @pytree
 @dataclass(frozen=True)
 class Windowed(Parabolic):
-    """A window on a base; see the module's formula.
+    """A window on a base. The module states the formula.
 
     Attributes:
         window: the window h.
@@ -44,7 +44,7 @@ class Windowed(Parabolic):
         epsilon: the budget the parameters were chosen for; ``accountants.epsilon`` computes the realised one.
 
     Raises:
-        ValueError: width not in [1e-100, 2); relative_height not positive; not lower < upper; epsilon not in
+        ValueError: width not in [1e-100, 2), relative_height not positive, not lower < upper, or epsilon not in
             [0.01, 20].
     """
 

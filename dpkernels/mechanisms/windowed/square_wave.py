@@ -39,10 +39,10 @@ class SquareWave(Local):
         half_width: b, half the window's width in widths of the input interval.
         lower: smallest valid input.
         upper: largest valid input.
-        epsilon: the pure-DP budget; any two inputs are neighbours.
+        epsilon: the pure-DP budget. Any two inputs are neighbours.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; half_width not in [1e-9, 1e6].
+        ValueError: epsilon not in [0.01, 20], not lower < upper, or half_width not in [1e-9, 1e6].
     """
 
     half_width: Any
@@ -162,14 +162,14 @@ def square_wave(*, epsilon: Real, lower: Real, upper: Real, half_width: Real | N
     ``piecewise`` with the same window width has the same information about the distribution, and is unbiased.
 
     Args:
-        epsilon: pure-DP budget, in [0.01, 20]; any two inputs are neighbours (local DP). Above about 13 the published
+        epsilon: pure-DP budget, in [0.01, 20]. Any two inputs are neighbours (local DP). Above about 13 the published
             width is too narrow for an integer table, and ``exact_sampler`` raises an error.
         lower: smallest valid input, fixed before the data are seen.
         upper: largest valid input.
         half_width: b, half the window's width in widths of the interval; by default the published one.
 
     Raises:
-        ValueError: epsilon not in [0.01, 20]; not lower < upper; half_width not in [1e-9, 1e6].
+        ValueError: epsilon not in [0.01, 20], not lower < upper, or half_width not in [1e-9, 1e6].
 
     Example:
         >>> m = square_wave(epsilon=1.0, lower=0.0, upper=100.0)

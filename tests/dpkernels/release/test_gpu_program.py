@@ -82,3 +82,4 @@ def test_a_float_kernel_reads_and_writes_once(name):
     program = float_kernel(MADE[name]())
     assert program.kernels <= 3
     assert program.bytes <= (24 if name == "optimal" else 8.1)
+    assert program.instructions < 130
