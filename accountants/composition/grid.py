@@ -219,10 +219,6 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
         ndtr, width = special_functions(loss).ndtr, _TRANSITION * step
         return xp.where(is_long, ndtr((loss - low) / width) * ndtr((high - loss) / width), 0.0)
 
-    def outcomes(x: Any, width: Any, loss: Any, spacing: Any) -> PrivacyLossDistribution:
-        p, q = (width * xp.exp(log(x, row)) for log in (pieces.log_p, pieces.log_q))
-        return PrivacyLossDistribution(*(xp.ravel(each + 0.0 * p) for each in (p, q, loss, spacing)))
-
     # Levels beyond a piece, whose share is 0, are moved inside.
     many = _MOST_SAMPLES if xp is not np else int(np.max(count, where=is_long, initial=1))
     level = offset + step * (first + xp.arange(-_BESIDE, many + _BESIDE))
@@ -230,20 +226,26 @@ def _sample_pieces(pieces: SmoothPieces, offset: Any, step: Any, cap: Any, seen:
     at = inverse(xp.clip(level, bottom + inner, top - inner), row)
     width = sum(weight * at[:, k : k + many] for k, weight in enumerate(_DIFFERENCE))
     at, level = at[:, _BESIDE:-_BESIDE], level[_BESIDE:-_BESIDE]
-    found = [outcomes(at, abs(width) * share(level), level, step)]
-
     rises = ends[:, :1] < ends[:, 1:]
     start, end = xp.where(rises, left, right), xp.where(rises, right, left)
     cuts = inverse(xp.clip(xp.concatenate([low - reach, low + reach, high - reach, high + reach], 1), bottom, top), row)
     cuts = without_derivative(xp.where(is_long, cuts, start + (end - start) * _QUARTERS))
     intervals = (start, cuts[:, :1]), (cuts[:, :1], cuts[:, 1:2]), (cuts[:, 2:3], cuts[:, 3:]), (cuts[:, 3:], end)
-    for (x0, x1), panels in zip(intervals, _PANELS, strict=True):
-        inside, weight = panel_rule(panels, level, dense=True)
-        x = x0 + (x1 - x0) * inside
-        loss = pieces.loss(x, row)
-        spacing = abs(without_derivative(xp.asarray(xp.gradient(loss, axis=1))))
-        found.append(outcomes(x, abs(x1 - x0) * weight * (1 - share(loss)), loss, spacing))
-    return found
+    rules = [panel_rule(panels, level, dense=True) for panels in _PANELS]
+    nodes = xp.concatenate([x0 + (x1 - x0) * t for (x0, x1), (t, _) in zip(intervals, rules, strict=True)], 1)
+    weights = [abs(x1 - x0) * weight for (x0, x1), (_, weight) in zip(intervals, rules, strict=True)]
+    node_loss = pieces.loss(nodes, row)
+    every = np.split(np.arange(nodes.shape[1]), np.cumsum([len(t) for t, _ in rules])[:-1])
+    spacing = [abs(xp.asarray(xp.gradient(without_derivative(node_loss[:, some]), axis=1))) for some in every]
+
+    # All are evaluated together, so that the functions are compiled once.
+    x, width = xp.concatenate([at, nodes], 1), xp.concatenate([abs(width), *weights], 1)
+    loss = xp.concatenate([xp.broadcast_to(level, at.shape), node_loss], 1)
+    is_sample, sampled = np.arange(x.shape[1]) < many, share(loss)
+    p = width * xp.exp(pieces.log_p(x, row)) * xp.where(is_sample, sampled, 1 - sampled)
+    spacing = xp.concatenate([step + 0.0 * at, *spacing], 1)
+    q = without_derivative(p * xp.exp(-loss))
+    return [PrivacyLossDistribution(*map(xp.ravel, (p, q, loss, spacing)))]
 
 
 def step_on_atoms(least: Real, distances: Any, masses: Any, count: Any = 1) -> Any:
