@@ -34,6 +34,7 @@ _BEYOND, _SLOPES, _SHARES = 41.0, np.geomspace(0.125, 16.0, 8), np.array([0.3, 0
 _NOTHING = 1e-100  # The size up to which a transform counts as 0 and has no logarithm.
 # The relative error of eps from which on it is not resolved in floating point.
 _RESOLVED = 1e-5
+_FEW = 32  # Up to this number of releases, sums of atoms are not smooth.
 _ATOMS = 5  # The atoms beside the heaviest one that decide the step.
 # The least step, in widths of the outcomes that are distributed on the grid.
 _OUTCOMES = 1.0
@@ -279,7 +280,9 @@ def compose(
             frequency = 2 * np.pi * xp.arange(SIZE // 2 + 1, dtype=c.dtype) / SIZE
             shares, spectrum = None, -((frequency * part.mu / points.step) ** 2) / 2
         else:
-            shares = grid.share_on_grid(part.losses, c, moment[0], offset, points.step, SIZE, part.count)
+            shares = grid.share_on_grid(
+                part.losses, c, moment[0], offset, points.step, SIZE, _count_of_atoms(part.count)
+            )
             spectrum = xp.fft.rfft(shares.masses(SIZE))
         found.append(_OnGrid(part, shares, spectrum, moment[0], offset))
     first = xp.floor((points.low - start) / points.step)
@@ -323,13 +326,18 @@ def grid_of(parts: RepeatedLosses, c: Any, coarse: RepeatedLosses, moments: list
     # If there is only one loss, the window has no width.
     least = xp.maximum(least, xp.finfo(c.dtype).eps * (1 + xp.abs(mean)))
     least = xp.maximum((down + up) / (SIZE - 16), least)
-    count = xp.stack([0 * c + part.count for part in parts])[decisive]
+    count = xp.stack([0 * c + _count_of_atoms(part.count) for part in parts])[decisive]
     step = grid.step_on_atoms(least, xp.where(masses > 0, distances, 0.0), masses, count)
     offsets = [
         moment[1] if part.losses is None else heaviest + step * xp.round((moment[1] - heaviest) / step)
         for part, moment, (heaviest, _, _) in zip(parts, moments, atoms, strict=True)
     ]
     return Grid(step, offsets, without_derivative(mean - down - (SIZE * step - down - up) / 2))
+
+
+def _count_of_atoms(count: Any) -> Any:
+    """Return how many atoms are added up; a huge number for many releases, whose sums of atoms are smooth."""
+    return namespace(count).where(count <= _FEW, count, 1e30)
 
 
 def _reach(parts: RepeatedLosses, c: Any, moments: list[Any], coarse: RepeatedLosses) -> Any:
