@@ -123,7 +123,8 @@ def share_on_grid(
     is_atom, beside = (nodes.width == 0) & (mass > 0), xp.abs(place - nearest)
     on_grid = is_atom & (beside <= xp.finfo(place.dtype).eps ** 0.45)
     point = xp.mod(nearest, size).astype(int)
-    lumps = add_at(size, point, (is_atom & (count * beside <= _NEAR_GRID)).astype(mass.dtype))
+    is_near = on_grid | (is_atom & (count * beside <= _NEAR_GRID))
+    lumps = add_at(size, point, is_near.astype(mass.dtype))
     lumped = (mass * step > _CROWDED * nodes.width) & (lumps > 0)[point]
     below = xp.where(on_grid, nearest, xp.floor(place))
     index = xp.mod(below + like(POINTS, below)[:, None], size).astype(int)
