@@ -224,14 +224,14 @@ rows = []
 for ratio in (0.5, 1.0, 2.0):
     theta = ratio * plain.sigma
     tuned = calibrate.budget_recycled(dpk.Gaussian, theta=theta, epsilon=0.1, delta=DELTA)
-    law, made = tuned.noise, guarantee(tuned, 1.0)
-    same = theta / ndtri((1 + law.acceptance) / 2)
+    noise, made = tuned.noise, guarantee(tuned, 1.0)
+    same = theta / ndtri((1 + noise.acceptance) / 2)
     rows.append(
         {
             "theta / sigma": ratio,
-            "q": 1 - law.outside,
+            "q": 1 - noise.outside,
             "accepted, plain": float(plain.mass(-theta, theta)),
-            "accepted, recycled": law.acceptance,
+            "accepted, recycled": noise.acceptance,
             "T = 1, recycled": made.epsilon(DELTA),
             **{f"T = {T}, recycled": made.repeat(int(T)).epsilon(DELTA) for T in counts},
             "T = 1000, plain, accepted as often": guarantee(dpk.gaussian(sigma=same), 1.0).repeat(1000).epsilon(DELTA),
