@@ -31,7 +31,7 @@
   }
 
   // ---------------------------------------------------------------- state
-  let [chosen, address] = ["", null];
+  let [chosen, address, frame] = ["", null, [0, 1]];
 
   function read() {
     const { have, know, goal } = Object.fromEntries(new FormData(form));
@@ -51,6 +51,7 @@
     for (const [name, value] of values) {
       const one = control[name];
       if (one?.type === "checkbox") one.checked = value === "true";
+      else if (one?.type === "number" && Number.isNaN(Number(value))) one.value = "";
       else if (one) one.value = one.options ? Number(value) : value;
       if (one?.selectedIndex < 0) one.selectedIndex = 0;
     }
@@ -196,7 +197,6 @@
   const note = (id, html) => put($(id), `<p class='help'>${html}</p>`);
   const elsewhere = (id) =>
     note(id, `The page draws the optimum at epsilon ${tables.drawn.map(({ epsilon }) => epsilon).join(", ")}. The commands below compute it at any other epsilon.`);
-  let frame = [0, 1];
 
   // Draws the report, and returns its [probabilities of single reports, density].
   function reportChart(state, { one, law }) {

@@ -352,11 +352,11 @@ def test_every_control_by_keyboard(show):
     """Each changes what is shown; the address makes it again."""
     page = show(mechanism="piecewise")
     steps = [
-        ("lower", lambda: press(page, "lower", Keys.BACKSPACE, "-10")),
-        ("upper", lambda: press(page, "upper", "0")),
-        ("n", lambda: press(page, "n", "0")),
+        ("lower", lambda: press(page, "lower", Keys.END, Keys.BACKSPACE, "-10")),
+        ("upper", lambda: press(page, "upper", Keys.END, "0")),
+        ("n", lambda: press(page, "n", Keys.END, "0")),
         ("slider", lambda: press(page, "slider", Keys.ARROW_RIGHT)),
-        ("epsilon", lambda: press(page, "epsilon", "5")),
+        ("epsilon", lambda: press(page, "epsilon", Keys.END, "5")),
         ("confidence", lambda: press(page, "confidence", Keys.ARROW_DOWN)),
         ("input", lambda: press(page, "input", Keys.ARROW_RIGHT)),
         ("mechanism", lambda: press(page, "mechanism]:checked", Keys.ARROW_DOWN)),
@@ -367,10 +367,10 @@ def test_every_control_by_keyboard(show):
         ("unshuffle", lambda: press(page, "shuffle", Keys.SPACE)),
         ("count", lambda: press(page, "count", Keys.ARROW_DOWN, Keys.ARROW_DOWN)),
         ("goal", lambda: press(page, "goal]:checked", Keys.ARROW_DOWN)),
-        ("target", lambda: press(page, "target", "0")),
+        ("target", lambda: press(page, "target", Keys.END, "0")),
         ("have", lambda: press(page, "have]:checked", Keys.ARROW_DOWN)),
         ("whole", lambda: press(page, "whole", Keys.SPACE)),
-        ("sensitivity", lambda: press(page, "sensitivity", "5")),
+        ("sensitivity", lambda: press(page, "sensitivity", Keys.END, "5")),
     ]
     for name, step in steps:
         before = page.execute_script("return document.getElementById('found').innerText")
