@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+import dpkernels as dpk
 from accountants import calibrate
 from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.reweighted import shape_shift
@@ -50,7 +51,7 @@ class Constructed(PureDPFamily):
 
     @property
     def name(self) -> str:
-        return self.constructor.__name__.replace("_", "-")
+        return getattr(self.constructor, "__name__", type(self.constructor).__name__).replace("_", "-")
 
     @property
     def domains(self) -> dict[str, Domain]:
@@ -85,9 +86,12 @@ class Constructed(PureDPFamily):
         return self.constructor(**self.arguments(free))
 
     def python(self, mechanism: Any, parameters: dict[str, Any]) -> str:
+        constructor = getattr(self.constructor, "__name__", "")
+        if getattr(dpk, constructor, None) is not self.constructor:
+            return super().python(mechanism, parameters)
         free = {name: parameters[name] for name in self.domains}
         given = [f"{name}={expression(value)}" for name, value in self.arguments(free).items()]
-        return f"dpk.{self.constructor.__name__}({', '.join(given)})"
+        return f"dpk.{constructor}({', '.join(given)})"
 
 
 @pytree

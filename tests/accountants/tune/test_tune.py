@@ -736,6 +736,7 @@ def made_again(found):
         tune.optimal(epsilon=1.0, **SKEW),
         tune.gaussian(epsilon=1.0, delta=DELTA, sensitivity=3.0),
         tune.constructed(dpk.student, epsilon=1.0, sensitivity=3.0, degrees=7.0),
+        tune.constructed(partial(dpk.student, degrees=7.0), epsilon=1.0, sensitivity=3.0),
         tune.composed(tune.constructed(dpk.logistic, epsilon=1.0, sensitivity=3.0), count=4, epsilon=2.0, delta=DELTA),
     ],
     ids=lambda family: family.name,
