@@ -38,7 +38,7 @@ PANELS = 256
 _TOGETHER = 8
 # The largest c times the width of an outcome on the grid.
 _STEEPEST = 0.25
-_BISECTIONS = 12  # For a tilt, which is then within 0.3 % of the saddle point; other tilts cost digits only.
+_BISECTIONS = 16  # For a tilt; next to the largest loss of few releases, fewer are too far from the root.
 _FEW = 32  # Up to this number, releases on samples are composed from samples of their loss densities.
 _TILTS = np.geomspace(1e-3, 1e5, 28)
 # Delta of one release may be larger than that of all by this factor, by rounding.
