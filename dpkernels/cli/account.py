@@ -237,7 +237,7 @@ class SeveralReports:
         except ConvergenceError:  # only the bracket is known
             value = math.inf
         low, high = self.guarantee.bracket(**at)
-        # Shuffled reports reveal at least this, where all others hold one input.
+        # The least that is known of shuffled reports, where all others hold one input.
         revealed = {} if self.sampler is None else {"some_inputs": float(self.guarantee.lower(**at))}
         return {name: _finite(value), **revealed, "at_least": _finite(low), "at_most": _finite(high)}
 

@@ -498,9 +498,9 @@ def mechanisms() -> None:
 def explore(output: Path | None, force: bool, only_print: bool) -> None:
     """Open a page in the browser that helps to choose a mechanism. It is one file and works offline.
 
-    It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and what they reveal, and
-    writes the lines of Python and the command that make them. On a machine without a browser, --output writes the page
-    to a file to open elsewhere.
+    It ranks mechanisms by error for a budget, or by budget for an accuracy, draws reports and their privacy, and writes
+    the lines of Python and the command that make them. On a machine without a browser, --output writes the page to a
+    file to open elsewhere.
     """
     from dpkernels.cli.explorer import page
 

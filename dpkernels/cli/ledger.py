@@ -94,7 +94,7 @@ class LedgerAccount:
 
     @contextmanager
     def _advice(self) -> Iterator[None]:
-        """Say which budget to give if the one that is exceeded has no delta.
+        """Name a budget that fits, if the exceeded one has no delta.
 
         The noise of every additive mechanism comes from a finite table, so its delta is positive.
         """

@@ -18,6 +18,7 @@ from accountants.tune.families import bounded, noise
 from dpkernels.cli.options import flag, flags
 from dpkernels.cli.text import aligned
 from dpkernels.decimals import shortest
+from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.staging import write_png
 
 _BOUNDED = ("epsilon", "lower", "upper")
@@ -49,15 +50,15 @@ _FAMILIES: dict[tuple[str, ...], tuple[Callable[..., Family], ...]] = {
 
 @dataclass(frozen=True)
 class Tuned:
-    """The outcome, best first.
+    """The results of all families, best first.
 
     Attributes:
-        objective: its name and numbers.
-        unit: of its values.
+        objective: the name of the objective and its numbers.
+        unit: the unit of its values.
         asked: budget and interval or sensitivity, in words.
         results: a result for every feasible family.
         refused: families without a result, and why.
-        covers: what a budget of shuffled reports is of; empty for others.
+        covers: the reports that the budget is for, if they are shuffled; otherwise empty.
     """
 
     objective: str
@@ -80,7 +81,7 @@ class Tuned:
     def __str__(self) -> str:
         best, *_ = self.results
         heading = ["mechanism", f"{self.objective} ({self.unit})", "parameters", "delta realised"]
-        rows = [[one.family, f"{one.value:.6g}", _parameters(one), f"{one.delta:.4g}"] for one in self.results]
+        rows = [[one.family, rounded(one.value, 6), _parameters(one), f"{one.delta:.4g}"] for one in self.results]
         refused = [f"{name}: no result: {reason}" for name, reason in self.refused]
         covers = ["", f"epsilon and delta: {self.covers}"] if self.covers else []
         return "\n".join([*aligned([heading, *rows]), *refused, *covers, "", f"best: {best.family}", best.python])

@@ -346,7 +346,7 @@ def _check_whole(part: Part, read: int) -> None:
 
 
 def _nothing() -> None:
-    """Do nothing: progress is shown by parts."""
+    """Show no progress of single pieces: it is shown by parts."""
 
 
 def results(

@@ -118,7 +118,7 @@ def _rounded_up(margin: float) -> str:
 
 
 def _composition(column: Column, values: int) -> str:
-    """Return what all values of a column reveal together, if they are about the same people."""
+    """Return the cost of all values of a column together, if they are about the same people."""
     own = column.guarantee
     epsilon, delta = (printed(Fraction(values) * rational(amount)) for amount in (own.epsilon, own.delta))
     at = f"{max(_COMPOSED_DELTA, 10 * own.delta):g}".replace("e-0", "e-")

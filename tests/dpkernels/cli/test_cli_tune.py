@@ -215,3 +215,14 @@ def test_the_default_costs_at_most_a_tenth_and_can_estimate_distributions(epsilo
     assert best <= balanced <= mechanisms.ROOM * best * (1 + 1e-12)
     assert not isinstance(made[0], dpk.TwoPoint)
     assert balanced >= 1.0995 * best or type(made[0]) is type(made[1])
+    assert accountants.epsilon(made[0]) <= epsilon * (1 + 1e-9)
+    assert dpk.exact_sampler(made[0]).certificate.realised_epsilon <= epsilon  # type: ignore[attr-defined]
+
+
+def test_a_share_of_the_hybrid_is_a_probability(run: Run) -> None:
+    np.save("in.npy", np.zeros(3))
+    given = "perturb", "in.npy", "out.npy", "--mechanism", "hybrid", *INTERVAL, "--share"
+    assert_refused(run(*given, "1"), 2, "share: 1 is not in (0, 1)")
+    assert run(*given, "0.25").code == 0
+    assert "mixture" in json.loads(Path("out.npy.json").read_text())["columns"][0]["certificate"]["kind"]
+    assert run("certify", "--verify", "out.npy.json").code == 0
