@@ -80,8 +80,9 @@ def from_json_form(form: Any, classes: tuple[type, ...] = ()) -> Any:
         return tuple(from_json_form(entry, classes) for entry in form["tuple"])
     if "array" in form:
         return np.array(form["array"], np.float64)
-    kind: Any = _names(classes).get(form.get("type", ""))
+    name = form.get("type")
+    kind: Any = _names(classes).get(name) if isinstance(name, str) else None
     fields = _fields(kind) if kind else {}
     if kind is None or set(form) - {"type"} != set(fields.values()):
-        raise ValueError(f"form: {form.get('type')!r} {_UNKNOWN}")
+        raise ValueError(f"form: {name!r} {_UNKNOWN}")
     return kind(**{here: from_json_form(form[there], classes) for here, there in fields.items()})

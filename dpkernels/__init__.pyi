@@ -23,7 +23,7 @@ from .estimation.released import released_values as released_values
 from .exact.certificate import Certificate as Certificate
 from .exact.certificate import CertificateError as CertificateError
 from .exact.registry import exact_sampler as exact_sampler
-from .exact.rows.certificate import RowCertificate as RowCertificate
+from .exact.rows import RowCertificate as RowCertificate
 from .mechanisms.additive import Additive as Additive
 from .mechanisms.additive_vector import AdditiveVector as AdditiveVector
 from .mechanisms.additive_vector import on_vectors as on_vectors

@@ -14,10 +14,9 @@ import numpy as np
 from accountants.dominating_pairs.base import Curve, DominatingPair
 from accountants.privacy_loss import PrivacyLossDistribution
 from dpkernels import checks
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.rows.sampler import ExactRows
-from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.exact.noise import ExactNoise, NoiseCertificate
+from dpkernels.exact.rows import ExactRows
+from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.grid import largest_ratio
 from dpkernels.mechanisms.optimal.mechanism import Optimal

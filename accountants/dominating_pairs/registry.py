@@ -29,10 +29,10 @@ from dpkernels.distributions.base import Distribution
 from dpkernels.distributions.discrete import Lattice
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.exact.combined import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.rows.sampler import ExactRows
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.rows import ExactRows
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.exact.windows import ExactWindow
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise

@@ -29,10 +29,9 @@ from accountants.dominating_pairs.discrete import pure_points
 from accountants.dominating_pairs.registry import pure_epsilon
 from dpkernels import checks
 from dpkernels.exact.combined import ExactMixture, ExactMultivariate
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.rows.sampler import ExactRows
-from dpkernels.exact.windows.sampler import ExactWindow
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.rows import ExactRows
+from dpkernels.exact.windows import ExactWindow, WindowTable
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise

@@ -60,12 +60,12 @@ def asked(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     """Return what a charge costs.
 
     Args:
-        epsilon: a number; or a certificate or a mechanism, whose claimed epsilon and delta count (delta 0 for those
-            that have none: they are pure).
-        delta: a number; not given with a certificate.
+        epsilon: a number, or a certificate or a mechanism, whose claimed epsilon and delta count. Pure ones have
+            delta 0.
+        delta: a number. It is not given with a certificate.
 
     Raises:
-        TypeError: not numbers; or a delta beside a certificate's.
+        TypeError: not numbers, or a delta beside a certificate's.
         ValueError: negative, infinite or NaN.
     """
     if hasattr(epsilon, "epsilon"):
@@ -84,9 +84,9 @@ def budgeted(epsilon: Any, delta: Any = 0) -> EpsilonDelta:
     """
     budget = EpsilonDelta(amount("epsilon", epsilon), amount("delta", delta))
     if budget.epsilon == 0:
-        raise ValueError("epsilon: a budget of 0 pays for nothing")
+        raise ValueError("epsilon: a budget of 0 allows no charge")
     if budget.delta >= 1:
-        raise ValueError(f"delta: {delta} is not below 1; such a budget guarantees nothing")
+        raise ValueError(f"delta: {delta} is not below 1; such a budget has no guarantee")
     return budget
 
 

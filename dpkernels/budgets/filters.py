@@ -8,7 +8,6 @@ only through charged queries. These objects exist in one process; ``ledger.Ledge
 from __future__ import annotations
 
 import threading
-from abc import ABC, abstractmethod
 from typing import Any, Generic, NamedTuple
 
 from dpkernels.budgets.amounts import Amounts, EpsilonDelta, Rho, amount, asked, budgeted, minus, plus
@@ -60,50 +59,41 @@ def check(budget: Amounts, spent: Amounts, asked: Amounts, where: str = "") -> N
         raise BudgetExceeded(budget, spent, asked, where)
 
 
-class _Account(Generic[Amounts]):
-    """Charges and their sum, with a lock that makes checking and charging atomic.
+class _Charged(Generic[Amounts]):
+    """An object that is charged, with a lock that makes checking and charging atomic.
 
-    A lock cannot be pickled or deeply copied, and therefore an account cannot either: two copies would spend the same
+    A lock cannot be pickled or deeply copied, and therefore this object cannot either: two copies would spend the same
     budget twice.
     """
 
-    def __init__(self, spent: Amounts, budget: Amounts | None = None) -> None:
-        self.spent: Amounts = spent
-        self.charges: list[Charge[Amounts]] = []
+    def __init__(self, zero: Amounts, budget: Amounts | None = None) -> None:
+        self._spent: Amounts = zero
+        self._charges: list[Charge[Amounts]] = []
         self._budget: Amounts | None = budget
         self._lock = threading.Lock()
-
-    def charge(self, asked: Amounts, label: str) -> Charge[Amounts]:
-        with self._lock:
-            if self._budget is not None:
-                check(self._budget, self.spent, asked)
-            # The sum is updated first, so that an interruption never loses a granted charge.
-            self.spent = plus(self.spent, asked)
-            self.charges.append(made := Charge(asked, label))
-            return made
-
-
-class _Charged(ABC, Generic[Amounts]):
-    """An object whose account has been charged."""
-
-    _account: _Account[Amounts]
-
-    @abstractmethod
-    def __init__(self) -> None: ...
 
     @property
     def spent(self) -> Amounts:
         """Return the sum of the charges."""
-        return self._account.spent
+        return self._spent
 
     @property
     def charges(self) -> tuple[Charge[Amounts], ...]:
         """Return every charge, the first first."""
-        return tuple(self._account.charges)
+        return tuple(self._charges)
+
+    def _charge(self, asked: Amounts, label: str) -> Charge[Amounts]:
+        with self._lock:
+            if self._budget is not None:
+                check(self._budget, self._spent, asked)
+            # The sum is updated first, so that an interruption never loses a granted charge.
+            self._spent = plus(self._spent, asked)
+            self._charges.append(made := Charge(asked, label))
+            return made
 
 
 class _Limited(_Charged[Amounts]):
-    """An object whose account has a budget."""
+    """An object with a budget."""
 
     budget: Amounts
 
@@ -113,7 +103,26 @@ class _Limited(_Charged[Amounts]):
         return minus(self.budget, self.spent)
 
 
-class Filter(_Limited[EpsilonDelta]):
+class _ByEpsilonDelta(_Charged[EpsilonDelta]):
+    """An object that is charged with (epsilon, delta)."""
+
+    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
+        """Charge a query. Run the query only after this returns.
+
+        Args:
+            epsilon: a number, or a certificate or mechanism that has both; see ``asked``.
+            delta: a number.
+            label: a description of the query.
+
+        Raises:
+            BudgetExceeded: the charge exceeds the rest of a budget and was not made.
+            TypeError: not numbers.
+            ValueError: an amount that is negative, infinite or NaN.
+        """
+        return self._charge(asked(epsilon, delta), label)
+
+
+class Filter(_Limited[EpsilonDelta], _ByEpsilonDelta):
     """A privacy filter: an (epsilon, delta) budget fixed in advance, and charges that never exceed it.
 
     Guarantee: if every query is charged before it runs, and no refused query runs, all outputs together are
@@ -141,22 +150,7 @@ class Filter(_Limited[EpsilonDelta]):
 
     def __init__(self, epsilon: Any, delta: Any = 0) -> None:
         self.budget = budgeted(epsilon, delta)
-        self._account = _Account(EpsilonDelta(), self.budget)
-
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
-        """Charge a query; run it only after this returns.
-
-        Args:
-            epsilon: a number, or a certificate or mechanism that has both; see ``asked``.
-            delta: a number.
-            label: what it is for.
-
-        Raises:
-            BudgetExceeded: the charge exceeds the rest of the budget and was not made.
-            TypeError: not numbers.
-            ValueError: an amount that is negative, infinite or NaN.
-        """
-        return self._account.charge(asked(epsilon, delta), label)
+        super().__init__(EpsilonDelta(), self.budget)
 
 
 class ConcentratedFilter(_Limited[Rho]):
@@ -165,7 +159,7 @@ class ConcentratedFilter(_Limited[Rho]):
     The guarantee is that of ``Filter`` with rho-zCDP in place of (epsilon, delta)-DP; each charge may depend on earlier
     outputs (Feldman & Zrnic 2021, for every Renyi order; Whitehouse, Ramdas, Rogers & Wu 2023).
     ``concentrated.best_epsilon(rho, delta)`` of the whole budget, at a delta fixed in advance, is the corresponding
-    epsilon. The filter is for pure zCDP; it does not account for the delta of approximate zCDP.
+    epsilon. The filter is for pure zCDP, without the delta of approximate zCDP.
 
     Args:
         rho: positive.
@@ -180,22 +174,22 @@ class ConcentratedFilter(_Limited[Rho]):
 
     def __init__(self, rho: Any) -> None:
         self.budget = Rho(amount("rho", rho))
+        super().__init__(Rho(), self.budget)
         if self.budget.rho == 0:
-            raise ValueError("rho: a budget of 0 pays for nothing")
-        self._account = _Account(Rho(), self.budget)
+            raise ValueError("rho: a budget of 0 allows no charge")
 
     def charge(self, rho: Any, label: str = "") -> Charge[Rho]:
-        """Charge a query; run it only after this returns.
+        """Charge a query. Run the query only after this returns.
 
         Raises:
-            BudgetExceeded: it does not fit; nothing was charged.
+            BudgetExceeded: the charge exceeds the rest of the budget and was not made.
             TypeError: not a number.
             ValueError: negative, infinite or NaN.
         """
-        return self._account.charge(Rho(amount("rho", rho)), label)
+        return self._charge(Rho(amount("rho", rho)), label)
 
 
-class Odometer(_Charged[EpsilonDelta]):
+class Odometer(_ByEpsilonDelta):
     """A privacy odometer: running totals without a budget, which never refuse a charge.
 
     Guarantee for pure queries (delta 0), at any time: the probabilities of the outputs so far under neighbouring data
@@ -203,23 +197,9 @@ class Odometer(_Charged[EpsilonDelta]):
 
     Guarantee with deltas: for every (E, D) fixed in advance, the outputs up to the last moment at which the totals were
     at most (E, D) are (E, D)-DP. If costs or the time to stop depend on outputs, the totals are random, and the outputs
-    are not "(spent.epsilon, spent.delta)-DP": only the largest possible value of the totals is a guarantee. Basic
-    composition costs nothing extra for reading the totals at any time; sharper compositions would (Rogers et al. 2016).
+    are not "(spent.epsilon, spent.delta)-DP": only the largest possible value of the totals is a guarantee. With
+    basic composition the totals may be read at any time; sharper compositions would need more (Rogers et al. 2016).
     """
 
     def __init__(self) -> None:
-        self._account = _Account(EpsilonDelta())
-
-    def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Charge[EpsilonDelta]:
-        """Count a query, before it runs.
-
-        Args:
-            epsilon: a number, or a certificate or mechanism that has both; see ``asked``.
-            delta: a number.
-            label: what it is for.
-
-        Raises:
-            TypeError: not numbers.
-            ValueError: an amount that is negative, infinite or NaN.
-        """
-        return self._account.charge(asked(epsilon, delta), label)
+        super().__init__(EpsilonDelta())

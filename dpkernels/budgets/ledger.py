@@ -61,7 +61,7 @@ class Ledger:
         timeout: float = 10.0,
         like: Path | None = None,
     ) -> Ledger:
-        """Make a ledger, or open the one that is there if its budget is the same; of several makers one makes it.
+        """Make a ledger, or open an existing one with the same budget. If several processes try, one makes it.
 
         Args:
             path: the file.
@@ -72,12 +72,10 @@ class Ledger:
 
         Raises:
             TypeError: a budget that is not of numbers.
-            ValueError: epsilon not positive and finite; delta not in [0, 1).
-            LedgerError: the file is there with another budget, or is not a sound ledger; or it cannot be made.
+            ValueError: epsilon is not positive and finite, or delta is not in [0, 1).
+            LedgerError: the file exists with another budget, is not a sound ledger, or cannot be made.
         """
-        path, budget = Path(path), budgeted(epsilon, delta)
-        for part in budget:
-            text(part)
+        path, budget = Path(path), _exact(budgeted(epsilon, delta))
         if not os.path.lexists(path):
             make(path, budget, timeout, like)
         ledger = cls(path, timeout=timeout)
@@ -98,10 +96,10 @@ class Ledger:
             return self._seen
 
     def charge(self, epsilon: Any, delta: Any = 0, label: str = "") -> Statement:
-        """Charge a query; run it only after this returns. Then the charge is on the disk, and no crash takes it back.
+        """Charge a query. Run the query only after this returns: then the charge is on the disk and survives a crash.
 
         Args:
-            epsilon: a number, or a certificate or mechanism that has both; see ``filters.asked``.
+            epsilon: a number, or a certificate or mechanism that has both (``amounts.asked``).
             delta: a number.
             label: a description of the query, visible to every reader of the file.
 
@@ -111,12 +109,12 @@ class Ledger:
         Raises:
             BudgetExceeded: the charge exceeds the rest of the budget and was not made.
             TypeError: not numbers.
-            ValueError: an amount that is negative, infinite, NaN or without a short decimal; a label that is no text.
+            ValueError: an amount is negative, infinite, NaN or without a short decimal, or the label is no text.
             FileNotFoundError: the ledger is gone.
-            LedgerError: it is not sound, cannot be written, or another process holds it too long. Nothing was charged;
-                if the disk itself failed, the charge may stand.
+            LedgerError: it is not sound, cannot be written, or another process holds it too long. There is no charge,
+                unless the disk itself failed: then the charge may stand.
         """
-        amounts = _written(epsilon, delta)
+        amounts = _exact(asked(epsilon, delta))
         label.encode()  # a lone surrogate is no text
         after = self._append(lambda statement: self._next(statement, label, amounts), "nothing was charged")
         self._made.add(after.entries[-1].id)
@@ -129,9 +127,9 @@ class Ledger:
             The ledger, unchanged.
 
         Raises:
-            BudgetExceeded, TypeError, ValueError, FileNotFoundError, LedgerError: as ``charge``; nothing was charged.
+            BudgetExceeded, TypeError, ValueError, FileNotFoundError, LedgerError: as ``charge``.
         """
-        amounts = _written(epsilon, delta)
+        amounts = _exact(asked(epsilon, delta))
         with transaction(self.path, "IMMEDIATE", self._timeout) as connection:
             statement = _later(self._seen, read(connection))
             write(connection, self._next(statement, "", amounts))
@@ -152,10 +150,10 @@ class Ledger:
             The ledger just after; its last entry voids the charge.
 
         Raises:
-            ValueError: this object did not make the charge, or has voided it; a label that is no text.
+            ValueError: this object did not make the charge, or has voided it, or the label is no text.
             FileNotFoundError: the ledger is gone.
-            LedgerError: it is not sound, cannot be written, or another process holds it too long. The charge stands;
-                if the disk itself failed, it may be voided.
+            LedgerError: it is not sound, cannot be written, or another process holds it too long. The charge stands,
+                unless the disk itself failed: then it may be voided.
         """
         if charge not in self._made:
             raise ValueError(f"charge: {charge} was not made by this object, or is voided already")
@@ -178,9 +176,8 @@ class Ledger:
         return statement.next(now(), label, amounts)
 
 
-def _written(epsilon: Any, delta: Any) -> EpsilonDelta:
-    """Return what a charge costs, refused if a ledger cannot hold it."""
-    amounts = asked(epsilon, delta)
+def _exact(amounts: EpsilonDelta) -> EpsilonDelta:
+    """Return amounts, refused if a ledger cannot hold them."""
     for part in amounts:
         text(part)
     return amounts
@@ -189,7 +186,7 @@ def _written(epsilon: Any, delta: Any) -> EpsilonDelta:
 def _later(seen: Statement | None, found: Statement) -> Statement:
     """Return the statement found, refused if it lacks anything that was seen before."""
     if seen is not None and found.ledger != seen.ledger:
-        raise UnsoundError("is now another ledger than the one that was opened")
+        raise UnsoundError("is now another ledger; a file with other entries has taken its name")
     if seen is not None and found.entries[: len(seen.entries)] != seen.entries:
         raise UnsoundError(f"has lost charges: there were {len(seen.entries)}; has an older copy been put back?")
     return found

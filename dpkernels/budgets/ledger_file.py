@@ -96,7 +96,7 @@ def _make(path: Path, budget: EpsilonDelta, timeout: float, like: Path | None) -
                 connection.execute("COMMIT")
         finally:
             new.path.with_name(new.path.name + "-journal").unlink(missing_ok=True)
-        path.hardlink_to(new.path)  # unlike a rename, it replaces nothing
+        path.hardlink_to(new.path)  # unlike a rename, it never replaces a file
     to_disk(path.parent)
 
 

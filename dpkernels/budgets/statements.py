@@ -33,11 +33,11 @@ class Entry(NamedTuple):
 
     Attributes:
         id: its number, from 1.
-        time: when it was made, UTC, by the clock of the machine; not checked.
-        label: what it was for.
-        amounts: what the charge cost; of an entry that voids a charge, the amounts of that charge.
-        hash: of it and all before it.
-        voids: the number of the charge that this entry voids; 0 for a charge.
+        time: the time, UTC, by the clock of the machine. It is not checked.
+        label: a description.
+        amounts: the cost of the charge. An entry that voids a charge has the amounts of that charge.
+        hash: the hash of this entry and all before it.
+        voids: the number of the charge that this entry voids, and 0 for a charge.
     """
 
     id: int
@@ -111,7 +111,7 @@ def _entry(head: str, number: int, time: str, label: str, amounts: EpsilonDelta,
 
 
 def _voiding(charge: int) -> tuple[str, ...]:
-    """Return what is hashed for an entry that voids a charge, and nothing for a charge."""
+    """Return what is hashed in addition for an entry that voids a charge."""
     return (f"voids {charge}",) if charge else ()
 
 
@@ -192,7 +192,7 @@ def _texts(row: Sequence[Any], name: str) -> list[str]:
 
 
 def _parsed(text: str) -> Fraction:
-    """Return an amount as the file has it: a decimal of at least 0, in the one form that ``printed`` gives it."""
+    """Return an amount as the file has it: a decimal of at least 0, in the form that ``printed`` gives it."""
     if not _DECIMAL.fullmatch(text) or printed(amount := Fraction(text)) != text:
         raise UnsoundError(f"is damaged: {text[:40]!r} is not an amount")
     return amount

@@ -43,6 +43,11 @@ class Noise(abc.ABC):
             )
         Noise._classes[cls.__name__] = cls
 
+    @property
+    def gaussian_sigma(self) -> Any:
+        """Return sigma of a Gaussian, whose vectors are accounted in l2, and None of any other distribution."""
+        return None
+
     @staticmethod
     def classes() -> dict[str, type[Noise]]:
         """Return every class of distributions by the name that files have for it: the class's own."""

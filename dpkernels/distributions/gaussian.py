@@ -33,6 +33,10 @@ class Gaussian(Symmetric):
     def __post_init__(self) -> None:
         checks.width("sigma", self.sigma)
 
+    @property
+    def gaussian_sigma(self) -> Any:
+        return self.sigma
+
     def log_prob(self, z: Real) -> Real:
         s = self.sigma
         return -((z / s) ** 2) / 2 - namespace(z, s).log(s * _ROOT)

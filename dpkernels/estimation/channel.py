@@ -25,9 +25,9 @@ from dpkernels.estimation.tables import (
     squares_of,
     unbiased,
 )
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.rows.table import RowTable
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.noise import NoiseCertificate
+from dpkernels.exact.rows import RowTable
+from dpkernels.exact.windows import WindowTable
 
 # The largest number of lattice points on which reports of additive noise are counted.
 _MOST_POINTS = 1 << 22

@@ -15,7 +15,7 @@ from scipy.optimize import nnls
 from dpkernels import checks
 from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.released import bounds_of, check_possible, table_of, together_of
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise import NoiseTable
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.release import containers
 

@@ -20,7 +20,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 from scipy import signal
 
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise import NoiseTable
 
 # Tails of convolved distributions are truncated at this probability.
 _CUT = 1e-15

@@ -26,9 +26,7 @@ from dpkernels import checks
 from dpkernels.decimals import rational, shortest
 from dpkernels.estimation.intervals import shown
 from dpkernels.estimation.noise_sums import CombinedNoise, sum_of
-from dpkernels.exact.noise.certificate import AdditiveCertificate
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise import AdditiveCertificate, ExactNoise, NoiseTable
 from dpkernels.exact.registry import exact_sampler
 from dpkernels.numerics import Real
 from dpkernels.release import containers

@@ -11,13 +11,13 @@ from typing import Any
 from dpkernels import checks
 from dpkernels.bounded_json import parse_json, read_text
 from dpkernels.estimation.channel import Channel, NoiseChannel, TableChannel
-from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.combined import ExactMultivariate, MixtureCertificate, MultivariateCertificate, read_certificate
-from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.combined import Certificate, ExactMultivariate, MixtureCertificate, MultivariateCertificate
+from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
 from dpkernels.exact.registry import exact_sampler
-from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate
 
 # Decimals to which reports can have been rounded.
 _MOST_DECIMALS = 15
@@ -110,7 +110,7 @@ def _of_sidecar(form: Mapping[str, Any], column: str | None, decimals: int | Non
     stated = form.get("decimals")
     if stated is not None and decimals not in (None, stated):
         raise ValueError(f"decimals: {decimals}, but the sidecar says {stated}")
-    return read_certificate(columns[column]), decimals if stated is None else stated
+    return Certificate.from_dict(columns[column]), decimals if stated is None else stated
 
 
 @singledispatch

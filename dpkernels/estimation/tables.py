@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from dpkernels.exact.kernels import report_kernel
-from dpkernels.exact.rows.table import RowTable
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.rows import RowTable
+from dpkernels.exact.windows import WindowTable
 
 # With fewer rows than this, rounding inputs to rows adds up to gap^2/4, which is not small compared with squares.
 _FEWEST_ROWS = 16

@@ -25,6 +25,12 @@ LIMITS = (
     "channels, which rows or columns exist, values copied unperturbed, or the composition of several reports."
 )
 
+# The coverage of certificates for which any two inputs are neighbours.
+COVERS = (
+    "pure epsilon-DP of each report; neighbouring: any two inputs of the interval (local DP, replace one value). "
+    f"{LIMITS}"
+)
+
 _KINDS: dict[str, type[Certificate]] = {}
 
 
@@ -199,6 +205,11 @@ class BoundedCertificate(Certificate):
     ratio: Fraction
     cells: int
     table: BoundedTable
+
+    facts = (
+        *("epsilon", "total", "codes", "rows", "realised_epsilon", "ratio", "lowest", "highest"),
+        *("mean_error", "worst_variance"),
+    )
 
     @property
     def realised_epsilon(self) -> float:

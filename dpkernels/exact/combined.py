@@ -13,12 +13,11 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.bounded_json import integer
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.certificate import LIMITS, Certificate, CertificateError, line
-from dpkernels.exact.noise.certificate import NoiseCertificate, VectorNoiseCertificate
-from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.certificate import COVERS, LIMITS, Certificate, CertificateError, line
+from dpkernels.exact.noise import NoiseCertificate, VectorNoiseCertificate
+from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import CHOICE_STREAM, ExactSampler, Words
-from dpkernels.exact.windows.certificate import COVERS, PlacedCertificate, WindowCertificate
-from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.exact.windows import ExactWindow, PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.multivariate import Multivariate
 from dpkernels.mechanisms.two_point import Mixture
 from dpkernels.numerics import RealArray, namespace
@@ -80,17 +79,14 @@ class MixtureCertificate(Certificate, kind="mixture"):
 
     @property
     def worst_variance(self) -> Fraction:
-        """Return the bound on the variance at any input."""
         return self.first.table.largest(self.variance_terms)
 
     @property
     def lowest(self) -> Fraction:
-        """Return the smallest possible report."""
         return min(self.first.lowest, self.second.lowest)
 
     @property
     def highest(self) -> Fraction:
-        """Return the largest possible report."""
         return max(self.first.highest, self.second.highest)
 
     @property
@@ -161,15 +157,6 @@ class MultivariateCertificate(Certificate, kind="multivariate"):
             line("epsilon", f"{shortest(self.epsilon)} a vector: {each}, on [-1, 1]"),
             line("coordinates", f"a cyclic run from a uniform start, each within a relative {share}"),
         ]
-
-
-def read_certificate(payload: dict[str, Any]) -> Certificate:
-    """Return the certificate in a JSON payload, of whichever kind, verified again from its integers.
-
-    Raises:
-        CertificateError: the coordinate's certificate fails or is missing.
-    """
-    return Certificate.from_dict(payload)
 
 
 # What ``Certificate.from_dict`` reads; all kinds are known once this module is.

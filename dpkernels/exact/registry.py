@@ -8,12 +8,12 @@ from typing import Any
 import jax
 
 from dpkernels.exact.combined import ExactMultivariate, MultivariateCertificate, mixture_sampler
-from dpkernels.exact.noise.build import noise_certificate, vector_certificate
-from dpkernels.exact.noise.sampler import noise_sampler
-from dpkernels.exact.rows.build import central_sampler, optimal_sampler
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.noise_build import noise_certificate, vector_certificate
+from dpkernels.exact.row_build import central_sampler, optimal_sampler
 from dpkernels.exact.sampler import ExactSampler, concrete_mechanism, refuse_traced
-from dpkernels.exact.windows.build import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows.sampler import placed_sampler, window_sampler
+from dpkernels.exact.window_build import placed_table, two_point_table, windowed_table
+from dpkernels.exact.windows import ExactWindow, certify_placed, certify_table
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.mechanisms.base import Mechanism
@@ -44,81 +44,39 @@ def exact_sampler(mechanism: Any) -> Any:
         if isinstance(mechanism, Mechanism | AdditiveVector):  # A parameter may be an array, which has no hash.
             return _once(concrete_mechanism(mechanism))
         if isinstance(mechanism, Multivariate):
-            return _exact(mechanism)
+            return _sampler(mechanism)
         raise
 
 
 @lru_cache(maxsize=256)
 def _once(mechanism: Any) -> Any:
-    return _exact(mechanism)
+    if isinstance(mechanism, ExactSampler | ExactMultivariate):
+        return mechanism
+    if isinstance(mechanism, Optimal):  # Its parameters are arrays.
+        for leaf in jax.tree.leaves(mechanism):
+            refuse_traced(leaf)
+    elif isinstance(mechanism, Mechanism | AdditiveVector):
+        mechanism = concrete_mechanism(mechanism)
+    return _sampler(mechanism)
 
 
 @singledispatch
-def _exact(mechanism: Any) -> Any:
+def _sampler(mechanism: Any) -> Any:
     raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact sampler")
 
 
-@_exact.register(ExactSampler)
-@_exact.register(ExactMultivariate)
-def _(mechanism: Any) -> Any:
-    return mechanism
-
-
-@_exact.register(Mechanism)
-@_exact.register(AdditiveVector)
-def _(mechanism: Mechanism | AdditiveVector) -> ExactSampler:
-    return _of_numbers(concrete_mechanism(mechanism))
-
-
-@_exact.register
+@_sampler.register
 def _(mechanism: Multivariate) -> ExactMultivariate:
     coordinate = exact_sampler(mechanism.coordinate)
     certificate = MultivariateCertificate(coordinate.certificate, mechanism.dimensions, mechanism.sampled)
     return ExactMultivariate(mechanism, coordinate, certificate)
 
 
-@_exact.register
-def _(mechanism: Optimal) -> ExactSampler:
-    for leaf in jax.tree.leaves(mechanism):
-        refuse_traced(leaf)
-    return optimal_sampler(mechanism)
-
-
-@singledispatch
-def _of_numbers(mechanism: Any) -> ExactSampler:
-    raise TypeError(f"mechanism: {type(mechanism).__name__} has no exact sampler")
-
-
-@_of_numbers.register
-def _(mechanism: Windowed) -> ExactSampler:
-    return window_sampler(mechanism, windowed_table(mechanism))
-
-
-@_of_numbers.register
-def _(mechanism: SquareWave) -> ExactSampler:
-    return placed_sampler(mechanism, placed_table(mechanism))
-
-
-@_of_numbers.register
-def _(mechanism: TwoPoint) -> ExactSampler:
-    return window_sampler(mechanism, two_point_table(mechanism))
-
-
-@_of_numbers.register
-def _(mechanism: Additive) -> ExactSampler:
-    return noise_sampler(mechanism, noise_certificate(mechanism))
-
-
-@_of_numbers.register
-def _(mechanism: AdditiveVector) -> ExactSampler:
-    return noise_sampler(mechanism, vector_certificate(mechanism))
-
-
-@_of_numbers.register
-def _(mechanism: CentralPiecewise) -> ExactSampler:
-    return central_sampler(mechanism)
-
-
-@_of_numbers.register
-def _(mechanism: Mixture) -> ExactSampler:
-    return mixture_sampler(mechanism, exact_sampler(mechanism.first), exact_sampler(mechanism.second))
+_sampler.register(Windowed, lambda m: ExactWindow(m, certify_table(windowed_table(m), m.epsilon)))
+_sampler.register(SquareWave, lambda m: ExactWindow(m, certify_placed(placed_table(m), m.epsilon)))
+_sampler.register(TwoPoint, lambda m: ExactWindow(m, certify_table(two_point_table(m), m.epsilon)))
+_sampler.register(Mixture, lambda m: mixture_sampler(m, exact_sampler(m.first), exact_sampler(m.second)))
+_sampler.register(Additive, lambda m: ExactNoise(m, noise_certificate(m)))
+_sampler.register(AdditiveVector, lambda m: ExactNoise(m, vector_certificate(m)))
+_sampler.register(CentralPiecewise, central_sampler)
+_sampler.register(Optimal, optimal_sampler)

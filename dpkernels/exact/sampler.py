@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import abc
+import operator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import jax
@@ -12,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from dpkernels.exact.kernels import ReportKernel, fraction_bits, nearest_rows, negligible, report_kernel
+from dpkernels.exact.table import BoundedTable
 from dpkernels.numerics import RealArray
 
 # Streams of a release's key; numbers below 16 belong to the key type itself (random/chacha.py).
@@ -22,6 +25,9 @@ NOISE_STREAM, ROUNDING_STREAM, CHOICE_STREAM, COORDINATE_STREAM = 16, 17, 18, 19
 ON_CPU: dict[str, Any] | None = None
 if jax.__version_info__ < (0, 11):
     ON_CPU = {"xla_cpu_multi_thread_eigen": False, "xla_cpu_prefer_vector_width": 512}
+
+
+_PARTS = 16  # of a vector whose inputs are checked together
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,14 @@ class ExactSampler(abc.ABC):
 
     mechanism: Any
     certificate: Any
+
+    def __post_init__(self) -> None:
+        _ = self.kernel  # The sampler's own tables are checked here.
+
+    @property
+    def kernel(self) -> Any:
+        """Return the table's sampler, a function of random words; None for a sampler that is composed of others."""
+        return None
 
     @property
     @abc.abstractmethod
@@ -69,12 +83,48 @@ class ExactSampler(abc.ABC):
         largest valid input. A value outside them is replaced before it meets noise.
         """
 
-        def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
+        def inside(x: Array, ends: Array) -> Array:
             keys = order_keys(x)
-            inside = (ends[0] <= keys) & (keys <= ends[1])
-            return self.reports(jnp.where(inside, x, jnp.zeros_like(x)), *words), inside.all()
+            return (ends[0] <= keys) & (keys <= ends[1])
+
+        def release(_: Array, ends: Array, x: Array, *words: Array) -> tuple[RealArray, Array]:
+            reports = self.reports(jnp.where(inside(x, ends), x, jnp.zeros_like(x)), *words)
+            # On a CPU XLA reduces one value after the other, so most of it is done on parts of the vector, together.
+            parts = [inside(part, ends) for part in x.reshape(_PARTS if len(x) % _PARTS == 0 else 1, -1)]
+            return reports, reduce(operator.and_, parts).all()
 
         return jax.jit(release, donate_argnums=0, keep_unused=True, compiler_options=ON_CPU)
+
+
+class BoundedSampler(ExactSampler):
+    """The sampler of a table with a row for every one of some inputs."""
+
+    @property
+    @abc.abstractmethod
+    def table(self) -> BoundedTable:
+        """Return the verified integers."""
+
+    @property
+    def fraction_bits(self) -> int:
+        """Return bits that round an input between rows."""
+        return fraction_bits(self.table.shifts)
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 16 if self.fraction_bits <= 16 else 32)
+
+    @property
+    def negligible(self) -> float:
+        return negligible(self.table.shifts, *self.table.ends)
+
+    def rows(self, x: RealArray, rounding: RealArray) -> RealArray:
+        """Round an input to one of the two rows around it, with its own random bits."""
+        return nearest_rows(x, rounding, self.table.shifts, *self.table.ends)
+
+    @cached_property
+    def reports_at(self) -> ReportKernel:
+        """Return the function from doubled codes, counted from the middle, to reports."""
+        return report_kernel(self.table.middle, self.table.step)
 
 
 def order_keys(x: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import abc
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
 
 from dpkernels.bounded_json import brief
+from dpkernels.decimals import rational
 
 # The possible log2 of a table's total: 32 or 64 bits of a random word (16 in tests).
 WORDS = (16, 32, 64)
@@ -60,6 +62,11 @@ class BoundedTable(Table):
 
     @property
     @abc.abstractmethod
+    def ends(self) -> tuple[float, float]:
+        """Return the nominal inputs of the first and of the last row."""
+
+    @property
+    @abc.abstractmethod
     def codes(self) -> int:
         """Return N, how many reports are possible."""
 
@@ -67,6 +74,11 @@ class BoundedTable(Table):
     @abc.abstractmethod
     def shifts(self) -> int:
         """Return S, the last row."""
+
+    @property
+    @abc.abstractmethod
+    def step(self) -> Fraction:
+        """Return the data units between neighbouring codes or places."""
 
     @property
     @abc.abstractmethod
@@ -78,10 +90,6 @@ class BoundedTable(Table):
         """Return the report that a code stands for."""
 
     @abc.abstractmethod
-    def row_input(self, s: int) -> Fraction:
-        """Return the nominal input of row s."""
-
-    @abc.abstractmethod
     def row_mean(self, s: int) -> Fraction:
         """Return the exact mean of row s, from the integers alone."""
 
@@ -89,6 +97,20 @@ class BoundedTable(Table):
     @abc.abstractmethod
     def worst_variance(self) -> Fraction:
         """Return the bound on the variance at any input, input rounding included."""
+
+    @cached_property
+    def middle(self) -> Fraction:
+        """Return the middle of the rows' inputs."""
+        return sum(map(rational, self.ends)) / Fraction(2)
+
+    @cached_property
+    def gap(self) -> Fraction:
+        """Return the data units between neighbouring rows' inputs."""
+        return (rational(self.ends[1]) - rational(self.ends[0])) / self.shifts
+
+    def row_input(self, s: int) -> Fraction:
+        """Return the nominal input of row s."""
+        return rational(self.ends[0]) + self.gap * s
 
 
 def integers(name: str, values: Any, most: int) -> list[int]:

@@ -6,7 +6,7 @@ every example, adds them up, adds Gaussian noise and divides by the expected bat
 * The sum is one of integers. Every clipped gradient is rounded to multiples of a unit ``u`` before the sum, so that the
   sum has no rounding error whatever the order, the number of devices or of micro-batches.
 * The noise is drawn from a table of integers with a verified certificate, with the words of ChaCha20.
-* An example whose gradient is not finite, or has a norm of 10^30 or more, contributes nothing.
+* An example whose gradient is not finite, or has a norm of 10^30 or more, contributes 0.
 
 **Sensitivity.** Let d be the number of parameters, C the clipping norm and K the sensitivity in units, and let
 ``u = C / (K - sqrt(d)/2)``. An example with gradient g contributes ``k = round(s g)``, where
@@ -19,19 +19,20 @@ B K < 2^31 in every coordinate, which is checked when it is traced. So one examp
 sums by at most K units in the l2 norm, and the certificate of the noise is for exactly this: vectors of integers that
 are at most K apart.
 
-**Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. It exceeds the one of
-real numbers by ``PrivateNoise.rounding_cost``, relative to it, because K units stand for a norm of C.
+**Cost.** The standard deviation of the noise is ``noise_multiplier * C / (1 - sqrt(d)/(2 K))``. Noise of real numbers
+is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand for a norm of C.
 
-**Keys.** Every step splits the state's key in two: one for its noise, one for the steps to come. So no two steps share
-a key, the coordinates of a step have different words of one stream, and a state does not reveal the noise of the steps
-before it. A state reveals the noise of the steps after it: keep it as secret as the data. If a run goes on twice from
-one checkpoint with different batches, both runs have the same noise and their difference reveals the data. Give one of
-them a new key with ``renew_key``. The same holds for two runs that begin with ``init`` of one ``private_aggregate``,
-and for a step that is made again from one state with another batch.
+**Keys.** Every step splits the state's key in two: a key for its noise, and a key for the steps to come. So no two
+steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
+be computed from a state. That of later steps can, so keep the state as secret as the data. If two runs continue from
+one checkpoint with different batches, both have the same noise, and their difference discloses the data. Give one of
+them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. Every call of
+``init`` begins a run with a key of its own, which is derived from the key and from the number of the call.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -93,8 +94,8 @@ class PrivateNoise:
     def total_variation(self) -> float:
         """Return a bound on the total variation distance of one step's noise to Gaussian noise rounded to integers.
 
-        A run of T steps is as private as Gaussian noise of the noise multiplier, but for T (1 + e^eps) times as much in
-        delta. The certificate's delta is the one of Gaussian noise and (1 + e^eps) times this distance.
+        For a run of T steps, add T (1 + e^eps) times this distance to the delta of Gaussian noise of the noise
+        multiplier. The certificate's delta is that of Gaussian noise plus (1 + e^eps) times this distance.
         """
         made = self.certificate
         epsilon, sigma = made.epsilon, made.claim.sigma  # The table's own, which may be wider than was asked for.
@@ -108,11 +109,11 @@ class PrivateAggregateState:
     """The state of ``private_aggregate``: a pytree of arrays that can be checkpointed and restored.
 
     Attributes:
-        key: the words of the key of the steps to come; as secret as the data.
+        key: the words of the key of the steps to come, as secret as the data.
         step: the number of releases so far.
         micro_step: the number of micro-batches since the last release.
-        sums: the sums of these, integers in units; empty without micro-batches.
-        noise: the description of the noise, with its certificate; static.
+        sums: the sums of these, integers in units. Empty without micro-batches.
+        noise: the description of the noise with its certificate, which is static.
     """
 
     key: Array
@@ -129,7 +130,7 @@ def private_aggregate(
     *,
     expected_batch_size: float | None = None,
     micro_batches: int = 1,
-    axis_name: str | None = None,
+    axis_name: str | tuple[str, ...] | None = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Aggregate per-example gradients with certified Gaussian noise, as DP-SGD does.
 
@@ -141,18 +142,21 @@ def private_aggregate(
     Args:
         l2_norm_clip: C, in [1e-20, 1e20].
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
-        key: a ChaCha20 key, such as ``dpkernels.os_key()``, of one run alone: every ``init`` begins with it.
-        expected_batch_size: what the sum is divided by; by default the number of rows of all micro-batches. For
-            Poisson batches give the sampling rate times the number of examples: the size of a batch is private.
+        key: a ChaCha20 key, such as ``dpkernels.os_key()``, for this transformation alone. The first ``init`` begins a
+            run with it, and every further one with a key that is derived from it. A compiled ``init`` is one call.
+        expected_batch_size: what the sum is divided by, by default the number of rows of all micro-batches. For
+            Poisson batches give the sampling rate times the number of examples, since the size of a batch is private.
         micro_batches: the number of updates that make one release. Updates in between are zeros.
-        axis_name: an axis of ``shard_map`` that the examples are split over.
+        axis_name: the axis of ``shard_map``, or a tuple of all axes, that the examples are split over.
 
     Returns:
         A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
         seconds once for a noise multiplier and a number of parameters.
 
     Raises:
-        ValueError: an argument is out of range; the parameters are too many for the noise multiplier.
+        ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
+            runs in ``shard_map`` over an axis that ``axis_name`` does not name. There every device would add the same
+            noise to the sum of its own examples.
         TypeError: key is not a ChaCha20 key.
 
     Example:
@@ -170,14 +174,15 @@ def private_aggregate(
     checks.whole("micro_batches", micro_batches, 1, 1 << 20)
     if expected_batch_size is not None:
         checks.positive("expected_batch_size", expected_batch_size)
-    words, kind = _key_words(key), jax.random.key_impl(key)
+    words, kind, runs = _key_words(key), jax.random.key_impl(key), itertools.count()
 
     def init(params: optax.Params) -> PrivateAggregateState:
         size = sum(math.prod(jnp.shape(leaf)) for leaf in jax.tree.leaves(params))
         form, sensitivity = _exact_noise(multiplier, size)
         sums = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params) if micro_batches > 1 else ()
         noise = PrivateNoise(clip, multiplier, size, sensitivity, form.certificate)
-        return PrivateAggregateState(words, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
+        own = jax.random.key_data(jax.random.fold_in(key, run)) if (run := next(runs)) else words
+        return PrivateAggregateState(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
 
     def update(
         updates: optax.Updates,
@@ -188,6 +193,7 @@ def private_aggregate(
         **others: Any,
     ) -> tuple[optax.Updates, PrivateAggregateState]:
         del params, others
+        _check_axes(axis_name)
         leaves = jax.tree.leaves(updates)
         rows = _rows(leaves, state.noise) * micro_batches
         rows *= 1 if axis_name is None else jax.lax.axis_size(axis_name)
@@ -219,6 +225,16 @@ def renew_key(state: PrivateAggregateState, key: Array) -> PrivateAggregateState
     Use it when a run goes on from a checkpoint that another run has gone on from, and before a checkpoint is shared.
     """
     return PrivateAggregateState(_key_words(key), state.step, state.micro_step, state.sums, state.noise)
+
+
+def _check_axes(axis_name: str | tuple[str, ...] | None) -> None:
+    """Refuse to run in ``shard_map``, or ``pmap``, over an axis that is not named."""
+    mesh, named = jax.sharding.get_abstract_mesh(), (axis_name,) if isinstance(axis_name, str) else axis_name or ()
+    if missing := [name for name in mesh.manual_axes if mesh.shape[name] > 1 and name not in named]:
+        raise ValueError(
+            f"axis_name: {axis_name!r} leaves out {missing[0]!r}, an axis of the shard_map that this update runs in. "
+            "The devices along it would add the same noise to different sums. Name all axes or update outside shard_map"
+        )
 
 
 def _check_key(key: Array) -> None:
@@ -335,10 +351,10 @@ def poisson_batch(key: Array, examples: int, rate: float, capacity: int) -> Pois
     """Draw a Poisson sample of the rows of a data set, with a static shape, inside ``jit`` or outside.
 
     Every row is in the sample with probability floor(2^32 rate)/2^32, independently. If the sample has more rows than
-    the capacity, the batch is empty; ``poisson_overflow`` is the probability, which belongs into the accounting.
+    the capacity, the batch is empty. ``poisson_overflow`` returns the probability of that; account for it.
 
     Args:
-        key: a ChaCha20 key of this step alone, which must not be the one of the noise.
+        key: a ChaCha20 key of this step alone, different from the key of the noise.
         examples: the number of rows.
         rate: in (0, 1].
         capacity: the length of the result; ``poisson_capacity`` proposes one.

@@ -17,12 +17,35 @@ import numpy as np
 from jax import Array, lax
 from jax.extend.random import define_prng_impl
 
-from dpkernels.random import chacha_gpu
-from dpkernels.random.chacha_gpu import CONSTANTS, quarter_round
-
 BITS_STREAM, SPLIT_STREAM, FOLD_STREAM = 0, 1, 2
 
+_CONSTANTS = np.frombuffer(b"expand 32-byte k", "<u4")
 _State = tuple[Array, Array, Array, Array]
+
+# Blocks a program of the grid, one a thread.
+_BLOCKS = 128
+
+# A kernel counts words in 32 signed bits, so longer streams are made by several.
+_MOST_BLOCKS = 1 << 26
+_COLUMNS = ((0, 4, 8, 12), (1, 5, 9, 13), (2, 6, 10, 14), (3, 7, 11, 15))
+_DIAGONALS = ((0, 5, 10, 15), (1, 6, 11, 12), (2, 7, 8, 13), (3, 4, 9, 14))
+
+
+def quarter_round(a: Array, b: Array, c: Array, d: Array) -> tuple[Array, Array, Array, Array]:
+    """Apply the quarter round of RFC 8439 section 2.1."""
+    a = a + b
+    d = _rotate(d ^ a, 16)
+    c = c + d
+    b = _rotate(b ^ c, 12)
+    a = a + b
+    d = _rotate(d ^ a, 8)
+    c = c + d
+    b = _rotate(b ^ c, 7)
+    return a, b, c, d
+
+
+def _rotate(word: Array, by: int) -> Array:
+    return (word << np.uint32(by)) | (word >> np.uint32(32 - by))
 
 
 def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Array:
@@ -39,7 +62,7 @@ def block_words(key: Array, counter: Array, nonce: tuple[Any, Any, Any]) -> Arra
     shape = (4, counter.shape[0])
     row = [jnp.broadcast_to(jnp.asarray(word, jnp.uint32), counter.shape) for word in (counter, *nonce)]
     start: _State = (
-        jnp.broadcast_to(jnp.asarray(CONSTANTS)[:, None], shape),
+        jnp.broadcast_to(jnp.asarray(_CONSTANTS)[:, None], shape),
         jnp.broadcast_to(key[:4, None], shape),
         jnp.broadcast_to(key[4:, None], shape),
         jnp.stack(row),
@@ -74,9 +97,7 @@ def stream_words(key: Array, stream: int, first_block: tuple[Any, Any], count: i
 def words_from(head: Array, count: int, bits: int) -> Array:
     """Return ``stream_words`` of a state: of its words 4 to 15, the key, the first block's number, the stream and 0."""
     number = -(-count * bits // 512)
-    made = lax.platform_dependent(
-        head, cuda=partial(chacha_gpu.blocks, count=number), default=partial(_blocks, count=number)
-    )
+    made = lax.platform_dependent(head, cuda=partial(gpu_blocks, count=number), default=partial(_blocks, count=number))
     return _regroup(made.reshape(-1), bits)[:count]
 
 
@@ -84,6 +105,64 @@ def _blocks(head: Array, count: int) -> Array:
     low = head[8] + lax.iota(jnp.uint32, count)
     carry = (low < head[8]).astype(jnp.uint32)
     return block_words(head[:8], low, (head[9] + carry, head[10], head[11]))
+
+
+def gpu_blocks(head: Array, count: int, *, interpret: bool = False) -> Array:
+    """Return ``count`` consecutive blocks from a state on, by one Triton kernel for NVIDIA GPUs.
+
+    The rounds are a loop, and the state is in registers. XLA makes a kernel through memory of every quarter round, or
+    compiles for a minute.
+
+    Args:
+        head: words 4 to 15 of the first block's state, uint32.
+        count: how many.
+        interpret: run by JAX's own operations, on any device.
+
+    Returns:
+        uint32 of shape (count, 16).
+    """
+    pieces = [
+        _gpu_piece(head, first, min(_MOST_BLOCKS, count - first), interpret) for first in range(0, count, _MOST_BLOCKS)
+    ]
+    return jnp.concatenate(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _gpu_piece(head: Array, first: int, count: int, interpret: bool) -> Array:
+    # Imported here: they add to JAX's flags.
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    programs = -(-count // _BLOCKS)
+    varying = jax.typeof(head).manual_axis_type  # Which devices of a shard_map may have heads of their own.
+
+    def kernel(head_ref: Array, out_ref: Array) -> None:
+        at = np.uint32(first) + pl.program_id(0).astype(jnp.uint32) * np.uint32(_BLOCKS) + lax.iota(jnp.uint32, _BLOCKS)
+        low = head_ref[8] + at
+        high = head_ref[9] + (low < at).astype(jnp.uint32)
+        words = [*_CONSTANTS, *(head_ref[i] for i in range(8)), low, high, head_ref[10], head_ref[11]]
+        start = tuple(jnp.broadcast_to(word, at.shape).astype(jnp.uint32) for word in words)
+        end = lax.fori_loop(0, 10, lambda _, state: _double_round_of_words(state), start)
+        for i in range(16):
+            out_ref[:, i] = start[i] + end[i]
+
+    with jax.enable_x64(False):
+        made = pl.pallas_call(
+            kernel,
+            out_shape=jax.ShapeDtypeStruct((programs * _BLOCKS, 16), jnp.uint32, manual_axis_type=varying),
+            grid=(programs,),
+            in_specs=[pl.BlockSpec(memory_space=pl.ANY)],
+            out_specs=pl.BlockSpec((_BLOCKS, 16), lambda i: (i, 0)),
+            compiler_params=triton.CompilerParams(num_warps=_BLOCKS // 32, num_stages=1),
+            interpret=interpret,
+        )(head)
+    return made[:count]
+
+
+def _double_round_of_words(state: tuple[Array, ...]) -> tuple[Array, ...]:
+    words = list(state)
+    for a, b, c, d in _COLUMNS + _DIAGONALS:
+        words[a], words[b], words[c], words[d] = quarter_round(words[a], words[b], words[c], words[d])
+    return tuple(words)
 
 
 def _regroup(words: Array, bits: int) -> Array:

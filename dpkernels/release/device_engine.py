@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -45,6 +47,38 @@ class DeviceRelease:
     def __call__(self, x: np.ndarray, start: int, out: np.ndarray) -> None:
         """Fill ``out`` with reports of ``x``, whose first value has index ``start`` in the whole release."""
         out[:] = np.asarray(self.sent(x, start))
+
+    def in_turns(
+        self,
+        checked: Callable[[int, int], np.ndarray],
+        start: int,
+        out: np.ndarray,
+        advance: Callable[[int], object],
+    ) -> int:
+        """Fill ``out`` chunk by chunk, and return the number of values.
+
+        Two chunks are under way, so that transfers and checks of one overlap with the computation of the other.
+
+        Args:
+            checked: returns checked values, from one index up to another one.
+            start: index of the first value in the whole release.
+            out: memory of the type of reports.
+            advance: called with the number of values of a completed chunk.
+        """
+        under_way: deque[tuple[int, Array]] = deque()
+
+        def receive() -> int:
+            at, reports = under_way.popleft()
+            out[at : at + len(reports)] = np.asarray(reports)
+            advance(len(reports))
+            return len(reports)
+
+        received = 0
+        for at in range(0, len(out), self.chunk):
+            under_way.append((at, self.sent(checked(at, at + self.chunk), start + at)))
+            if len(under_way) == 2:
+                received += receive()
+        return received + receive()
 
     def sent(self, x: np.ndarray, start: int) -> Array:
         """Start copying reports back to the host, and return them before the copy has ended."""
@@ -99,4 +133,4 @@ def check_words(device: Any) -> None:
         head = jax.device_put(host.head(key, BITS_STREAM, first), device)
         words = np.asarray(jax.jit(lambda head: chacha.words_from(head, len(expected), 32))(head))
     if not np.array_equal(words, expected):
-        raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL; nothing is released by it")
+        raise RuntimeError(f"device: {device} makes other ChaCha20 words than OpenSSL, so it is not used for releases")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import singledispatch
 from statistics import NormalDist
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 from dpkernels import checks
 from dpkernels.exact.combined import ExactMultivariate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows.build import PROMISED_DEVIATION
+from dpkernels.exact.window_build import PROMISED_DEVIATION
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.mechanisms.multivariate import Multivariate, check_shape
 from dpkernels.mechanisms.windowed.square_wave import SquareWave
@@ -90,29 +89,19 @@ def estimate_mean(reports: Any, mechanism: Any, confidence: float = 0.95) -> Mea
     )
 
 
-@singledispatch
 def _rows(mechanism: Any, reports: np.ndarray) -> np.ndarray:
     """Return reports as (n, d)."""
-    raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")
-
-
-@_rows.register
-def _(mechanism: Mechanism, reports: np.ndarray) -> np.ndarray:
+    if isinstance(mechanism, Multivariate):
+        check_shape(mechanism, reports.shape)
+        return reports.reshape(-1, mechanism.dimensions)
+    if not isinstance(mechanism, Mechanism):
+        raise TypeError(f"mechanism: {type(mechanism).__name__} is not a mechanism or an exact sampler")
+    if isinstance(mechanism, SquareWave):
+        raise ValueError(
+            "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; dpk.estimate "
+            "corrects for it, and piecewise needs no correction and is as accurate at the same width of the window"
+        )
     return reports.reshape(-1, 1)
-
-
-@_rows.register
-def _(mechanism: SquareWave, reports: np.ndarray) -> np.ndarray:
-    raise ValueError(
-        "mechanism: square wave is biased, so the mean of its reports is not that of the inputs; dpk.estimate "
-        "corrects for it, and piecewise needs no correction and says as much at the same width of the window"
-    )
-
-
-@_rows.register
-def _(mechanism: Multivariate, reports: np.ndarray) -> np.ndarray:
-    check_shape(mechanism, reports.shape)
-    return reports.reshape(-1, mechanism.dimensions)
 
 
 def _check_possible(rows: np.ndarray, mechanism: Mechanism) -> None:

@@ -27,6 +27,8 @@ _WORD = {bits: np.dtype(f"<u{bits // 8}") for bits in (16, 32, 64)}
 # The largest number of values that one compiled program processes.
 CHUNK = 1 << 17
 _SMALLEST_CHUNK = 1 << 10
+# Beyond this length there are programs between the powers of two, which take longer to compile than they save below.
+_LARGE = 1 << 14
 
 # Up to this number of values NumPy is faster than a call of a compiled program.
 _FEW = 1 << 9
@@ -71,7 +73,7 @@ class HostRelease:
             x = bounds.check(x, row)
         if not self._by_xla(x, start, out, bounds.range_keys(x.dtype, out.dtype)):
             bounds.check(x, row)
-            raise RuntimeError("x: the kernel found a value outside the interval, and NumPy none; nothing is released")
+            raise RuntimeError("x: the kernel found a value outside the interval, and NumPy did not; no report is made")
         return x.size
 
     def _is_worth_compiling(self, out: np.ndarray) -> bool:
@@ -87,7 +89,9 @@ class HostRelease:
     def _by_xla(self, x: np.ndarray, start: int, out: np.ndarray, keys: np.ndarray) -> bool:
         """Fill ``out`` if all values are within ``keys``, and return whether they are.
 
-        A workspace is returned to the pool only after success, so an error never leaves a partly written one.
+        A workspace is returned to the pool only after success, so an error never leaves a partly written one. Values
+        are copied to it, because lending their memory to JAX takes longer. Reports are copied from it, because XLA
+        writes only to memory of its own.
         """
         count, skip = x.size, start % BLOCK_VALUES
         length = padded_length(count)
@@ -204,7 +208,10 @@ def _idle_for(sampler: ExactSampler, length: int, dtype: np.dtype) -> list[_Work
 
 
 def aligned(length: int, dtype: np.dtype) -> np.ndarray:
-    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy."""
+    """Return uninitialised memory at a multiple of 64 bytes, which JAX takes over without a copy.
+
+    NumPy asks the system for large pages where the memory is large.
+    """
     raw = np.empty(length * dtype.itemsize + 64, np.uint8)
     first = -raw.__array_interface__["data"][0] % 64
     return raw[first : first + length * dtype.itemsize].view(dtype)
@@ -212,9 +219,16 @@ def aligned(length: int, dtype: np.dtype) -> np.ndarray:
 
 @lru_cache(maxsize=1024)
 def padded_length(length: int, unit: int = 1) -> int:
-    """Return a power of two up to a chunk, then a multiple of one, and of ``unit``: so few shapes are ever compiled."""
+    """Return the length of the program for some values, a multiple of ``unit``, so that few lengths are ever compiled.
+
+    Lengths are powers of two, with three between them where they are large, and beyond a chunk multiples of one.
+    """
+    power = 1 << (length - 1).bit_length()
     if length <= _SMALLEST_CHUNK:
-        padded = _SMALLEST_CHUNK
+        step = _SMALLEST_CHUNK
+    elif length <= CHUNK:
+        step = power if power <= _LARGE else power // 8
     else:
-        padded = 1 << (length - 1).bit_length() if length <= CHUNK else -(-length // CHUNK) * CHUNK
+        step = CHUNK
+    padded = -(-length // step) * step
     return -(-padded // unit) * unit

@@ -163,8 +163,8 @@ class Bounds:
             raise ValueError(f"x: holds {dtype}, and inputs or reports reach {shortest(self.largest)}; use float64")
         if self.negligible < least:
             raise ValueError(
-                f"x: holds {source}, whose numbers below {least:.3g} a processor may read as 0; the mechanism tells "
-                f"inputs {self.negligible:.3g} apart: use float64"
+                f"x: holds {source}, whose numbers below {least:.3g} a processor may read as 0; the mechanism "
+                f"distinguishes inputs {self.negligible:.3g} apart: use float64"
             )
         return np.clip(self.lower, -most, most).astype(dtype), np.clip(self.upper, -most, most).astype(dtype)
 

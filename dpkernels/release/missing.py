@@ -7,19 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from dpkernels import checks
 from dpkernels.release import containers
 
 CHOICES = ("refuse", "keep", "drop")
-
-
-def check_choice(missing: str) -> None:
-    """Refuse an unknown treatment of missing values.
-
-    Raises:
-        ValueError: the treatment is unknown; the message lists the choices.
-    """
-    checks.one_of("missing", missing, CHOICES)
 
 
 def is_missing(x: Any) -> np.ndarray:

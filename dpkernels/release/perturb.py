@@ -99,9 +99,9 @@ def perturb(
         Reports of the same kind and shape as x: float32 for float32, else float64 (JAX arrays follow JAX's x64 flag).
 
     Raises:
-        ValueError: x is empty; x holds NaN, an infinity, or (without ``clip``) a value outside the interval (the
-            message names the first such row); the mechanism has a sensitivity and x holds integers that floats would
-            round; float32 is too coarse for the mechanism; start is negative, is 2^62 values or more, or is given
+        ValueError: x is empty, or holds NaN, an infinity, or (without ``clip``) a value outside the interval. The
+            message names the first such row. Or the mechanism has a sensitivity and x holds integers that floats would
+            round, or float32 is too coarse for the mechanism. Or start is negative, is 2^62 values or more, or is given
             without a key or for a simulation.
         TypeError: x is not numeric, or the key is of the wrong kind.
         CertificateError: the mechanism's exact sampler fails its certificate.
@@ -115,7 +115,7 @@ def perturb(
     """
     check_process()
     start = _checked_start(start, key, exact)
-    missing_values.check_choice(missing)
+    checks.one_of("missing", missing, missing_values.CHOICES)
     options: dict[str, Any] = {"key": key, "exact": exact, "clip": clip, "progress": progress, "start": start}
     if type(x) is not np.ndarray:
         containers.check_kind(x)
@@ -150,7 +150,7 @@ def _checked_start(start: Any, key: Array | None, exact: bool) -> int:
         return 0
     start = checks.whole("start", start, 0, _MOST_VALUES)
     if start and not exact:
-        raise ValueError(f"start: {start} is of a release; a simulation is made at once")
+        raise ValueError(f"start: {start} is for a release; a simulation is not made in parts")
     if start and key is None:
         raise ValueError(f"start: {start} needs the key of the release whose rows {start} and on these are")
     return start
@@ -161,7 +161,7 @@ def _perturb_column(
 ) -> Any:
     array, rewrap = containers.unwrap(x)
     if array.size == 0:
-        raise ValueError("x: is empty; there is nothing to perturb")
+        raise ValueError("x: is empty; at least one value is needed")
     sampler = exact_sampler(mechanism) if exact else getattr(mechanism, "mechanism", mechanism)
     if isinstance(vectors := getattr(sampler, "mechanism", sampler), AdditiveVector):
         _check_vectors(vectors, array, clip)
@@ -285,7 +285,7 @@ def _missing_rows(x: Any, mechanism: Any) -> np.ndarray:
         raise TypeError("missing: is for arrays and columns; x is one number")
     gone = missing_values.is_missing(x)
     if gone.all():
-        raise ValueError("x: every row has a missing value; there is nothing to perturb")
+        raise ValueError("x: every row has a missing value; at least one value is needed")
     if np.ndim(x) == 1 and hasattr(getattr(mechanism, "mechanism", mechanism), "dimensions") and gone.any():
         raise ValueError("missing: x is one vector, which cannot be released without some of its values")
     return gone
@@ -302,9 +302,10 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
     for name in mechanisms:
         if (count := containers.columns_of(table).count(name)) > 1:
             raise ValueError(f"mechanism: the table has {count} columns {name!r}; which of them is not said")
-    if missing == "drop":
-        gone = missing_values.in_any(table[name] for name in mechanisms)
-        table = missing_values.rows_of(table, np.flatnonzero(~gone)) if gone.any() else table
+    there = None
+    if missing == "drop" and (gone := missing_values.in_any(table[name] for name in mechanisms)).any():
+        there = np.flatnonzero(~gone)
+        table = missing_values.rows_of(table, there)
     key, exact = options.pop("key"), options["exact"]
     secret = _release_secret(key) if exact else _simulation_key(key)
     columns = {}
@@ -314,6 +315,8 @@ def _perturb_table(table: Any, mechanisms: dict[str, Mechanism], missing: str, *
             columns[name] = perturb(table[name], mechanism, key=keys[name], missing=missing, **options)
         except (TypeError, ValueError) as error:
             kind = TypeError if isinstance(error, TypeError) else ValueError
+            if isinstance(error, InputError) and there is not None:
+                error = error.named(f"row {there[error.row]}")  # of the table that was given
             raise kind(f"column {name!r}: {error}") from error
     return containers.replace_columns(table, columns)
 

@@ -84,7 +84,7 @@ def perturb_dataset(dataset: Any, mechanisms: Mapping[str, Any], clip: bool = Fa
     known = ray.get([_task(ray, numbered).remote(block, described, secrets) for block in blocks])
     firsts = list(accumulate((rows for rows, _ in known), initial=0))
     if not firsts[-1]:
-        raise ValueError("x: is empty; there is nothing to perturb")
+        raise ValueError("x: is empty; at least one value is needed")
     whole = zip(blocks, firsts, known, strict=False)
     made = [_task(ray, perturbed_block, 2).remote(block, described, secrets, at, *one) for block, at, one in whole]
     for problem in ray.get([problem for _, problem in made]):
@@ -165,7 +165,7 @@ def _hash(block: Any, columns: _Columns, secrets: BlockSecrets) -> bytes:
     for name, _ in columns.samplers:
         try:
             values, _ = containers.unwrap(block.column(name))
-        except (KeyError, TypeError, ValueError):  # nothing of it will be released
+        except (KeyError, TypeError, ValueError):  # it will be refused
             values = np.zeros(0)
         made.update(f"{name!r} {values.dtype} {len(values)};".encode() + values.tobytes())
     return made.digest()

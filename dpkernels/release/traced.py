@@ -41,9 +41,9 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
 
     Raises:
         TypeError: not an exact sampler, or not a ChaCha20 key.
-        ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses; a type too coarse
-            for the mechanism; vectors of another length; ``vmap`` over x with one key; values on a lattice that are
-            not of int32 or a narrower integer type, all of whose values must be on the lattice.
+        ValueError: x is empty, or holds, where it is not traced, a value that ``perturb`` refuses. The type is too
+            coarse for the mechanism, or vectors have another length, or ``vmap`` maps over x with one key. Values on a
+            lattice are not of int32 or a narrower integer type, all of whose values must be on the lattice.
         RuntimeError: the device's ChaCha20 words are wrong.
 
     Example:
@@ -63,7 +63,7 @@ def perturb_traced(key: Array, sampler: ExactSampler, x: Array) -> Array:
             check_words(device)
     values = jnp.asarray(x)
     if values.size == 0:
-        raise ValueError("x: is empty; there is nothing to perturb")
+        raise ValueError("x: is empty; at least one value is needed")
     if isinstance(sampler.mechanism, AdditiveVector):
         sampler.mechanism.check_shape(values.shape)
         _check_lattice(sampler.mechanism.lattice, values)

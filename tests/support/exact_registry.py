@@ -21,7 +21,7 @@ from dpkernels import (
     piecewise_wang2019,
 )
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.windows.build import two_point_table, windowed_table
+from dpkernels.exact.window_build import two_point_table, windowed_table
 
 INTERVALS = ((0.0, 120.0), (-1.5, 4.0), (1000.0, 1000.1), (-1e-3, 2e-3))
 

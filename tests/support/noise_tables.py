@@ -18,10 +18,8 @@ from noise_registry import ASYMMETRIC, LAWS, MERGED
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.kernels import alias_columns
-from dpkernels.exact.noise.build import noise_tables
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise import ExactNoise, NoiseCertificate, NoiseTable
+from dpkernels.exact.noise_build import noise_tables
 
 LATTICES = {
     "discrete-laplace": dpk.DiscreteLaplace(2.5, 0.5),

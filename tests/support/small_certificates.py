@@ -14,10 +14,10 @@ from noise_tables import small_table as small_noise
 
 import dpkernels as dpk
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.noise.build import noise_tables
-from dpkernels.exact.noise.certificate import VectorClaim, certify_noise, certify_vector
-from dpkernels.exact.windows.build import placed_table, two_point_table, windowed_table
-from dpkernels.exact.windows.certificate import certify_placed, certify_table
+from dpkernels.exact.noise import VectorClaim, certify_noise, certify_vector
+from dpkernels.exact.noise_build import noise_tables
+from dpkernels.exact.window_build import placed_table, two_point_table, windowed_table
+from dpkernels.exact.windows import certify_placed, certify_table
 
 # The sidecar of a release of two columns, and a certificate whose sums wrap around at 2^64.
 RECORDED = json.loads((Path(__file__).parent / "forged_certificates.json").read_text())

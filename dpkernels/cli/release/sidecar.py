@@ -23,10 +23,10 @@ from dpkernels.estimation.intervals import shown as rounded
 from dpkernels.estimation.released import confidence_interval
 from dpkernels.exact.certificate import BoundedCertificate
 from dpkernels.exact.combined import MixtureCertificate
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.rows.certificate import RowCertificate
+from dpkernels.exact.noise import NoiseCertificate
+from dpkernels.exact.rows import RowCertificate
 from dpkernels.exact.sampler import ExactSampler
-from dpkernels.exact.windows.certificate import PlacedCertificate, WindowCertificate
+from dpkernels.exact.windows import PlacedCertificate, WindowCertificate
 from dpkernels.mechanisms.base import Mechanism
 
 if TYPE_CHECKING:

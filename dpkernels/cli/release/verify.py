@@ -42,9 +42,9 @@ from dpkernels.cli.release.sidecar import (
 )
 from dpkernels.cli.text import shown
 from dpkernels.decimals import shortest
-from dpkernels.exact.certificate import Certificate, CertificateError
-from dpkernels.exact.combined import MixtureCertificate, read_certificate
-from dpkernels.exact.noise.certificate import NoiseCertificate
+from dpkernels.exact.certificate import CertificateError
+from dpkernels.exact.combined import Certificate, MixtureCertificate
+from dpkernels.exact.noise import NoiseCertificate
 from dpkernels.exact.sampler import ExactSampler
 
 # A number so far from a report, in steps, is as near to the next one.
@@ -322,7 +322,7 @@ def _verified(path: Path, form: dict[str, Any]) -> list[str]:
 
 def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
     try:
-        certificate = read_certificate(form["certificate"])
+        certificate = Certificate.from_dict(form["certificate"])
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
         check_same("neighbouring", form["neighbouring"], own.neighbouring)

@@ -163,6 +163,11 @@ def test_forged_forms_are_refused(name):
         Guarantee.from_dict(form)
 
 
+def test_a_type_that_is_no_name_is_shown():
+    with pytest.raises(ValueError, match=r"form: \['Guarantee'\] is not of this version"):
+        Guarantee.from_dict({"format": 1, "guarantee": {"type": ["Guarantee"]}})
+
+
 def forged_table(change):
     form = guarantee(OF_TABLES).to_dict()
     values = form["guarantee"]["terms"]["tuple"][0]["pairs"]["tuple"][0]["window"]["shape"]["values"]["tuple"]

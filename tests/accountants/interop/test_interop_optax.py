@@ -20,7 +20,7 @@ from scipy import stats
 
 import dpkernels as dpk
 from accountants.interop.optax import TrainingRun, best_training_run, noise_multiplier_for
-from dpkernels.exact.noise.certificate import FIXED_BITS, cell_masses
+from dpkernels.exact.noise import FIXED_BITS, cell_masses
 from dpkernels.interop import optax as interop
 from dpkernels.interop.optax import (
     poisson_batch,
@@ -262,7 +262,27 @@ split = jax.shard_map(
     lambda g, s: along.update(g, s)[0], mesh=mesh, in_specs=(P("batch"), P()), out_specs=P(), check_vma=False
 )
 assert (flat(one) == flat(jax.jit(split)(batch, state))).all()
+for check in (True, False):
+    unnamed = jax.shard_map(
+        lambda g, s: aggregate.update(g, s)[0], mesh=mesh, in_specs=(P("batch"), P()), out_specs=P(), check_vma=check
+    )
+    for run in (unnamed, jax.jit(unnamed)):
+        try:
+            run(batch, state)
+        except ValueError as error:
+            assert "axis_name: None leaves out 'batch'" in str(error)
+        else:
+            raise AssertionError("every device releases sums of its own with the same noise")
 """
+
+
+def test_every_init_begins_a_run_with_noise_of_its_own():
+    """Else the difference of two runs would be the difference of their sums."""
+    aggregate, batch = private_aggregate(1.0, 1.5, KEY), gradients(4)
+    first, second, third = (flat(aggregate.update(batch, aggregate.init(PARAMS))[0]) for _ in range(3))
+    assert (first == flat(run(private_aggregate(1.0, 1.5, KEY), [batch])[0][0])).all()
+    for one, other in ((first, second), (first, third), (second, third)):
+        assert np.mean(one == other) < 0.05
 
 
 @pytest.mark.thorough

@@ -25,7 +25,7 @@ from dpkernels.estimation.profile_likelihood import ProfileLikelihood
 from dpkernels.estimation.smoothing import smoothed
 from dpkernels.estimation.sources import channel_of
 from dpkernels.estimation.splines import LADDER, basis
-from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.windows import certify_table
 
 KEY = dpk.key_from_bytes(bytes(range(3, 35)))
 ALARM = 1e-6

@@ -12,8 +12,7 @@ from scipy import stats
 import dpkernels as dpk
 from dpkernels.estimation import released as module
 from dpkernels.estimation.noise_sums import CombinedNoise, GridNoise, sum_of
-from dpkernels.exact.noise.certificate import NoiseCertificate
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise import NoiseCertificate, NoiseTable
 
 WORD = 1 << 32
 LEVELS = (0.5, 0.9, 0.95, 0.999)

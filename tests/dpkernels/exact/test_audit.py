@@ -12,9 +12,8 @@ from key_helpers import numbered_key
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.windows.build import windowed_table
-from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.sampler import ExactWindow
+from dpkernels.exact.window_build import windowed_table
+from dpkernels.exact.windows import ExactWindow, certify_table
 
 SAMPLES = 4_000_000
 BINS = 200

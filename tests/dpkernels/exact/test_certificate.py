@@ -15,10 +15,9 @@ import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact import kernels
 from dpkernels.exact.certificate import CertificateError, certified_ratio, exp_lower_bound
-from dpkernels.exact.combined import Certificate, MixtureCertificate, read_certificate
-from dpkernels.exact.windows.build import windowed_table
-from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.combined import Certificate, MixtureCertificate
+from dpkernels.exact.window_build import windowed_table
+from dpkernels.exact.windows import WindowTable, certify_table
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height
 
 PROMISED_COST = 1e-3
@@ -460,9 +459,9 @@ def test_a_vector_certificate_with_false_claims_is_refused(change):
     form = dpk.exact_sampler(
         dpk.multivariate(dimensions=5, sampled=2, epsilon=5.0, lower=0.0, upper=1.0)
     ).certificate.to_dict()
-    assert read_certificate(form).epsilon == 5.0
+    assert Certificate.from_dict(form).epsilon == 5.0
     with pytest.raises(CertificateError):
-        read_certificate(form | change)
+        Certificate.from_dict(form | change)
 
 
 @pytest.mark.parametrize("epsilon", [float("nan"), 1e9, -1.0, "1", None])

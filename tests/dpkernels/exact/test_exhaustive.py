@@ -17,8 +17,7 @@ from dpkernels.decimals import rational
 from dpkernels.exact.combined import ExactMixture
 from dpkernels.exact.kernels import alias_columns
 from dpkernels.exact.sampler import COORDINATE_STREAM, order_keys
-from dpkernels.exact.windows.certificate import certify_table
-from dpkernels.exact.windows.sampler import ExactWindow, code_kernel
+from dpkernels.exact.windows import ExactWindow, certify_table, code_kernel
 from dpkernels.random import host
 from dpkernels.release import vectors
 

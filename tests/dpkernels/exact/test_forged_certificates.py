@@ -31,11 +31,11 @@ import dpkernels as dpk
 from dpkernels.bounded_json import parse_json
 from dpkernels.cli.release.verify import verify
 from dpkernels.decimals import rational
-from dpkernels.exact.certificate import _KINDS, Certificate, CertificateError, log_upper_bound
-from dpkernels.exact.combined import CERTIFICATES, MultivariateCertificate, read_certificate
-from dpkernels.exact.rows.certificate import certify_rows
-from dpkernels.exact.windows.build import two_point_table, windowed_table
-from dpkernels.exact.windows.certificate import certify_table
+from dpkernels.exact.certificate import _KINDS, CertificateError, log_upper_bound
+from dpkernels.exact.combined import CERTIFICATES, Certificate, MultivariateCertificate
+from dpkernels.exact.rows import certify_rows
+from dpkernels.exact.window_build import two_point_table, windowed_table
+from dpkernels.exact.windows import certify_table
 
 PHASES = (Phase.generate,)
 QUICK = settings(max_examples=60, phases=PHASES, deadline=None, derandomize=True, database=None)
@@ -44,7 +44,7 @@ QUICK = settings(max_examples=60, phases=PHASES, deadline=None, derandomize=True
 def accepted(form):
     """What is accepted of a form, as it is and with the facts that the package computes of its integers and claims."""
     with suppress(CertificateError):
-        read_certificate(json.loads(json.dumps(form)))
+        Certificate.from_dict(json.loads(json.dumps(form)))
         yield form
     with suppress(KeyError, ValueError, TypeError, AttributeError, ArithmeticError, StopIteration):
         yield _KINDS[kind_of(form)].certified(json.loads(json.dumps(form))).to_dict()
@@ -96,9 +96,9 @@ def test_what_is_so_is_accepted(name):
     """By the package and by the verifier; and what is written of it again is of today."""
     form = json.loads(text(name))
     assert false_claims(form) == []
-    again = read_certificate(form).to_dict()
+    again = Certificate.from_dict(form).to_dict()
     assert false_claims(again) == []
-    assert read_certificate(again).to_dict() == again
+    assert Certificate.from_dict(again).to_dict() == again
     assert Certificate.from_dict(again).to_json() == json.dumps(again)
 
 
@@ -111,7 +111,7 @@ def test_a_sum_rounded_to_the_nearest_float_is_refused():
         and float(3 * rational(certificate.coordinate.epsilon)) < certificate.epsilon
     )
     with pytest.raises(CertificateError, match="epsilon: the payload says"):
-        read_certificate(made.to_dict() | {"epsilon": float(3 * rational(made.coordinate.epsilon))})
+        Certificate.from_dict(made.to_dict() | {"epsilon": float(3 * rational(made.coordinate.epsilon))})
 
 
 def sampled(epsilon):
@@ -247,7 +247,7 @@ def test_dangerous_forms_are_refused_at_once(danger):
     tracemalloc.start()
     begin = time.process_time()
     with pytest.raises(CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
     spent, most = time.process_time() - begin, tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert spent < 10
@@ -345,7 +345,7 @@ def attack(examples):
         form = data.draw(mutated(RECORDED["sidecar"] if name == "sidecar" else json.loads(text(name))))
         begin = time.process_time()
         with suppress(CertificateError):
-            read_certificate(form)
+            Certificate.from_dict(form)
         slowest[0] = max(slowest[0], time.process_time() - begin)
         assert_sidecar_true(form, folder) if name == "sidecar" else assert_true(form)
 
@@ -384,4 +384,4 @@ def test_numbers_of_another_type_are_refused(name):
             continue
         for other in others:
             with pytest.raises(CertificateError):
-                read_certificate({**form, key: other})
+                Certificate.from_dict({**form, key: other})

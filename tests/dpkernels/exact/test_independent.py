@@ -20,8 +20,8 @@ from noise_tables import exact as exact_noise
 
 import dpkernels as dpk
 from dpkernels.exact.combined import ExactMixture
-from dpkernels.exact.noise.sampler import ExactNoise
-from dpkernels.exact.windows.sampler import ExactWindow, code_kernel
+from dpkernels.exact.noise import ExactNoise
+from dpkernels.exact.windows import ExactWindow, code_kernel
 
 RNG = np.random.default_rng(11)
 slow = pytest.mark.slow
@@ -148,7 +148,7 @@ def window_counts(form, table):
     base, window, bits = expanded(table["base"]), expanded(table["window"]), table["bits"]
     S, flat = len(base) - len(window), len(table["base"]) == len(table["window"]) == 1
     for row in sorted({0, S // 3, S}):
-        sample, weights = compiled(form.codes, bits, row), base.copy()
+        sample, weights = compiled(form.kernel, bits, row), base.copy()
         weights[row : row + len(window)] += window
         if flat:
             yield divided_counts(sample, bits, base, window, row), weights
@@ -162,13 +162,13 @@ def row_counts(form, table):
     for row in sorted({0, len(rows) // 3, len(rows) - 1}):
         weights = np.zeros(reach, object)
         weights[np.array(places) - places[0]] = rows[row]
-        sample = compiled(form.places, table["bits"], row)
+        sample = compiled(form.kernel, table["bits"], row)
         yield alias_counts(sample, table["bits"], len(places), places[0], reach), weights
 
 
 def noise_counts(form, table):
     weights, first = np.array(table["weights"], object), table["first"]
-    sample = compiled(form.codes, table["bits"])
+    sample = compiled(form.kernel, table["bits"])
     yield alias_counts(sample, table["bits"], len(weights), first, len(weights)), weights
 
 
@@ -205,7 +205,7 @@ def test_bisection_finds_a_wrong_kernel():
     weights[4] += np.uint64(1)
 
     class Wrong:
-        codes = staticmethod(code_kernel(type(form.table)(weights, form.table.window, 32, 0.0, 1.0)))
+        kernel = staticmethod(code_kernel(type(form.table)(weights, form.table.window, 32, 0.0, 1.0)))
 
     counts, expected = next(window_counts(Wrong, table))
     assert np.flatnonzero(counts != expected).tolist() == [3, 4]

@@ -26,10 +26,9 @@ from noise_tables import (
 import dpkernels as dpk
 from accountants.dominating_pairs.registry import additive_profile
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import MultivariateCertificate, read_certificate
-from dpkernels.exact.noise.build import BITS, noise_tables
-from dpkernels.exact.noise.certificate import NoiseCertificate, certify_noise
-from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
+from dpkernels.exact.combined import Certificate, MultivariateCertificate
+from dpkernels.exact.noise import NoiseCertificate, NoiseTable, certify_noise, excess, hockey_stick
+from dpkernels.exact.noise_build import BITS, noise_tables
 
 RNG = np.random.default_rng(11)
 every_claim = pytest.mark.parametrize("name", CLAIMS)
@@ -196,7 +195,7 @@ def test_a_delta_beyond_every_table_is_refused_after_few(delta, tables, monkeypa
         tried.append(table)
         return certify_noise(table, *claim)
 
-    monkeypatch.setattr("dpkernels.exact.noise.build.certify_noise", counted)
+    monkeypatch.setattr("dpkernels.exact.noise_build.certify_noise", counted)
     noise = dpk.Additive(dpk.Gaussian(9.0))
     with pytest.raises(CertificateError, match="delta"):
         dpk.exact_sampler(noise.claim(sensitivity=1.0, epsilon=1.0, delta=delta))
@@ -380,7 +379,7 @@ def test_claims_out_of_range_are_refused(claims, name):
 )
 def test_a_certificate_survives_json(name):
     certificate = exact(name).certificate
-    again = read_certificate(json.loads(certificate.to_json()))
+    again = Certificate.from_dict(json.loads(certificate.to_json()))
     assert isinstance(again, NoiseCertificate)
     assert again.to_dict() == certificate.to_dict()
     assert str(again) == str(certificate)
@@ -425,7 +424,7 @@ def short_form():
 )
 def test_a_form_that_claims_something_else_is_refused(claimed_name, lie):
     with pytest.raises(CertificateError):
-        read_certificate({**short_form(), claimed_name: lie})
+        Certificate.from_dict({**short_form(), claimed_name: lie})
 
 
 @pytest.mark.parametrize(
@@ -435,7 +434,7 @@ def test_a_form_that_leaves_a_claim_out_is_refused(left_out):
     form = short_form()
     del form[left_out]
     with pytest.raises(CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 @pytest.mark.parametrize(
@@ -471,7 +470,7 @@ def test_a_form_with_another_table_is_refused(part, value):
     form = short_form()
     form["noise"][part] = value
     with pytest.raises(CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 @pytest.mark.parametrize("spoil", [float, str, bool, lambda w: -w, lambda w: w + 1, lambda w: [w], lambda w: None])
@@ -480,7 +479,7 @@ def test_a_form_with_a_weight_that_is_none_is_refused(spoil, at):
     form = short_form()
     form["noise"]["weights"][at] = spoil(form["noise"]["weights"][at])
     with pytest.raises(CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 def test_a_weight_moved_to_another_code_is_refused():
@@ -489,7 +488,7 @@ def test_a_weight_moved_to_another_code_is_refused():
     form["noise"]["weights"][0] -= 1000
     form["noise"]["weights"][40] += 1000
     with pytest.raises(CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 def test_a_table_too_large_to_be_ours_is_refused():
@@ -577,7 +576,7 @@ def test_no_vector_of_pure_budget_is_made_of_noise():
     multivariate = dpk.multivariate(dimensions=2, epsilon=1.0, lower=0.0, upper=1.0, coordinate="piecewise")
     form = dpk.exact_sampler(multivariate).certificate.to_dict() | {"coordinate": own.to_dict()}
     with pytest.raises(CertificateError, match="coordinate: NoiseCertificate is not of pure"):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 def test_a_shift_beyond_the_table_reveals_all_and_costs_nothing_to_see():

@@ -27,9 +27,8 @@ from noise_tables import (
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise.build import grid, lattice_grid, noise_tables
-from dpkernels.exact.noise.sampler import noise_kernel
-from dpkernels.exact.noise.table import NoiseTable, cells_apart
+from dpkernels.exact.noise import NoiseTable, cells_apart, noise_kernel
+from dpkernels.exact.noise_build import grid, lattice_grid, noise_tables
 
 RNG = np.random.default_rng(7)
 WORDS16 = np.arange(1 << 16, dtype=np.uint16)

@@ -15,11 +15,11 @@ from noise_tables import plain_table
 
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.combined import read_certificate
-from dpkernels.exact.noise.build import density_tables, noise_tables
-from dpkernels.exact.noise.certificate import (
+from dpkernels.exact.combined import Certificate
+from dpkernels.exact.noise import (
     FAR,
     FIXED_BITS,
+    NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
     _distance,
@@ -28,7 +28,7 @@ from dpkernels.exact.noise.certificate import (
     ndtr_bounds,
     root_up,
 )
-from dpkernels.exact.noise.table import NoiseTable
+from dpkernels.exact.noise_build import density_tables, noise_tables
 from dpkernels.mechanisms.additive_vector import growth
 
 RNG = np.random.default_rng(13)
@@ -366,7 +366,7 @@ def test_a_release_of_vectors_has_its_claim(name):
 @every_vector
 def test_a_vectors_certificate_survives_json(name):
     certificate = dpk.exact_sampler(VECTORS[name]()).certificate
-    again = read_certificate(json.loads(json.dumps(certificate.to_dict())))
+    again = Certificate.from_dict(json.loads(json.dumps(certificate.to_dict())))
     assert isinstance(again, VectorNoiseCertificate)
     assert again.to_dict() == certificate.to_dict()
     assert str(again) == str(certificate)
@@ -407,7 +407,7 @@ def test_a_vectors_certificate_survives_json(name):
 def test_a_form_that_claims_something_else_is_refused(claimed_name, lie):
     form = json.loads(json.dumps(dpk.exact_sampler(VECTORS["discrete"]()).certificate.to_dict()))
     with pytest.raises(CertificateError):
-        read_certificate({**form, claimed_name: lie})
+        Certificate.from_dict({**form, claimed_name: lie})
 
 
 def test_a_form_for_neighbours_that_are_equal_is_refused():
@@ -416,7 +416,7 @@ def test_a_form_for_neighbours_that_are_equal_is_refused():
     certificate = certify_vector(table, VectorClaim(1.0, 0.5, 3.0, "linf", 2, 1.0, sigma))
     form = json.loads(json.dumps(certificate.to_dict()))
     with pytest.raises(CertificateError, match="lattice"):
-        read_certificate({**form, "sensitivity": 0.5})
+        Certificate.from_dict({**form, "sensitivity": 0.5})
 
 
 def narrow(delta):

@@ -17,11 +17,10 @@ from helpers import CENTRAL_PIECEWISE, ROWS, SKEW, UNIT, over
 import dpkernels as dpk
 from dpkernels.decimals import rational
 from dpkernels.exact.certificate import exp_lower_bound
-from dpkernels.exact.combined import MultivariateCertificate, read_certificate
+from dpkernels.exact.combined import Certificate, MultivariateCertificate
 from dpkernels.exact.kernels import fraction_bits, nearest_rows, positions
-from dpkernels.exact.rows.build import central_table, row_table
-from dpkernels.exact.rows.certificate import certify_rows
-from dpkernels.exact.rows.sampler import lookups, row_columns, row_kernel
+from dpkernels.exact.row_build import central_table, row_table
+from dpkernels.exact.rows import certify_rows, lookups, row_columns, row_kernel
 from dpkernels.settings import own_settings
 
 EVERY = ROWS | CENTRAL_PIECEWISE
@@ -100,7 +99,7 @@ def test_the_worst_variance_bounds_every_mixture(m):
 def test_certificates_go_through_json(m):
     certificate = dpk.exact_sampler(m).certificate
     form = json.loads(certificate.to_json())
-    again = read_certificate(form)
+    again = Certificate.from_dict(form)
     assert isinstance(again, dpk.RowCertificate)
     assert again.to_dict() == certificate.to_dict()
     assert str(again) == str(certificate)
@@ -232,10 +231,10 @@ def test_more_neighbours_than_certified_are_refused():
 )
 def test_a_changed_form_is_refused(change):
     form = json.loads(dpk.exact_sampler(ROWS["optimal-central-2"]).certificate.to_json())
-    assert read_certificate(json.loads(json.dumps(form)))
+    assert Certificate.from_dict(json.loads(json.dumps(form)))
     change(form)
     with pytest.raises(dpk.CertificateError):
-        read_certificate(form)
+        Certificate.from_dict(form)
 
 
 @pytest.mark.parametrize("share", [1e-4, -1e-4])
@@ -465,7 +464,7 @@ def test_a_mean_is_estimated():
 def test_coordinates_of_vectors():
     vectors = dpk.multivariate(dimensions=2, epsilon=1.0, coordinate="optimal", **UNIT)
     form = dpk.exact_sampler(vectors)
-    assert read_certificate(json.loads(json.dumps(form.certificate.to_dict()))).epsilon == 1.0
+    assert Certificate.from_dict(json.loads(json.dumps(form.certificate.to_dict()))).epsilon == 1.0
     assert dpk.perturb(np.full((5, 2), 0.5), vectors).shape == (5, 2)
     x = np.linspace(-1, 1, 4001)
     assert vectors.worst_variance >= vectors.variance((x + 1) / 2).max() * (1 - 1e-12)

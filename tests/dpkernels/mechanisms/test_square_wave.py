@@ -23,10 +23,8 @@ import accountants
 import dpkernels as dpk
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
 from dpkernels.exact.combined import MixtureCertificate, MultivariateCertificate
-from dpkernels.exact.windows.build import placed_table
-from dpkernels.exact.windows.certificate import certify_placed, certify_table
-from dpkernels.exact.windows.sampler import code_kernel
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.window_build import placed_table
+from dpkernels.exact.windows import WindowTable, certify_placed, certify_table, code_kernel
 from dpkernels.mechanisms.windowed.square_wave import published_half_width
 
 run = pytest.fixture(command, name="run")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-from dpkernels.random import chacha, chacha_gpu, host
+from dpkernels.random import chacha, host
 from dpkernels.release import device_engine
 
 SECRET = bytes(range(7, 39))
@@ -103,10 +103,10 @@ ORDINARY = [(5, 127, WHOLE), (2**32 - 100, 300, PARTS), (2**40 - 2, 128, PARTS)]
 )
 def test_the_gpus_kernel_makes_openssls_blocks(monkeypatch, first, count, most):
     """Run by JAX's own operations: whole programs and parts of one, counters that carry, streams of several kernels."""
-    monkeypatch.setattr(chacha_gpu, "_MOST_BLOCKS", most)
+    monkeypatch.setattr(chacha, "_MOST_BLOCKS", most)
     expected = np.empty(16 * count, "<u4")
     host.fill(expected, SECRET, 17, first)
-    blocks = chacha_gpu.blocks(jnp.asarray(host.head(SECRET, 17, first)), count, interpret=True)
+    blocks = chacha.gpu_blocks(jnp.asarray(host.head(SECRET, 17, first)), count, interpret=True)
     np.testing.assert_array_equal(np.asarray(blocks).reshape(-1), expected)
 
 

@@ -19,7 +19,7 @@ import pytest
 import dpkernels as dpk
 from dpkernels.exact.certificate import exp_lower_bound
 from dpkernels.exact.kernels import fraction_bits, positions
-from dpkernels.exact.rows.certificate import certify_rows
+from dpkernels.exact.rows import certify_rows
 from dpkernels.release.inputs import Bounds
 
 KEY = dpk.key_from_bytes(bytes(range(5, 37)))

@@ -145,3 +145,11 @@ def test_no_report_of_another_row_is_left_where_one_is_missing(kind):
 def test_an_error_names_the_row_of_the_column(choice):
     with pytest.raises(ValueError, match="row 1 is 999"):
         dpk.perturb(np.array([np.nan, 999.0, 1.0, 998.0]), M, missing=choice)
+
+
+@pytest.mark.parametrize("make", [pd.DataFrame, pl.DataFrame, pa.table], ids=["pandas", "polars", "pyarrow"])
+@pytest.mark.parametrize("choice", ["keep", "drop"])
+def test_an_error_names_the_row_of_the_table(make, choice):
+    table = make({"age": [1.0, 2.0, 3.0, 999.0], "pay": [5.0, None, None, 8.0]})
+    with pytest.raises(ValueError, match="column 'age': x: row 3 is 999"):
+        dpk.perturb(table, {"age": M, "pay": M}, missing=choice)

@@ -14,7 +14,7 @@ from noise_tables import claim, exact, form_of, positions, slow_position, slow_s
 from scipy import stats
 
 import dpkernels as dpk
-from dpkernels.exact.noise.build import noise_tables
+from dpkernels.exact.noise_build import noise_tables
 from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release

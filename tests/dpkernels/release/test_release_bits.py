@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ import dpkernels as dpk
 from dpkernels.exact.sampler import order_keys
 from dpkernels.random import host
 from dpkernels.release import engines as release
-from dpkernels.release import host_engine, process
+from dpkernels.release import host_engine, process, threads
 from dpkernels.release.engines import exact_engine, in_chunks
 from dpkernels.release.host_engine import HostRelease
 from dpkernels.release.inputs import Bounds, InputError
@@ -253,7 +254,7 @@ def test_nobody_writes_once_a_release_has_failed(monkeypatch):
 
 def test_reports_that_nobody_made_are_an_error(monkeypatch):
     monkeypatch.setattr(release, "CHUNK", 10)
-    monkeypatch.setattr(release, "iter", lambda pieces: iter([at for at in pieces if at != 50]), raising=False)
+    monkeypatch.setattr(threads, "pairwise", lambda ends: [piece for piece in pairwise(ends) if piece[0] != 50])
     with pytest.raises(RuntimeError, match="990 of 1000 values"):
         in_chunks(lambda x, start, out: None, Bounds.of(PIECEWISE, clip=False), np.ones(1000))
 

@@ -1,4 +1,4 @@
-"""The output distribution of a release, as integers.
+"""Window tables: integer weights of windowed and two-point mechanisms, their certificates and their samplers.
 
 A ``WindowTable`` has N output codes and S + 1 rows. Row s gives code j the weight
 
@@ -10,16 +10,29 @@ them at random, so what holds for rows (mean, pure DP) holds for inputs.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
+from dpkernels import checks
 from dpkernels.bounded_json import integer, real
-from dpkernels.decimals import rational
+from dpkernels.decimals import shortest
+from dpkernels.exact.certificate import (
+    COVERS,
+    BoundedCertificate,
+    UnbiasedCertificate,
+    certified_ratio,
+    check_means,
+    check_rows,
+)
+from dpkernels.exact.kernels import alias_columns, alias_kernel
+from dpkernels.exact.sampler import BoundedSampler
 from dpkernels.exact.table import MOST_WEIGHTS, BoundedTable, frozen_weights, integers, sliding
+from dpkernels.numerics import Real, RealArray, namespace
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +60,15 @@ class WindowTable(BoundedTable):
             object.__setattr__(self, name, frozen_weights(getattr(self, name)))
 
     @property
+    def ends(self) -> tuple[float, float]:
+        return self.lower, self.upper
+
+    @property
     def codes(self) -> int:
-        """Return N, how many outputs there are."""
         return len(self.base)
 
     @property
     def shifts(self) -> int:
-        """Return S, the last row."""
         return len(self.base) - len(self.window)
 
     @property
@@ -63,12 +78,10 @@ class WindowTable(BoundedTable):
 
     @cached_property
     def window_total(self) -> int:
-        """Return the sum of the window's weights."""
         return sum(self.window.tolist())
 
     @cached_property
     def total(self) -> int:
-        """Return the sum of a row's weights."""
         return sum(self.base.tolist()) + self.window_total
 
     @property
@@ -87,21 +100,13 @@ class WindowTable(BoundedTable):
 
     @cached_property
     def step(self) -> Fraction:
-        """Return the data units between neighbouring codes, slope R total / (S window_total)."""
-        width = rational(self.upper) - rational(self.lower)
-        return self.slope * width * self.total / (self.shifts * self.window_total)
-
-    @cached_property
-    def middle(self) -> Fraction:
-        """Return the middle of the input and of the output interval."""
-        return (rational(self.lower) + rational(self.upper)) / 2
+        """Return the data units between neighbouring codes, slope gap total / window_total."""
+        return self.slope * self.gap * self.total / self.window_total
 
     def value(self, code: int) -> Fraction:
-        """Return the report that a code stands for."""
         return self.middle + self.step * (code - Fraction(self.codes - 1, 2))
 
     def row(self, s: int) -> np.ndarray:
-        """Return the weights of row s."""
         row = self.base.copy()
         row[s : s + len(self.window)] += self.window
         return row
@@ -117,13 +122,7 @@ class WindowTable(BoundedTable):
     def _moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
         return tuple(self._moment(1)), tuple(self._moment(2))  # type: ignore[return-value]
 
-    def row_input(self, s: int) -> Fraction:
-        """Return the nominal input of row s."""
-        width = rational(self.upper) - rational(self.lower)
-        return rational(self.lower) + width * s / self.shifts
-
     def row_mean(self, s: int) -> Fraction:
-        """Return the exact mean of row s, from the integers alone."""
         (base1, window1), _ = self._moments
         # Doubled codes about the middle; the window's middle is 2 s - S away.
         doubled = Fraction(base1 + window1 + (2 * s - self.shifts) * self.window_total, self.total)
@@ -145,27 +144,24 @@ class WindowTable(BoundedTable):
         between two rows adds f (1 - f) (k + c) gap^2. With two rows this rounding is itself a parabola, and there is
         no other term.
         """
-        half, k = (rational(self.upper) - rational(self.lower)) / 2, self.slope**2
+        half, k = self.shifts * self.gap / 2, self.slope**2
         end = max(self.row_variance(0), self.row_variance(self.shifts))
         if self.shifts == 1:
             return end + k * half**2, -k, Fraction(0)
         c = k * (Fraction(self.total, self.window_total) - 1)
-        return end - c * half**2, c, (k + c) * (2 * half / self.shifts) ** 2 / 4
+        return end - c * half**2, c, (k + c) * self.gap**2 / 4
 
     @property
     def worst_variance(self) -> Fraction:
-        """Return the bound on the variance at any input, input rounding included."""
         return self.largest(self.variance_terms)
 
     def largest(self, terms: tuple[Fraction, Fraction, Fraction]) -> Fraction:
         """Return the largest A + c (x - middle)^2 + rho over the inputs."""
         A, c, rho = terms
-        half = (rational(self.upper) - rational(self.lower)) / 2
-        return A + max(Fraction(0), c * half**2) + rho
+        return A + max(Fraction(0), c * (self.shifts * self.gap / 2) ** 2) + rho
 
     @property
     def has_signal(self) -> bool:
-        """Return whether the last row's mean is above the first's."""
         return self.window_total > 0
 
     def extremes(self) -> tuple[np.ndarray, np.ndarray]:
@@ -221,3 +217,157 @@ def _from_runs(name: str, runs: Any) -> np.ndarray:
     if min(counts) < 1 or sum(counts) > MOST_WEIGHTS:
         raise ValueError(f"{name}: has {sum(counts)} weights; {MOST_WEIGHTS} at most, every run one or more")
     return np.repeat(frozen_weights(values), counts)
+
+
+@dataclass(frozen=True)
+class _OneWindow(BoundedCertificate):
+    """Verified facts about one window table; any two inputs are neighbours."""
+
+    epsilon: float
+    ratio: Fraction
+    table: WindowTable
+
+    parts: ClassVar[Mapping[str, str]] = {"table": "table"}
+
+    @property
+    def cells(self) -> int:  # type: ignore[override]
+        return self.table.shifts
+
+
+@dataclass(frozen=True)
+class WindowCertificate(_OneWindow, UnbiasedCertificate, kind="window"):
+    """Verified facts about one window table; see ``BoundedCertificate``."""
+
+    @property
+    def covers(self) -> str:
+        return COVERS
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> WindowCertificate:
+        return certify_table(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
+
+
+@dataclass(frozen=True)
+class PlacedCertificate(_OneWindow, kind="placed window"):
+    """Verified facts about a window table whose means are not the inputs; see ``BoundedCertificate``."""
+
+    facts = tuple("slope" if name == "mean_error" else name for name in BoundedCertificate.facts)
+
+    @property
+    def slope(self) -> Fraction:
+        """Return the derivative of the mean of a report by the input, below 1."""
+        return self.table.slope
+
+    @property
+    def means(self) -> str:
+        middle, slope = shortest(float(self.table.middle)), shortest(float(self.slope))
+        return f"not the input: {middle} + {slope} (input - {middle}), biased towards the middle"
+
+    @property
+    def covers(self) -> str:
+        return f"{COVERS} No mean is claimed: reports are biased."
+
+    @classmethod
+    def certified(cls, payload: dict[str, Any]) -> PlacedCertificate:
+        return certify_placed(WindowTable.from_dict(payload["table"]), real("epsilon", payload["epsilon"]))
+
+
+def certify_table(table: WindowTable, epsilon: float) -> WindowCertificate:
+    """Verify all properties that a release relies on, and return the certificate.
+
+    Raises:
+        CertificateError: the total is not 2^bits, a report is impossible for some input, a ratio exceeds e^epsilon,
+            or a row's mean is not the input; says by how much.
+        ValueError: the budget is out of range, or the interval is none.
+    """
+    return WindowCertificate(float(epsilon), _verified_ratio(table, epsilon, table.row_input), table)
+
+
+def certify_placed(table: WindowTable, epsilon: float) -> PlacedCertificate:
+    """Certify weights with the window placed at the input; means lie between the inputs and the middle.
+
+    Raises:
+        CertificateError: as ``certify_table``; a row's mean is not where the slope says.
+        ValueError: the budget is out of range, or the interval is none.
+    """
+    table = table.placed
+
+    def nominal(s: int) -> Fraction:
+        return table.middle + table.slope * (table.row_input(s) - table.middle)
+
+    return PlacedCertificate(float(epsilon), _verified_ratio(table, epsilon, nominal), table)
+
+
+def _verified_ratio(table: WindowTable, epsilon: float, nominal: Callable[[int], Fraction]) -> Fraction:
+    checks.epsilon(epsilon)
+    check_rows(table)
+    ratio = certified_ratio(*table.extremes(), epsilon)
+    check_means(table, (0, table.shifts), nominal)  # Means and inputs are both affine in the row: the ends decide.
+    return ratio
+
+
+CodeKernel = Callable[[RealArray, RealArray], RealArray]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactWindow(BoundedSampler):
+    """A mechanism that is one window table: windowed, square wave or two-point."""
+
+    mechanism: Any
+    certificate: WindowCertificate | PlacedCertificate
+
+    @property
+    def table(self) -> WindowTable:
+        return self.certificate.table
+
+    @cached_property
+    def kernel(self) -> CodeKernel:
+        return code_kernel(self.table)
+
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        noise, rounding = words
+        return self.values(self.kernel(noise, self.rows(x, rounding)), x.dtype)
+
+    def values(self, codes: Real, dtype: Any) -> Any:
+        """Return middle + step (code - (N - 1)/2), a function of the code alone."""
+        if isinstance(codes, np.ndarray):
+            return self._values[np.dtype(dtype)].take(codes)
+        return self.reports_at(2 * codes - (self.table.codes - 1), dtype)
+
+    @cached_property
+    def _values(self) -> dict[np.dtype, np.ndarray]:
+        """Return the values of all codes: one look-up costs less than the formula."""
+        doubled = 2 * np.arange(self.table.codes, dtype=np.int32) - (self.table.codes - 1)
+        return {np.dtype(dtype): self.reports_at(doubled, dtype) for dtype in (np.float32, np.float64)}
+
+
+def code_kernel(table: WindowTable) -> CodeKernel:
+    """Return the sampler of a table, (random word, row) -> code, both of one shape.
+
+    The word has ``table.bits`` bits.
+    """
+    if table.is_flat:
+        return _division_kernel(table)
+    outcomes, n = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.codes)
+
+    def codes(r: RealArray, row: RealArray) -> RealArray:
+        outcome = outcomes(r)
+        return namespace(r).where(outcome < n, outcome, row + outcome - n)
+
+    return codes
+
+
+def _division_kernel(table: WindowTable) -> CodeKernel:
+    """Return the sampler of constant weights a (base) and kappa (window), which divides.
+
+    r < N a gives the code r // a, any other r the code row + (r - N a) // kappa.
+    """
+    word = np.dtype(f"uint{table.bits}").type
+    a, kappa, base_total = word(table.base[0]), word(table.window[0]), word(table.codes * int(table.base[0]))
+
+    def codes(r: RealArray, row: RealArray) -> RealArray:
+        in_base = (r // a).astype(np.int32)
+        in_window = row + ((r - base_total) // kappa).astype(np.int32)
+        return namespace(r).where(r < base_total, in_base, in_window)
+
+    return codes

@@ -14,7 +14,7 @@ import numpy as np
 
 from dpkernels.decimals import shortest
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.windows.table import WindowTable
+from dpkernels.exact.windows import WindowTable
 from dpkernels.mechanisms.two_point import TwoPoint
 from dpkernels.mechanisms.windowed.bases import Constant
 from dpkernels.mechanisms.windowed.heights import height_at, relative_height

@@ -17,10 +17,8 @@ import numpy as np
 
 from dpkernels.decimals import rational, shortest
 from dpkernels.exact.certificate import CertificateError, exp_lower_bound
-from dpkernels.exact.rows.certificate import RowCertificate, certify_rows
-from dpkernels.exact.rows.sampler import ExactRows, row_sampler
-from dpkernels.exact.rows.table import RowTable
-from dpkernels.exact.windows.build import PROMISED_DEVIATION
+from dpkernels.exact.rows import ExactRows, RowCertificate, RowTable, certify_rows
+from dpkernels.exact.window_build import PROMISED_DEVIATION
 from dpkernels.mechanisms.central_piecewise import CentralPiecewise
 from dpkernels.mechanisms.optimal.mechanism import Optimal
 from dpkernels.mechanisms.optimal.search import solved_again
@@ -167,7 +165,7 @@ def central_sampler(mechanism: CentralPiecewise) -> ExactRows:
             table = central_table(mechanism, cells, bits)
             if table is None or abs(float(table.worst_variance) / variance - 1) > PROMISED_DEVIATION:
                 continue
-            return row_sampler(mechanism, certify_rows(table, mechanism.epsilon, mechanism.sensitivity))
+            return ExactRows(mechanism, certify_rows(table, mechanism.epsilon, mechanism.sensitivity))
     raise CertificateError(
         f"rows: no table of at most {_MOST_WEIGHTS} weights out of 2^64 has the variance of {mechanism.steps} steps, "
         f"each e^{shortest(mechanism.epsilon)} times the last, to within {PROMISED_DEVIATION}; fewer steps may"
@@ -262,12 +260,12 @@ def _base(outer: int, left: int, codes: int) -> np.ndarray:
 def optimal_sampler(mechanism: Optimal) -> ExactRows:
     """Return the sampler, from its program solved again where a solution from the cache folder cannot be certified."""
     try:
-        return row_sampler(mechanism, _narrowest(mechanism))
+        return ExactRows(mechanism, _narrowest(mechanism))
     except CertificateError:
         again = solved_again(mechanism)
         if again is None:
             raise
-        return row_sampler(again, _narrowest(again))
+        return ExactRows(again, _narrowest(again))
 
 
 def _narrowest(mechanism: Optimal) -> RowCertificate:

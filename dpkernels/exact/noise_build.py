@@ -10,25 +10,25 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from functools import partial, singledispatch
-from typing import Any, TypeVar
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from dpkernels.decimals import shortest
-from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.base import Distribution, Noise
 from dpkernels.distributions.discrete import Lattice
-from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.exact.certificate import CertificateError
-from dpkernels.exact.noise.certificate import (
+from dpkernels.exact.noise import (
     GRID_LOG2_RANGE,
     NoiseCertificate,
+    NoiseTable,
     VectorClaim,
     VectorNoiseCertificate,
+    cells_apart,
     certify_noise,
     certify_vector,
 )
-from dpkernels.exact.noise.table import NoiseTable, cells_apart
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.additive_vector import AdditiveVector
 from dpkernels.numerics import Real, gauss_legendre
@@ -52,7 +52,7 @@ def noise_certificate(mechanism: Additive) -> NoiseCertificate:
     """Return the certified table of a mechanism's noise: the narrowest that has the claim.
 
     Raises:
-        CertificateError: the mechanism claims nothing, or no table has the claim; says what the best one has.
+        CertificateError: the mechanism has no claim, or no table has the claim; says what the best one has.
     """
     D, epsilon, delta = mechanism.sensitivity, mechanism.epsilon, mechanism.delta
     if D is None or epsilon is None or not delta:
@@ -95,15 +95,17 @@ def narrowest(kinds: Sequence[Callable[[float], Certified]]) -> Certified:
     raise CertificateError(f"{error}, although the noise is {STRETCHES[-1]:.3g} wider than asked for") from error
 
 
-@singledispatch
 def noise_tables(
-    noise: Any,
+    noise: Noise,
     sensitivity: Fraction,
     bits: int = BITS,
     codes: int = _SIZES[0],
     stretches: Sequence[float] = STRETCHES,
 ) -> Iterator[NoiseTable]:
     """Return tables of the noise for neighbours up to ``sensitivity`` apart, from the narrowest to slightly wider ones.
+
+    A code is a point of a lattice. Of a density, D is cut into n bins, a power of two or, since a bin is a whole number
+    of grid points, a few less.
 
     Args:
         noise: a distribution.
@@ -116,22 +118,24 @@ def noise_tables(
         CertificateError: the noise is too wide or too narrow for a table; the message says what is feasible.
         TypeError: an unknown distribution.
     """
-    raise TypeError(f"noise: {type(noise).__name__} has no table")
-
-
-@noise_tables.register
-def _(
-    noise: Distribution,
-    sensitivity: Fraction,
-    bits: int = BITS,
-    codes: int = _SIZES[0],
-    stretches: Sequence[float] = STRETCHES,
-) -> Iterator[NoiseTable]:
-    """Return D is cut into n bins, a power of two or, since a bin is a whole number of grid points, a few less."""
+    if isinstance(noise, Lattice):
+        return _lattice_tables(noise, sensitivity, bits, stretches)
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no table")
     D = float(sensitivity)
     grid_log2, points_per_bin = grid(sensitivity, _parts(width(noise, D, bits), D, codes))
     parts = cells_apart(sensitivity, grid_log2, points_per_bin)
     return (table for table, _ in density_tables(noise, D, parts, grid_log2, points_per_bin, bits, stretches))
+
+
+def _lattice_tables(
+    noise: Lattice, sensitivity: Fraction, bits: int, stretches: Sequence[float]
+) -> Iterator[NoiseTable]:
+    """Yield tables with one code per lattice point; the distribution is stretched on the lattice."""
+    grid_log2, points_per_bin = lattice_grid(noise.step, sensitivity)
+    for stretch in stretches:
+        weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
+        yield _table(weights / weights.sum(), -noise.reach, bits, grid_log2, points_per_bin)
 
 
 def density_tables(
@@ -163,21 +167,6 @@ def density_tables(
         first, last = math.floor(low / bin_width + 0.5), math.ceil(high / bin_width - 0.5)
         masses = _falling(_masses(noise, np.arange(first, last + 2) - 0.5, bin_width), -first)
         yield _table(masses, first, bits, grid_log2, points_per_bin), 1 + stretch
-
-
-@noise_tables.register
-def _(
-    noise: Lattice,
-    sensitivity: Fraction,
-    bits: int = BITS,
-    codes: int = _SIZES[0],
-    stretches: Sequence[float] = STRETCHES,
-) -> Iterator[NoiseTable]:
-    """Yield tables with one code per lattice point; the distribution is stretched on the lattice."""
-    grid_log2, points_per_bin = lattice_grid(noise.step, sensitivity)
-    for stretch in stretches:
-        weights = np.exp(noise.log_weight(noise.points / (1 + stretch)))
-        yield _table(weights / weights.sum(), -noise.reach, bits, grid_log2, points_per_bin)
 
 
 def _ends(noise: Distribution, sensitivity: float, bits: int) -> tuple[float, float]:
@@ -307,49 +296,32 @@ def vector_certificate(vector: AdditiveVector) -> VectorNoiseCertificate:
     Raises:
         CertificateError: no table has the claim; says what the best one has.
     """
-    return narrowest([lambda stretch: certify_vector(*_stretched(vector.coordinate.noise, vector, stretch))])
+    return narrowest([lambda stretch: certify_vector(*_stretched(vector, stretch))])
 
 
-@singledispatch
-def _stretched(noise: Any, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
+def _stretched(vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
     """Return a table of the noise stretched by 1 + ``stretch``, and the claim to certify for it."""
-    raise TypeError(f"noise: {type(noise).__name__} has no table")
-
-
-@_stretched.register
-def _(noise: Lattice, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
-    if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
-        raise CertificateError(
-            f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
-        )
-    table = next(noise_tables(noise, Fraction(vector.coordinate.sensitivity), stretches=(stretch,)))
-    return table, _claim(vector, None)
-
-
-@_stretched.register
-def _(noise: Distribution, vector: AdditiveVector, stretch: float) -> tuple[NoiseTable, VectorClaim]:
-    own = float(vector.coordinate.sensitivity)
+    noise, own = vector.coordinate.noise, float(vector.coordinate.sensitivity)
+    if isinstance(noise, Lattice):
+        if vector.lattice is None or (Fraction(vector.lattice) / Fraction(float(noise.step))).denominator != 1:
+            raise CertificateError(
+                f"lattice: {vector.lattice}; noise in steps of {shortest(noise.step)} needs values on them"
+            )
+        return next(noise_tables(noise, Fraction(own), stretches=(stretch,))), _claim(vector, 1.0)
+    if not isinstance(noise, Distribution):
+        raise TypeError(f"noise: {type(noise).__name__} has no table")
     grid_log2, points_per_bin, parts = _finest(noise, vector, own)
     table, wider = next(density_tables(noise, own, float(parts), grid_log2, points_per_bin, stretches=(stretch,)))
-    return table, _claim(vector, _sigma(noise, float(parts) / own * wider))
+    return table, _claim(vector, float(parts) / own * wider)
 
 
-@singledispatch
-def _sigma(noise: Distribution, cells: float) -> float | None:
-    """Return the standard deviation of Gaussian noise in cells, given cells per data unit; None for other noise."""
-    return None
-
-
-@_sigma.register
-def _(noise: Gaussian, cells: float) -> float | None:
-    return float(noise.sigma) * cells
-
-
-def _claim(vector: AdditiveVector, sigma: float | None) -> VectorClaim:
-    m = vector.coordinate
+def _claim(vector: AdditiveVector, cells: float) -> VectorClaim:
+    """Return the claim for a vector. Gaussian noise is described in cells, of which there are ``cells`` a data unit."""
+    m, sigma = vector.coordinate, vector.coordinate.noise.gaussian_sigma
     lattice = None if vector.lattice is None else float(vector.lattice)
+    in_cells = None if sigma is None else float(sigma) * cells
     D = float(vector.sensitivity)
-    return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, sigma)
+    return VectorClaim(m.epsilon, m.delta, D, vector.norm, vector.dimensions, lattice, in_cells)
 
 
 def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[int, int, Fraction]:
@@ -358,7 +330,7 @@ def _finest(noise: Distribution, vector: AdditiveVector, own: float) -> tuple[in
     Raises:
         CertificateError: even the finest adds more than a tenth.
     """
-    claim = _claim(vector, _sigma(noise, 1.0))
+    claim = _claim(vector, 1.0)
     for codes in _VECTOR_SIZES:
         grid_log2, points_per_bin = _cut(noise, vector, own, codes)
         parts = claim.cells(bin_width := points_per_bin * Fraction(2) ** grid_log2, points_per_bin)

@@ -1,8 +1,16 @@
-"""Certificates of additive noise: (epsilon, delta) for every offset up to the sensitivity, from the integers.
+"""Noise tables: integer weights of additive noise on a grid, their certificates and their sampler.
 
-On single values the hockey-stick divergence is computed at every offset. On vectors one table serves every coordinate.
-A neighbour moves coordinate i by s_i bins. Two properties of a table bound the privacy loss of any such move
-(docs/proofs/vectors.md).
+An input x is rounded to the position
+
+    floor((floor(x/g + 1/2) + r) / M),    g = 2^grid_log2,    r uniform on 0..M-1,
+
+a stochastic rounding to multiples of the bin width h = M g, in exact arithmetic: x/g moves a float's exponent, the rest
+are integers. The report is h (position + code), with code ``first + j`` of probability weights[j] / 2^bits whatever
+x is. The privacy of the release is that of the table shifted by up to ceil(ceil(D/g) / M) bins, see
+docs/proofs/noise_tables.md. The hockey-stick divergence is computed at every such shift.
+
+On vectors one table serves every coordinate. A neighbour moves coordinate i by s_i bins. Two properties of a table
+bound the privacy loss of any such move (docs/proofs/vectors.md).
 
 * l1, any noise. With rho = e^(eps/N), N a bound on sum |s_i|, let tau be the mass by which the table exceeds rho times
   itself shifted by one bin. Then the vector is (eps, tau (e^eps - 1)/(rho - 1))-DP.
@@ -14,23 +22,137 @@ from __future__ import annotations
 
 import abc
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar
 
+import numpy as np
+
 from dpkernels import checks
-from dpkernels.bounded_json import real
+from dpkernels.bounded_json import integer, real
 from dpkernels.decimals import float_at_least, rational, shortest
-from dpkernels.exact.certificate import (
-    Certificate,
-    CertificateError,
-    check_totals,
-    exp_lower_bound,
-    line,
-)
-from dpkernels.exact.noise.table import NoiseTable, excess, hockey_stick
+from dpkernels.exact.certificate import Certificate, CertificateError, check_totals, exp_lower_bound, line
+from dpkernels.exact.kernels import alias_columns, alias_kernel
+from dpkernels.exact.sampler import NOISE_STREAM, ROUNDING_STREAM, ExactSampler, Words
+from dpkernels.exact.table import MOST_WEIGHTS, Table, frozen_weights, integers
 from dpkernels.mechanisms.additive_vector import NORMS
+from dpkernels.numerics import RealArray, namespace
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseTable(Table):
+    """Integer weights of additive noise.
+
+    Attributes:
+        weights: uint64, one a code.
+        first: the code of weights[0].
+        bits: log2 of the total.
+        grid_log2: log2 of g, to which inputs are rounded first.
+        points_per_bin: M, the grid points in a bin.
+    """
+
+    weights: np.ndarray
+    first: int
+    bits: int
+    grid_log2: int
+    points_per_bin: int
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "weights", frozen_weights(self.weights))
+
+    @cached_property
+    def outcomes(self) -> list[int]:
+        """Return the weights as Python integers."""
+        return self.weights.tolist()
+
+    @property
+    def codes(self) -> int:
+        return len(self.weights)
+
+    @property
+    def last(self) -> int:
+        return self.first + self.codes - 1
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self.outcomes)
+
+    @property
+    def totals(self) -> list[int]:
+        return [self.total]
+
+    @property
+    def bin_width(self) -> Fraction:
+        """Return h, data units between neighbouring reports."""
+        return self.points_per_bin * Fraction(2) ** self.grid_log2
+
+    def cells(self, sensitivity: Fraction) -> int:
+        """Return the largest number of cells between the positions of inputs D apart."""
+        return cells_apart(sensitivity, self.grid_log2, self.points_per_bin)
+
+    def _moment(self, power: int) -> Fraction:
+        return Fraction(sum(w * (self.first + j) ** power for j, w in enumerate(self.outcomes)), self.total)
+
+    @cached_property
+    def mean(self) -> Fraction:
+        """Return the exact mean of the noise, in data units."""
+        return self.bin_width * self._moment(1)
+
+    @cached_property
+    def variance(self) -> Fraction:
+        """Return the exact variance of the noise; rounding the input adds at most h^2/4."""
+        return self.bin_width**2 * self._moment(2) - self.mean**2
+
+    @cached_property
+    def is_unimodal(self) -> bool:
+        """Return whether weights never fall and then rise."""
+        rises = self.weights[1:] > self.weights[:-1]
+        falls = self.weights[1:] < self.weights[:-1]
+        return not (falls.any() and rises[int(falls.argmax()) :].any())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "weights": self.weights.tolist(),  # A copy of the list that is sampled, because the caller may change it.
+            "first": self.first,
+            "bits": self.bits,
+            "grain": self.grid_log2,
+            "grains": self.points_per_bin,
+        }
+
+    @classmethod
+    def from_dict(cls, payload: dict[str, Any]) -> NoiseTable:
+        numbers = (integer(name, payload[name]) for name in ("first", "bits", "grain", "grains"))
+        return cls(frozen_weights(integers("weights", payload["weights"], MOST_WEIGHTS)), *numbers)
+
+
+def cells_apart(distance: Fraction, grid_log2: int, points_per_bin: int) -> int:
+    """Return ceil(ceil(distance / g) / M), the most cells by which the positions of such inputs can differ."""
+    return math.ceil(Fraction(math.ceil(distance / Fraction(2) ** grid_log2), points_per_bin))
+
+
+def excess(weights: list[int], shift: int, ratio: Fraction) -> Fraction:
+    """Return the sum over codes of max(0, w[j] - ratio w[j - shift]), w being 0 beyond its ends.
+
+    The shift may be negative.
+    """
+    steps = [0] * abs(shift)
+    here, there = (weights + steps, steps + weights) if shift >= 0 else (steps + weights, weights + steps)
+    p, q = ratio.numerator, ratio.denominator
+    return Fraction(sum(d for a, b in zip(here, there, strict=True) if (d := q * a - p * b) > 0), q)
+
+
+def hockey_stick(table: NoiseTable, shift: int, ratio: Fraction) -> Fraction:
+    """Return delta at e^eps = ratio between the table and itself shifted by up to ``shift`` cells either way, exactly.
+
+    For unimodal weights the largest shift is the worst. Shifts beyond the table's length have the same delta.
+    """
+    shift = min(shift, table.codes)
+    shifts = [shift] if table.is_unimodal else range(1, shift + 1)
+    worst = max(excess(table.outcomes, sign * s, ratio) for s in shifts for sign in (1, -1))
+    return worst / table.total
+
 
 # The exclusions of every certificate of additive noise.
 NOISE_LIMITS = (
@@ -365,12 +487,10 @@ class VectorNoiseCertificate(AdditiveCertificate, kind="vector noise"):
 
     @property
     def epsilon(self) -> float:  # type: ignore[override]
-        """Return the budget of a vector."""
         return self.claim.epsilon
 
     @property
     def delta(self) -> float:  # type: ignore[override]
-        """Return the claimed delta of a vector."""
         return self.claim.delta
 
     @property
@@ -456,3 +576,59 @@ def _distance(table: NoiseTable, sigma: Fraction) -> Fraction:
     unit = FIXED_BITS - table.bits
     over = sum(max(0, (w << unit) - masses[abs(table.first + j)]) for j, w in enumerate(table.outcomes))
     return Fraction(over, 1 << FIXED_BITS) + 2 * error
+
+
+NoiseKernel = Callable[[RealArray], RealArray]
+
+
+@dataclass(frozen=True, eq=False)
+class ExactNoise(ExactSampler):
+    """Additive noise from a table, on single values or on vectors."""
+
+    mechanism: Any
+    certificate: NoiseCertificate | VectorNoiseCertificate
+
+    @property
+    def table(self) -> NoiseTable:
+        """Return the verified integers."""
+        return self.certificate.table
+
+    @cached_property
+    def words(self) -> tuple[Words, ...]:
+        return Words(NOISE_STREAM, self.table.bits), Words(ROUNDING_STREAM, 32)
+
+    @property
+    def negligible(self) -> float:
+        """Return half of the grid; inputs strictly closer to 0 are rounded to 0."""
+        return 2.0 ** (self.table.grid_log2 - 1)
+
+    @cached_property
+    def kernel(self) -> NoiseKernel:
+        return noise_kernel(self.table)
+
+    def reports(self, x: RealArray, *words: RealArray) -> RealArray:
+        noise, rounding = words
+        position = self.positions(x, rounding) + self.kernel(noise)
+        return (position.astype(np.float64) * float(self.table.bin_width)).astype(x.dtype, copy=False)
+
+    def positions(self, x: RealArray, rounding: RealArray) -> RealArray:
+        """Return floor((floor(x/g + 1/2) + r)/M) with r = floor(word M / 2^32), exactly.
+
+        x/g is exact, g being a power of two, and floor(x/g + 1/2) is floor((floor(2x/g) + 1)/2), in integers. Division
+        is faster without signs, so a multiple of M is added and taken off again.
+        """
+        table, most = self.table, 1 << 62
+        xp = namespace(x)
+        doubled = xp.floor(x.astype(np.float64, copy=False) * 2.0 ** (1 - table.grid_log2))
+        # Inputs are within this; clipping moves no two of them apart, so that no input whatever can overflow.
+        doubled = xp.minimum(xp.maximum(doubled, -(2.0**62)), 2.0**62).astype(np.int64)
+        r = rounding.astype(np.uint64) * np.uint64(table.points_per_bin) >> np.uint64(32)
+        ahead = most // table.points_per_bin
+        shifted = (((doubled + 1) >> 1) + ahead * table.points_per_bin).astype(np.uint64) + r
+        return (shifted // np.uint64(table.points_per_bin)).astype(np.int64) - ahead
+
+
+def noise_kernel(table: NoiseTable) -> NoiseKernel:
+    """Return the sampler of noise: random word of ``table.bits`` bits -> code, int32."""
+    outcomes, first = alias_kernel(alias_columns(table.outcomes, table.bits)), np.int32(table.first)
+    return lambda r: outcomes(r) + first

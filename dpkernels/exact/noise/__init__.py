@@ -1,1 +1,0 @@
-"""Additive noise in integers: tables, certificates over every shift, and vectors."""

@@ -1,1 +1,0 @@
-"""Mechanisms given row by row in integers: tables, their construction, certificates and samplers."""

@@ -1,1 +1,0 @@
-"""Windowed and two-point mechanisms in integers: tables, their construction, certificates and samplers."""
