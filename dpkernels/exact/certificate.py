@@ -206,9 +206,17 @@ class BoundedCertificate(Certificate):
     cells: int
     table: BoundedTable
 
-    facts = (
-        *("epsilon", "total", "codes", "rows", "realised_epsilon", "ratio", "lowest", "highest"),
-        *("mean_error", "worst_variance"),
+    facts: ClassVar[tuple[str, ...]] = (
+        "epsilon",
+        "total",
+        "codes",
+        "rows",
+        "realised_epsilon",
+        "ratio",
+        "lowest",
+        "highest",
+        "mean_error",
+        "worst_variance",
     )
 
     @property
