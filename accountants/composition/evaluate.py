@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -76,8 +76,8 @@ def evaluate(made: Any, what: str, at: Real) -> Any:
         if outcomes is not None:
             return plain(enumeration.evaluate_outcomes(what, outcomes, at))
     if namespace(at, *jax.tree.leaves(made)) is jnp:
-        at = floating(jnp.asarray(at))
-        return _evaluate_traced(made, what, at, are_few(made) and at.dtype == jnp.float64)
+        values: Any = floating(jnp.asarray(at))
+        return _evaluate_traced(made, what, values, are_few(made) and values.dtype == jnp.float64)
     at = np.minimum(np.asarray(at, np.float64), np.finfo(np.float64).max ** 0.5)  # Also for an infinite eps.
     found = np.empty(at.shape)
     with np.errstate(all="ignore"):
@@ -112,7 +112,7 @@ def directions_of_numbers(made: Any) -> list[tuple[RepeatedLosses, RepeatedLosse
 
 def are_few(made: Any) -> bool:
     """Return whether a guarantee is known to be of few releases."""
-    counts = [checks.concrete(term.count) for term in made.terms]
+    counts: list[Any] = [checks.concrete(term.count) for term in made.terms]
     return all(count is not None for count in counts) and sum(counts) <= _FEW
 
 
@@ -348,7 +348,7 @@ def _sampler(
         sampled = []
         for given, part, offset in zip(parts, whole, points.offsets, strict=True):
             if given.source is not None:
-                smooth, nodes = given.source.privacy_loss(), part.losses
+                smooth, nodes = given.source.privacy_loss(), cast(PrivacyLossDistribution, part.losses)
                 losses = grid.sample_on_grid(smooth, nodes, c, (offset, points.step, cap))
                 part = dataclasses.replace(part, losses=losses)
             sampled.append(part)
