@@ -146,7 +146,7 @@ class Windowed(Parabolic):
         half = S1 / 2 + (S2 * xp.where(mirrored, 1 - up_to_middle, up_to_middle) - below)
         outside = u < below
         d, z = self._invert_half(outside, u, xp.maximum(u - below, 0.0), half, start)
-        inside = xp.maximum(middle + 1 - m * (0.5 - xp.minimum(z, 0.5)), 0.0)
+        inside = xp.maximum(middle + 1 - m * (0.5 - xp.minimum(z, 0.5)), start)
         v = xp.minimum(xp.where(outside, xp.minimum(d, start), inside) - 1, middle)
         return self.middle + xp.where(mirrored, -v, v) * (1 / self.scale)
 
