@@ -248,10 +248,13 @@ def estimate(
         raise click.UsageError("--lower and --upper: give both or neither")
     asked = estimate.EstimateOptions(quantiles, histogram, confidence, atoms or (), grid, assume)
     bounds = None if lower is None or upper is None else (lower, upper)
-    found = estimate.estimates(_counted(reports, sidecar, column, by, bounds, runs), asked)
+    counted = _counted(reports, sidecar, column, by, bounds, runs)
+    if plot is not None:
+        estimate.check_panels(counted)
+    found = estimate.estimates(counted, asked)
+    click.echo(as_text(found.to_dict()) if as_json else str(found))
     if plot is not None:
         found.plot(plot, histogram)
-    click.echo(as_text(found.to_dict()) if as_json else str(found))
 
 
 def _counted(

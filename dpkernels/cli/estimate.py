@@ -34,7 +34,7 @@ from dpkernels.estimation.channel import Channel
 from dpkernels.estimation.counts import Counts, ReportError, codes
 from dpkernels.estimation.estimate import Estimate, estimate
 from dpkernels.estimation.intervals import shown as number_text
-from dpkernels.estimation.plot import save_plots
+from dpkernels.estimation.plot import MOST_PANELS, save_plots
 from dpkernels.estimation.sources import channel_of
 from dpkernels.exact.certificate import CertificateError
 
@@ -466,19 +466,12 @@ class Estimates:
         return f"{title(wanted.column)}: {made}, values in {ends}{clipped}"
 
     def plot(self, target: Path, bins: int | None) -> None:
-        """Write the histogram and the cdf of each group as a .png.
-
-        Raises:
-            click.UsageError: there are too many groups.
-        """
+        """Write the histogram and the cdf of each group as a .png."""
         named = {
             "" if self.wanted.by is None else f"{shown(self.wanted.by)} {_group_title(group)}": one
             for group, one in self.made.items()
         }
-        try:
-            save_plots(named, target, self.confidence, bins=bins, label=title(self.wanted.column))
-        except ValueError as error:
-            raise click.UsageError(f"--plot: {str(error).partition(': ')[2]}") from error
+        save_plots(named, target, self.confidence, bins=bins, label=title(self.wanted.column))
 
     def _numbers(self) -> list[str]:
         heading = [*self._named("reports"), "", "estimate", f"{100 * self.confidence:.6g} % interval"]
@@ -513,6 +506,17 @@ class Estimates:
 
 def _group_title(group: str | None) -> str:
     return "(null)" if group is None else shown(group)
+
+
+def check_panels(found: Read) -> None:
+    """Refuse, before the work, to draw more groups than a picture can show.
+
+    Raises:
+        click.UsageError: there are too many groups.
+    """
+    count = sum(counts.total > 0 for counts in found.groups.values())
+    if count > MOST_PANELS:
+        raise click.UsageError(f"--plot: {count} groups; at most {MOST_PANELS} are drawn")
 
 
 def estimates(found: Read, asked: EstimateOptions) -> Estimates:

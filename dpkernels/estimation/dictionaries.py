@@ -59,7 +59,7 @@ class Dictionary(abc.ABC):
         """Return the numbers between which the p-quantile lies: those at which the cdf may be p."""
         above = _first(lambda i: self._largest_cdf(i, confidence) >= p, len(self.places) - 1)
         reached = _first(lambda i: self._smallest_cdf(i, confidence) >= p, len(self.places) - 1)
-        if not self.is_discrete:  # The quantile may lie between this place and the one before.
+        if not self.is_discrete:  # The quantile may lie between the place before and this place.
             above = max(above - 1, 0)
         return float(self.places[above]), float(self.places[reached])
 

@@ -28,7 +28,7 @@ _BINS, _FEWEST_BINS, _MOST_BINS = 256, 24, 1024
 _MOST_ATOMS, _MOST_POINTS = 64, 1024
 # The confidence at which a quantile must be distinguishable from the ends of the inputs' interval.
 _CONFIDENCE = 0.95
-# Intervals are about half as wide with four times as many reports.
+# Four times the number of reports make intervals about half as wide.
 _MANY_TIMES = 4
 _NAMED = 5  # places of point masses that a sentence names
 
@@ -77,22 +77,22 @@ def estimate(
     masses alone that predicts held-out reports best (``Estimate.model`` names it).
 
     Args:
-        reports: the output of ``perturb``, of any shape and without rows left out, as float64 or float32, also after it
-            was written as text; or a ``Counts`` of it.
+        reports: the output of ``perturb`` as float64 or float32, of any shape and without rows left out, also after it
+            was written as text, or a ``Counts`` of it.
         mechanism: the source of the reports: a mechanism, an exact sampler, a certificate, or the sidecar of a release
             (a path or its JSON content). None with ``Counts``, which contain it.
-        column: the column of a sidecar; required if it has several.
-        bounds: smallest and largest possible input; required for additive noise, and only there.
-        decimals: the number of decimals to which the reports were rounded; a sidecar contains it. The intervals of mean
-            and variance include the largest effect of this rounding.
-        bins: the number of equal bins of the distribution, 24 to 1,024; it is uniform within a bin.
-        model: the model of the distribution: "auto", the one with the greatest cross-validated likelihood of reports;
-            "splines", a mixture of quadratic splines whose number is chosen by penalised likelihood; "ems", expectation
-            maximisation with a smoothing step (Li et al. 2020); "atoms", splines with point masses at places that the
-            reports choose; "none", the maximum likelihood masses of all places.
-        atoms: places of point masses that the distribution may have, such as 0; the reports choose others.
-        grid: the distance between possible values, which are its multiples: 1 for whole numbers. None if values may lie
-            between; noise on a lattice of inputs has that lattice.
+        column: the column of a sidecar, which may be left out if there is only one.
+        bounds: smallest and largest possible input, for additive noise only, which requires them.
+        decimals: the number of decimals to which the reports were rounded, unless a sidecar contains it. The intervals
+            of mean and variance include the largest effect of this rounding.
+        bins: the number of equal bins of the distribution, 24 to 1,024. It is uniform within a bin.
+        model: the model of the distribution. "splines" is a mixture of quadratic splines whose number is chosen by
+            penalised likelihood. "ems" is expectation maximisation with a smoothing step (Li et al. 2020). "atoms" adds
+            point masses to splines at places that the reports choose. "none" consists of the maximum likelihood masses
+            of all places. "auto" is the one of them with the greatest cross-validated likelihood of the reports.
+        atoms: places, such as 0, at which the distribution may have point masses. The reports choose other places.
+        grid: the distance between possible values, which are its multiples: 1 for whole numbers. With None values may
+            lie between. Noise on a lattice of inputs implies that lattice.
         assume: "nothing", so that intervals hold for all distributions (on the grid, if there is one), or "smooth", so
             that they hold for distributions with a smooth density and point masses only at ``atoms`` and the places
             that were found. These are narrower.
@@ -118,7 +118,7 @@ def estimate(
             raise TypeError("mechanism: None; say what made the reports")
         counts = Counts(mechanism, column=column, bounds=bounds, decimals=decimals).add(reports)
     if not counts.total:
-        raise ValueError("reports: is empty; there is nothing to estimate from")
+        raise ValueError("reports: is empty; at least one report is needed")
     settings = _settings(counts, bins, model, atoms, grid, assume, seed)
     return Estimate(counts, settings)
 
@@ -268,7 +268,7 @@ class Estimate:
         for share, is_short in zip(p.flat, short.flat, strict=True):
             needed = max(
                 fewest_for_mean(self.reports.channel),
-                # Of so many values, without noise, the least and the greatest are on both sides of the quantile.
+                # Without noise, the least and the greatest of this number of values enclose the quantile.
                 math.log((1 - _CONFIDENCE) / 2) / math.log1p(-min(share, 1 - share)),
                 _MANY_TIMES * self.count if is_short else 0,
             )
@@ -327,15 +327,15 @@ class Estimate:
         label: str = "value",
         title: str | None = None,
     ) -> Any:
-        """Draw the estimated distribution with its intervals; needs matplotlib (extra ``plot``).
+        """Draw the estimated distribution with its intervals, with Matplotlib (extra ``cli``).
 
         Args:
-            ax: Matplotlib axes to draw into; by default those of a new figure.
+            ax: Matplotlib axes to draw into, by default those of a new figure.
             kind: "histogram", with an interval for each bin, or "cdf", with a band that holds everywhere.
             bins: of the histogram, as of ``histogram``.
             confidence: in (0, 1).
             label: a description of the values with their unit, such as "age in years".
-            title: of the axes; by default the number of reports, their epsilon and the confidence.
+            title: of the axes, by default the number of reports and their epsilon.
 
         Returns:
             The axes.

@@ -34,7 +34,7 @@ class TooFewReportsError(ValueError):
 
 
 def shown(value: Any, digits: int = _DIGITS) -> str:
-    """Return a number with so many digits and separators of thousands, or an array as its shape and its ends."""
+    """Return a number with this number of digits and separators of thousands, or an array as its shape and ends."""
     array = np.asarray(value)
     if array.ndim:
         ends = f", {shown(array.min())} to {shown(array.max())}" if array.size else ""

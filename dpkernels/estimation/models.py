@@ -1,12 +1,14 @@
 """Models of the distribution of inputs, and the choice among them by the likelihood of held-out reports.
 
 A model is a mixture of cells and atoms. Cells are equal bins, in which the density is uniform, or the points of a grid,
-if the inputs are on one. Atoms are point masses at the places of the channel. The models are
+if the inputs are on one. Atoms are point masses at the places of the channel.
 
-- splines: a smooth density, a mixture of quadratic B-splines whose number maximises the penalised likelihood;
-- ems: maximum likelihood shares of the cells that are smoothed after each step of expectation maximisation;
-- atoms: splines plus atoms, which are added where the likelihood increases most, while it increases enough;
-- none: maximum likelihood masses of all places, without any smoothing.
+| model | weights |
+|---|---|
+| splines | a smooth density, a mixture of quadratic B-splines whose number maximises the penalised likelihood |
+| ems | maximum likelihood shares of the cells that are smoothed after each step of expectation maximisation |
+| atoms | splines plus atoms, which are added where the likelihood increases most, while it increases enough |
+| none | maximum likelihood masses of all places, without any smoothing |
 
 The reports are divided into folds at random. Each model is fitted to all folds but one, and the model with the greatest
 likelihood of the left-out folds is chosen. It is then fitted to all reports. All of this is post-processing.
@@ -32,7 +34,7 @@ from dpkernels.estimation.splines import basis, ladder
 _GROUPS = 256
 # The penalty of each spline that is used, in nats: between Akaike's 1 and Schwarz's log(n)/2.
 _SPLINE_PENALTY = 2.0
-# The penalty of each atom. If there is none, the best place for one rarely increases the log-likelihood by so much.
+# The penalty of each atom. If there is none, an atom at the best place rarely increases the log-likelihood by more.
 _ATOM_PENALTY = 8.0
 _MOST_ATOMS = 40
 # The numbers of splines beside atoms that are tried.
@@ -44,8 +46,9 @@ _USED = 1e-4
 # Intervals of smooth distributions use more splines than the fitted model, by this many steps of the ladder.
 _STEPS_UP = 2
 _FOLDS, _FEWEST_FOR_FOLDS = 4, 100
-# In nats: point masses alone are chosen only if they predict better by this, since a density is nearer to most data.
-_HANDICAP = 4.0
+# In nats. Another model is chosen only if it predicts held-out reports better than splines by more than this, which is
+# about what chance alone can do.
+_HANDICAPS = {"splines": 0.0, "ems": 2.0, "atoms": 2.0, "none": 4.0}
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class ReportModels:
         if counts.sum() < _FEWEST_FOR_FOLDS:
             return "splines"
         scores = self.scores(counts, seed, names)
-        return max(scores, key=lambda name: scores[name] - _HANDICAP * (name == "none"))
+        return max(scores, key=lambda name: scores[name] - _HANDICAPS[name])
 
     def scores(self, counts: np.ndarray, seed: int, names: Iterable[str]) -> dict[str, float]:
         """Return the log-likelihood of held-out reports of each model."""

@@ -12,7 +12,8 @@ from dpkernels import checks
 from dpkernels.staging import write_png
 
 KINDS = ("histogram", "cdf")
-_BINS, _POINTS, _MOST_TICKS, _MOST_ROWS = 25, 65, 6, 12
+_BINS, _POINTS, _MOST_TICKS = 25, 65, 6
+MOST_PANELS = 12  # estimates in one picture
 
 
 def plot_estimate(
@@ -74,8 +75,8 @@ def save_plots(
     """
     if target.suffix.lower() != ".png" or not target.parent.is_dir():
         raise ValueError(f"path: {target} must be a .png in an existing folder")
-    if len(estimates) > _MOST_ROWS:
-        raise ValueError(f"estimates: {len(estimates)} groups; at most {_MOST_ROWS} are drawn")
+    if len(estimates) > MOST_PANELS:
+        raise ValueError(f"estimates: {len(estimates)} groups; at most {MOST_PANELS} are drawn")
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(11, 0.5 + 4 * len(estimates)), dpi=150, layout="constrained")
@@ -84,6 +85,8 @@ def save_plots(
         for kind, ax in zip(KINDS, row, strict=True):
             caption = f"{title}: {_caption(estimate)}" if title else None
             plot_estimate(estimate, ax, kind, bins or _BINS, confidence, label, caption)
+    # All histograms share the scale of the first one.
+    grid[0, 0].set_ylim(0, 1.05 * max(ax.dataLim.y1 for ax in grid[:, 0]))
     write_png(figure, target)
 
 

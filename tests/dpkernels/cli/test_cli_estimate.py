@@ -153,11 +153,13 @@ def test_zeros_and_whole_numbers(run: Run) -> None:
     assert "smooth density and point masses only at 0" in smooth
 
 
-def test_a_picture_of_every_group(run: Run) -> None:
+def test_a_picture_of_every_group(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     released(run, "out.csv")
     done = run("estimate", "out.csv", "--by", "plan", "--histogram", "4", "--plot", "out.png")
     assert done.code == 0, done.err
     assert Path("out.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setattr("dpkernels.cli.estimate.MOST_PANELS", 2)
+    assert_refused(run("estimate", "out.csv", "--by", "plan", "--plot", "more.png"), 2, "--plot: 3 groups; at most 2")
 
 
 def test_another_file_with_some_of_its_reports(run: Run) -> None:
