@@ -42,8 +42,10 @@ class ProfileLikelihood:
     """
 
     def __init__(self, B: np.ndarray, counts: np.ndarray, shares: np.ndarray) -> None:
-        n, q = counts.sum(), np.maximum(B @ shares, 1e-300)
-        A = np.sqrt(n / q)[:, None] * B
+        n, q = counts.sum(), np.maximum(B @ shares, 1e-150)
+        # The expected information n/q, and the observed one where hardly any report is expected.
+        information = np.where(n * q >= 1, n / q, counts / q**2)
+        A = np.sqrt(information)[:, None] * B
         self._hessian = A.T @ A
         self._hessian[np.diag_indices(len(shares))] += _RIDGE
         self._shares = shares
@@ -95,7 +97,8 @@ class ProfileLikelihood:
         """
         rows = self._hessian[at]
         _, solved, info = dposv(rows[:, at], np.stack([c[at], np.ones(len(at))], axis=1))
-        assert info == 0
+        if info:
+            raise RuntimeError(f"profile: the information of {len(at)} components is singular; this is not expected")
         d_nu = solved[:, 0].sum() / solved[:, 1].sum()
         d_theta = solved[:, 0] - d_nu * solved[:, 1]
         d_slack = rows.T @ d_theta - c + d_nu

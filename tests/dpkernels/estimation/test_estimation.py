@@ -320,6 +320,20 @@ def test_a_constant_column_is_one_place(place):
         assert e.quantile(p).value == pytest.approx(place, abs=2)
 
 
+@pytest.mark.parametrize("place", [0.0, 50.0])
+def test_reports_that_only_other_values_make_have_no_information(place):
+    """Noise on a wide interval: many reports are impossible, or nearly so, given the values that were estimated."""
+    made = channel_of(dpk.laplace(epsilon=1.0, sensitivity=1.0), bounds=(0.0, 100.0))
+    counts = Counts(made)
+    counts.numbers += np.random.default_rng(0).multinomial(3000, made.at(np.array([place]), all_codes(made))[:, 0])
+    e = dpk.estimate(counts)
+    low, high = e.quantile(0.5).interval()
+    assert low <= place <= high < low + 5
+    low, high = e.histogram([0.0, 40.0, 60.0, 100.0]).shares.interval()
+    assert np.isfinite([low, high]).all()
+    assert high[2] < 0.01
+
+
 def test_named_atoms_and_smoothness_make_intervals_narrow():
     counts = counted(AGES, *ZEROS, 10**5)
     any_, smooth = dpk.estimate(counts), dpk.estimate(counts, assume="smooth", atoms=[0])
