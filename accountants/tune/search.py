@@ -135,7 +135,7 @@ def _search(family: Family, objective: Objective, starts: Real, turns: int, opti
 
 
 def descend(
-    function: Callable[[Any], Any],
+    function: Callable[[Any, Any], Any],
     sign: int,
     starts: Any,
     turns: int,
@@ -191,7 +191,7 @@ def _begin(rule: _Rule, z: RealArray) -> _Descent:
 
 
 def _turn(
-    function: Callable[[Any], Any], rule: _Rule, state: _Descent, point: Any, begins: Any
+    function: Callable[[Any, Any], Any], rule: _Rule, state: _Descent, point: Any, begins: Any
 ) -> tuple[_Descent, RealArray]:
     """Return (the state after one trial, whether there is more to do).
 
