@@ -11,6 +11,7 @@ from dpkernels.numerics import namespace
 from dpkernels.solve import while_loop
 
 _STEPS = 60
+_CREEPING = 12  # Newton's method is done after so many steps, unless it creeps.
 # The error of log delta before the last Newton step, as a power of the rounding unit: 1e-9, or 1e-4 in 32 bits.
 _NEAR = 0.575
 
@@ -45,7 +46,8 @@ class ComposedProfile(abc.ABC):
         """Return the eps at which log delta(eps) has a value, or the floor if log delta is smaller there.
 
         The iteration is Newton's. A step that leaves the known bracket of the root is replaced by one to the middle of
-        the bracket, or by one twice as far if there is no upper end yet.
+        the bracket, or by one twice as far if there is no upper end yet. If Newton's steps are still not done after
+        some steps, every other one is replaced so.
 
         Args:
             log_delta: the value.
@@ -77,7 +79,8 @@ class ComposedProfile(abc.ABC):
             low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)
             new = xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
             middle = xp.where(low < floor, floor, xp.where(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
-            new = xp.where((new > low) & (new < high) & (slope < 0), new, middle)
+            creeps = (k > _CREEPING) & (k % 2 == 1)
+            new = xp.where((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
             new = xp.where(k > 0, new, start)
             value, slope, evaluation = self.evaluate(new)
             return k + 1, new, value, slope, low, high, evaluation
