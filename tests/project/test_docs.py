@@ -72,7 +72,7 @@ def test_links_lead_somewhere(page):
         if re.match(r"[a-z]+:", target):
             continue
         place = (ROOT / page).parent / target
-        assert place.exists() or place.with_suffix(".md").exists(), f"{page}: {target}"
+        assert any(place.with_suffix(end).exists() for end in (place.suffix, ".md", ".py")), f"{page}: {target}"
 
 
 @pytest.mark.parametrize("name", sorted(NAMES))
