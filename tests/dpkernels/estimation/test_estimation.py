@@ -674,6 +674,7 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
     assert e.mean.bernstein()[0] < e.mean.interval()[0]
 
 
+@pytest.mark.quick("piecewise", "optimal")
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal"])
 def test_with_a_large_budget_it_is_numpy(name):
     made = getattr(dpk, name)(epsilon=8.0, lower=-1.0, upper=3.0)
