@@ -8,7 +8,7 @@ and with one or the other record, each in the sample with probability r, the den
 For noise with f even and falling from 0, (a, b) = (D, -D) is the worst case at every eps >= 0. At rate 1 this is noise
 shifted by 2 D. For bounded mechanisms without a sensitivity, with any three inputs and e^eps' = 1 + r (e^eps - 1),
 delta'(eps') <= r delta(eps) (advanced joint convexity, Balle, Barthe & Gaboardi 2018). The samples of the dominating
-pair attain this bound. Proofs: docs/proofs/dominating_pairs.md.
+pair attain this bound. Proofs: docs/proofs/worst_pairs.md.
 """
 
 from __future__ import annotations
