@@ -29,6 +29,7 @@ GOOD = {
     "gamma": "0.5",
     "q": "0.5",
     "eta": "3",
+    "share": "0.4",
     "scale": "2",
     "bound": "30",
     "noise_upper": "30",

@@ -612,7 +612,7 @@ USAGE: dict[str, tuple[list[str], int, str]] = {
     "budget 0": ([*LEDGER, "--budget", "0"], 2, "--budget: epsilon: a budget of 0"),
     "budget below": ([*LEDGER, "--budget", "-1"], 2, "--budget: epsilon: -1.0 is not"),
     "budget nan": ([*LEDGER, "--budget", "nan"], 2, "--budget: epsilon: nan is not"),
-    "budget text": ([*LEDGER, "--budget", "one"], 2, "'one' is not numbers"),
+    "budget text": ([*LEDGER, "--budget", "one"], 2, "'one' must be numbers separated by commas"),
     "delta 1": ([*LEDGER, "--budget", "1,1"], 2, "--budget: delta: 1.0 is not below 1"),
     "three numbers": ([*LEDGER, "--budget", "1,0,0"], 2, "--budget: 3 numbers"),
     "twice": ([*LEDGER, *LEDGER, "--budget", "1"], 2, "--ledger: given 2 times"),

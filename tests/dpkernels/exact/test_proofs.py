@@ -131,12 +131,12 @@ def test_errors_of_transforms_are_within_their_bound(size):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_roundings_of_the_shuffled_bracket_are_ordered(seed):
-    """E(L - t)_+ of a law on grids of every coarseness, at and between grid points: below, the law's own, above."""
+    """E(L - t)_+ of losses on grids of every coarseness, at and between grid points: below, its own, above."""
     random = np.random.default_rng(seed)
     size = int(random.integers(2, 30))
     value, mass = np.sort(random.normal(-0.1, 1.0, size)), random.dirichlet(np.ones(size))
-    law, step = bracket.Law(value, mass, 1, 1e-14), float(10 ** random.uniform(-3, 0.5))
-    low, high = bracket._below(law, step, 1), bracket._above(law, step, 1)
+    losses, step = bracket.LossSum(value, mass, 1, 1e-14), float(10 ** random.uniform(-3, 0.5))
+    low, high = bracket._lowered(losses, step, 1), bracket._split_upwards(losses, step, 1)
     grid = [(part.first + np.arange(len(part.mass))) * step for part in (low, high)]
     points = np.concatenate([value, *grid, random.uniform(-4, 4, 50)])
     own, under, over = (

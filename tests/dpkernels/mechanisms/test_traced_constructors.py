@@ -27,6 +27,7 @@ CASES = {
     "duchi": (dpk.duchi, LOCAL, {}),
     "hybrid": (dpk.hybrid, LOCAL, {}),
     "hybrid-low": (dpk.hybrid, {"epsilon": 0.4, **SPAN}, {}),
+    "hybrid-share": (dpk.hybrid, {**LOCAL, "share": 0.4}, {}),
     "square_wave": (dpk.square_wave, LOCAL, {}),
     "square_wave-half_width": (dpk.square_wave, {**LOCAL, "half_width": 0.2}, {}),
     "composite-sine": (dpk.composite, {**LOCAL, "width": 0.7}, {"window": "sine"}),
