@@ -65,7 +65,7 @@ def test_quartic_base_optima_of_the_triangle(row):
     assert listed * (1 - 1e-9) <= m.central_variance <= listed * (1 + 5e-4)
 
 
-@pytest.mark.quick("2.0")
+@pytest.mark.thorough
 @pytest.mark.parametrize("epsilon", [0.2, 2.0])
 def test_uniform_on_constant_is_best_of_the_six(epsilon):
     best = dpk.composite(epsilon=epsilon, lower=0.0, upper=1.0, objective="central").central_variance

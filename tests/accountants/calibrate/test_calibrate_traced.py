@@ -98,7 +98,7 @@ def test_batches_of_bounds():
     np.testing.assert_allclose(found, [calibrate.least_bound(0.5, float(d)) for d in deltas], rtol=1e-8)
 
 
-@pytest.mark.quick("3.0-1e-06")
+@pytest.mark.thorough
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.1, 0.02), (0.5, 0.05), (1.0, 1e-3), (3.0, 1e-6)])
 def test_no_bound_is_feasible_below_the_least_one_and_the_best_has_the_least_variance(epsilon, delta):
     least, best = calibrate.least_bound(epsilon, delta), calibrate.best_bound(epsilon, delta)

@@ -47,7 +47,7 @@ def place_of(random, name):
     return exactly(random) if name in RATIOS else somewhere(random)
 
 
-@pytest.mark.quick("duchi", "hybrid", "square-wave", "laplace", "uniform-constant")
+@pytest.mark.quick("duchi", "hybrid", "square-wave", "uniform-constant")
 @pytest.mark.parametrize("name", slow(FAMILIES, *(FAMILIES.keys() - set(QUICK))))
 def test_profiles_have_no_place_and_no_unit(name):
     """Bit by bit: delta at five budgets and eps at one delta, of mechanisms anywhere."""

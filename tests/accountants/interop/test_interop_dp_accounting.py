@@ -129,7 +129,7 @@ ALWAYS = [
 ]
 
 
-@pytest.mark.quick("*ADD_OR_REMOVE_ONE")
+@pytest.mark.thorough
 @pytest.mark.parametrize("relation", [ADD, REPLACE, SPECIAL])
 def test_what_is_not_accounted_is_an_error_and_changes_nothing(relation):
     for bad in UNSUPPORTED[relation] + ALWAYS:

@@ -687,6 +687,7 @@ def test_starts_fill_the_spans():
 # The call
 
 
+@pytest.mark.thorough
 def test_a_second_budget_compiles_nothing():
     """Nor does another interval or another theta."""
     tune.best(tune.piecewise(epsilon=1.0, **SIGNED), tune.worst_variance)
@@ -765,6 +766,7 @@ def test_plain_noise_as_families():
     assert found[1].delta <= DELTA
 
 
+@pytest.mark.thorough
 def test_many_budgets_at_once():
     eps = np.geomspace(0.2, 6.0, 1000)
     found = tune.many(tune.piecewise(epsilon=eps, **SIGNED), tune.worst_variance)

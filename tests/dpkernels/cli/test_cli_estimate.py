@@ -95,7 +95,7 @@ def test_the_file_says_what_python_says(run: Run, path: str, small_pieces: None)
     assert abs(told["mean"]["value"] - people()["age"].mean()) < 6 * e.mean.error
 
 
-@pytest.mark.quick("out.csv")
+@pytest.mark.thorough
 @pytest.mark.parametrize("path", ["out.csv", "out.parquet"])
 def test_groups_are_those_of_a_copied_column(run: Run, path: str, small_pieces: None) -> None:
     released(run, path)
@@ -153,6 +153,7 @@ def test_zeros_and_whole_numbers(run: Run) -> None:
     assert "smooth density and point masses only at 0" in smooth
 
 
+@pytest.mark.thorough
 def test_a_picture_of_every_group(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     released(run, "out.csv")
     done = run("estimate", "out.csv", "--by", "plan", "--histogram", "4", "--plot", "out.png")

@@ -304,6 +304,7 @@ def piped(content: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]
     )
 
 
+@pytest.mark.thorough
 def test_standard_input_and_output(run: Run) -> None:
     content = b"id,age\n" + b"".join(b"%d,%d\n" % (row, row % 120) for row in range(150_000))
     done = piped(content, "-", "-", "--format", "csv", "--sidecar", "out.json")

@@ -642,6 +642,7 @@ def test_a_request_to_stop_after_the_commit_comes_too_late(
     assert run("certify", "--verify", "out.csv.json").code == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("requests_to_stop_are_heeded")
 def test_a_request_to_stop_as_the_process_ends_comes_too_late(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
@@ -663,6 +664,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("requests_to_stop_are_heeded")
 def test_an_interrupt_in_a_callback_of_the_garbage_collector_prints_no_traceback(run: Run) -> None:
     Path("in.csv").write_text("age\n" + "50\n" * 2_000_000)
@@ -672,6 +674,7 @@ def test_an_interrupt_in_a_callback_of_the_garbage_collector_prints_no_traceback
     assert_nothing_but("in.csv", "asked")
 
 
+@pytest.mark.quick("15")
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_request_that_the_caller_ignores_stops_nothing(run: Run, ignored: signal.Signals) -> None:
     """As of a process that a shell started in the background, or nohup; the release is whole."""

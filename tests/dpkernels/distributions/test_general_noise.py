@@ -192,7 +192,7 @@ def test_profiles_of_reweighted_noise(ends):
         np.testing.assert_allclose(accountants.delta(Additive(law, D), EPS), np.max(sums, 0), atol=2e-4)
 
 
-@pytest.mark.quick("logistic*", "student-3")
+@pytest.mark.thorough
 @every_noise
 def test_profiles_of_jax_numbers_have_the_derivative(noise):
     """d delta/d eps = -e^eps Q[loss > eps], against a difference."""

@@ -106,6 +106,7 @@ def when_there(pattern: str, folder: Path, then: Callable[[str], None]) -> threa
     return thread
 
 
+@pytest.mark.thorough
 def test_a_release_of_a_cluster_is_that_of_one_process(cluster: Any, run: Run, known_secret: None) -> None:
     ages = write(Path("in"), files=50, rows=300)
     assert run("perturb", "in", "out", *RAY).code == 0
@@ -412,6 +413,7 @@ def test_a_dataset_of_ray_is_perturbed_in_the_order_of_its_blocks(
     np.testing.assert_array_equal(table["age"].to_numpy(), expected(before["age"].to_numpy()))
 
 
+@pytest.mark.thorough
 def test_what_of_a_dataset_of_ray_is_refused(cluster: Any) -> None:
     source = dataset(100, 2)
     with pytest.raises(ValueError, match=r"column 'age', block that begins with row 0: x: row 0 is 0, outside"):
