@@ -215,5 +215,5 @@ def subsampled_recycling(
     mechanism = calibrate.budget_recycled(
         kernel, theta=theta, epsilon=inner_epsilon, delta=inner_delta, sensitivity=sensitivity_at(sensitivity, rate)
     )
-    law: Any = mechanism.noise
-    return Subsampled(mechanism, rate, sampling_noise, acceptance(law, theta, sampling_noise))
+    noise: Any = mechanism.noise
+    return Subsampled(mechanism, rate, sampling_noise, acceptance(noise, theta, sampling_noise))

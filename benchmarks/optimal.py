@@ -24,7 +24,7 @@ import numpy as np
 
 import dpkernels as dpk
 from benchmarks.shown import markdown, parser_of
-from dpkernels.mechanisms.optimal.grid import Grid, grid, outputs_for
+from dpkernels.mechanisms.optimal.grid import InputGrid, grid, outputs_for
 from dpkernels.mechanisms.optimal.program import least_variance
 
 PAIRS = (
@@ -86,7 +86,7 @@ def steps_row(epsilon: float, ratio: float) -> dict[str, str]:
 def gain(m: dpk.Optimal, epsilon: float, ratio: float) -> float:
     """The share of the worst-case variance that inputs and reports half as far apart save."""
     rows = grid(epsilon, ratio, None)
-    fine, half = Grid(2 * rows.points - 1, 2 * rows.cells, rows.reach), outputs_for(rows, None)
+    fine, half = InputGrid(2 * rows.points - 1, 2 * rows.cells, rows.reach), outputs_for(rows, None)
     unit = (m.upper - m.lower) / 2
     y = m.spacing / unit / 2 * np.arange(-2 * half, 2 * half + 1)
     p = least_variance(epsilon, fine.inputs, y, fine.cells)

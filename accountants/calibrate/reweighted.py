@@ -74,9 +74,9 @@ def profile_excess(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon:
 @singledispatch
 def weighted_profile(kernel: Distribution, u: Real, theta: Real, D: Real, epsilon: Real) -> tuple[Any, Any]:
     """Return (Z(u) delta(eps), Z(u)) of an even kernel, by its exact profile."""
-    law, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
-    pairs = (additive_pair(law, D),)
-    return law.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), law.total
+    reweighted, xp = Reweighted(kernel, -theta, theta, u), namespace(u, theta, D, epsilon, *jax.tree.leaves(kernel))
+    pairs = (additive_pair(reweighted, D),)
+    return reweighted.total * (profile(pairs, epsilon) if xp is np else curve(pairs)(epsilon)), reweighted.total
 
 
 @weighted_profile.register(Gaussian)

@@ -40,7 +40,7 @@ ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of t
 
 
 @dataclass(frozen=True)
-class Bracket:
+class AdaptiveBounds:
     """Bounds lower <= delta <= upper."""
 
     lower: Any
@@ -59,7 +59,9 @@ def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, c
     return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
 
 
-def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = CELLS) -> Bracket:
+def adaptive_bracket(
+    order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = CELLS
+) -> AdaptiveBounds:
     """Return rigorous bounds on delta at eps of mechanisms run in this order, each chosen after the earlier outcomes.
 
     Cesar & Rogers 2021, Lemma 5.1. For eps0 = 1, up to ten BR mechanisms and 512 cells the bounds are within 3e-6.
@@ -73,7 +75,7 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
         cells: the number of cells of the grid on eps0.
 
     Returns:
-        A Bracket of NumPy arrays in the shape of epsilon.
+        A AdaptiveBounds of NumPy arrays in the shape of epsilon.
 
     Raises:
         TypeError: a count is not an integer.
@@ -86,7 +88,7 @@ def adaptive_bracket(order: str | Iterable[str], epsilon0: float, epsilon: Any, 
 
 def ordering_table(
     epsilon0: float, k: int, bounded_range: int, epsilon: float, *, cells: int = CELLS
-) -> dict[str, Bracket]:
+) -> dict[str, AdaptiveBounds]:
     """Return ``adaptive_bracket`` of every order of k mechanisms of which m are BR, the worst (largest delta) first.
 
     Cesar & Rogers 2021, section 5.2. All C(k, m) orders are computed; orders with the same end share its table.
@@ -147,9 +149,9 @@ _Supremum = Callable[[_Grid, Any], Any]
 _Tables = dict[tuple[_Supremum, tuple[str, ...]], Any]
 
 
-def _bracket(grid: _Grid, order: tuple[str, ...], epsilon: np.ndarray, tables: _Tables) -> Bracket:
+def _bracket(grid: _Grid, order: tuple[str, ...], epsilon: np.ndarray, tables: _Tables) -> AdaptiveBounds:
     lower, upper = (_table(grid, order, supremum, tables) for supremum in (_on_grid, _on_chords))
-    return Bracket(_read_below(grid, lower, upper, epsilon)[()], _read(grid, upper, epsilon)[()])
+    return AdaptiveBounds(_read_below(grid, lower, upper, epsilon)[()], _read(grid, upper, epsilon)[()])
 
 
 @partial(jax.jit, static_argnames=("order", "cells"))

@@ -47,7 +47,7 @@ _HALVINGS = 60
 
 @pytree
 @dataclass(frozen=True)
-class Pieces:
+class ReplacedPieces:
     """The pieces between neighbouring knots of f, f(. - D) and f(. + D), as arrays of one length.
 
     Attributes:
@@ -118,7 +118,7 @@ def _monotone(pair: AdditivePair, D: Any, rate: Any) -> Curve:
     return at
 
 
-def _split(pair: AdditivePair, D: Any) -> Pieces:
+def _split(pair: AdditivePair, D: Any) -> ReplacedPieces:
     noise, knots = pair.noise, pair.formulas.knots
     xp = namespace(knots, D)
     own = xp.asarray(xp.tile(knots, 3))
@@ -131,7 +131,7 @@ def _split(pair: AdditivePair, D: Any) -> Pieces:
     left, right = xp.concatenate([-infinity, ends]), xp.concatenate([ends, infinity])
     at = inside(left, right, D)[:, None] - D * xp.array([0.0, 1.0, -1.0], ends.dtype)
     whole = xp.concatenate([infinity, width, infinity])
-    return Pieces(left, right, whole, noise.weight(at), noise.unweighted.score(at))
+    return ReplacedPieces(left, right, whole, noise.weight(at), noise.unweighted.score(at))
 
 
 # Gaussian noise: x in units of sigma, a = D/sigma
@@ -184,7 +184,7 @@ def _gaussians(pair: AdditivePair, D: Any, rate: Any) -> Curve:
     a = D / sigma
     pieces = _split(pair, D)
 
-    def term(piece: Pieces) -> Curve:
+    def term(piece: ReplacedPieces) -> Curve:
         left, right, width = (in_units(end, sigma) for end in (piece.left, piece.right, piece.width))
         free, own, other = piece.weights
 

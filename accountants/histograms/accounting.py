@@ -145,7 +145,7 @@ def inverse(name: str, value: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class HistogramGuarantee:
     """Several valid bounds on the privacy cost of one release.
 
     Attributes:
@@ -166,7 +166,7 @@ class Guarantee:
 
 def known_domain_guarantee(
     k: Any, discovery_epsilon: Any, delta: Any, *, sigma: Any = None, scale: Any = None, leak: Any = 0.0
-) -> Guarantee:
+) -> HistogramGuarantee:
     """Return the guarantee of ``known_domain_top_k``; arguments broadcast.
 
     It composes k picks of eps-bounded range, given the earlier ones, and then, given the items, their k counts. Each
@@ -202,7 +202,7 @@ def known_domain_guarantee(
         "concentrated": charge.epsilon(delta),
         "added": k * (np.asarray(eps, float) + count.pure),
     }
-    return Guarantee((f"{k} picks of bounded range {eps}", f"{k} counts, {count.name}"), delta, bounds)
+    return HistogramGuarantee((f"{k} picks of bounded range {eps}", f"{k} counts, {count.name}"), delta, bounds)
 
 
 class _Count(NamedTuple):
@@ -227,7 +227,7 @@ def _laplace_count(scale: Real) -> _Count:
 
 def unknown_domain_guarantee(
     l0_sensitivity: int, linf_sensitivity: float, sigma: float, truncation_delta: float, delta: float
-) -> Guarantee:
+) -> HistogramGuarantee:
     """Return the guarantee of ``unknown_domain_top_k``.
 
     Only D0 counts differ, and only those that are positive for both neighbours matter: the others are never released
@@ -257,7 +257,7 @@ def unknown_domain_guarantee(
         "concentrated": float(charge.epsilon(delta)),
         "gaussian": gaussian_epsilon(math.sqrt(D0) * Dinf / s, rest),
     }
-    return Guarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)
+    return HistogramGuarantee((f"{D0} counts, Gaussian, sigma {s:g}, truncated at {T:.6g}",), delta, bounds)
 
 
 # The range in which the eps of a pick is searched; a budget that the lower end exceeds is rejected.

@@ -20,7 +20,12 @@ import jax
 import numpy as np
 from jax import Array
 
-from accountants.histograms.accounting import MOST_COUNTS, Guarantee, known_domain_guarantee, unknown_domain_guarantee
+from accountants.histograms.accounting import (
+    MOST_COUNTS,
+    HistogramGuarantee,
+    known_domain_guarantee,
+    unknown_domain_guarantee,
+)
 from dpkernels import checks
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.laplace import Laplace
@@ -46,7 +51,7 @@ class KnownTopK:
     items: np.ndarray
     counts: np.ndarray
     noisy: np.ndarray
-    guarantee: Guarantee
+    guarantee: HistogramGuarantee
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class UnknownTopK:
     items: tuple[Any, ...]
     counts: np.ndarray
     threshold: float
-    guarantee: Guarantee
+    guarantee: HistogramGuarantee
 
 
 def known_domain_top_k(
@@ -191,20 +196,22 @@ def _largest_noise(certificate: Any) -> Fraction:
 
 
 @singledispatch
-def _charge(law: Any, noise: Additive) -> dict[str, Any]:
+def _charge(distribution: Any, noise: Additive) -> dict[str, Any]:
     """Return the arguments of ``known_domain_guarantee`` for a count's noise."""
-    raise TypeError(f"noise: {type(law).__name__} noise on counts has no known charge; take Laplace or Gaussian noise")
+    raise TypeError(
+        f"noise: {type(distribution).__name__} noise on counts has no known charge; take Laplace or Gaussian noise"
+    )
 
 
 @_charge.register
-def _(law: Gaussian, noise: Additive) -> dict[str, Any]:
-    return {"sigma": float(law.sigma)}
+def _(distribution: Gaussian, noise: Additive) -> dict[str, Any]:
+    return {"sigma": float(distribution.sigma)}
 
 
 @_charge.register
-def _(law: Laplace, noise: Additive) -> dict[str, Any]:
+def _(distribution: Laplace, noise: Additive) -> dict[str, Any]:
     if noise.sensitivity is None or noise.epsilon is None or noise.delta is None:
-        return {"scale": float(law.scale)}
+        return {"scale": float(distribution.scale)}
     if noise.sensitivity < 1:
         raise ValueError(f"noise: its claim is for sensitivity {noise.sensitivity:g}, and a count changes by up to 1")
     return {"scale": 1 / float(noise.epsilon), "leak": float(noise.delta)}

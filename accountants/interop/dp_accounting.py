@@ -83,7 +83,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
             raise TypeError(f"neighboring_relation: {neighboring_relation!r} is not a NeighboringRelation")
         super().__init__(neighboring_relation)
         self.bracket = bracket
-        self._counts: dict[_Release, int] = {}
+        self._counts: dict[_AccountedRelease, int] = {}
         self._rho, self._xi = 0.0, 0.0
         self._non_private = False
         self._composed: accountants.Guarantee | None = None
@@ -101,7 +101,7 @@ class Accountant(dp_accounting.PrivacyAccountant):
                 self._add(release, times)
         return None
 
-    def _add(self, release: _Release, count: int) -> None:
+    def _add(self, release: _AccountedRelease, count: int) -> None:
         if count == 0:
             return
         if release.kind == "non-private":
@@ -283,7 +283,7 @@ def _event_of_table(p: np.ndarray, relation: Relation) -> dp_accounting.DpEvent 
 
 
 @dataclass(frozen=True)
-class _Release:
+class _AccountedRelease:
     """One mechanism of a tree, on all the data or on a Poisson sample.
 
     Attributes:
@@ -356,7 +356,7 @@ def _response(low: float, buckets: int) -> list[float]:
 _NAMES = {"mixture": "MixtureOfGaussiansDpEvent", "non-private": "NonPrivateDpEvent"}
 
 
-def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Release, int]]:
+def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanisms of a tree, with how often each is run."""
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return
@@ -376,11 +376,11 @@ def _releases(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Rel
             yield release, count
 
 
-def _release(event: Any, relation: Relation) -> _Release | None:
+def _release(event: Any, relation: Relation) -> _AccountedRelease | None:
     """Return the mechanism of a leaf, or None if it has no privacy loss."""
     match event:
         case dp_accounting.NonPrivateDpEvent():
-            return _Release("non-private")
+            return _AccountedRelease("non-private")
         case dp_accounting.GaussianDpEvent():
             return _noise("gaussian", event.noise_multiplier)
         case dp_accounting.LaplaceDpEvent():
@@ -390,7 +390,11 @@ def _release(event: Any, relation: Relation) -> _Release | None:
             if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 < n <= _MOST_OUTCOMES:
                 raise _Unsupported(event, f"sensitivity must be an integer from 1 to {_MOST_OUTCOMES}. Found {n!r}.")
             release = _noise("discrete laplace", event.noise_parameter)
-            return release if release.kind == "non-private" else _Release(release.kind, (*release.parameters, int(n)))
+            return (
+                release
+                if release.kind == "non-private"
+                else _AccountedRelease(release.kind, (*release.parameters, int(n)))
+            )
         case events.RandomizedResponseDpEvent():
             return _randomised_response(event, relation)
         case events.MixtureOfGaussiansDpEvent():
@@ -399,15 +403,15 @@ def _release(event: Any, relation: Relation) -> _Release | None:
             for name, value in (("rho", event.rho), ("xi", event.xi)):
                 if not 0 <= value < math.inf:
                     raise ValueError(f"{name}: {value} is not at least 0 and finite")
-            return _Release("zcdp", (float(event.rho), float(event.xi))) if event.rho or event.xi else None
+            return _AccountedRelease("zcdp", (float(event.rho), float(event.xi))) if event.rho or event.xi else None
     raise _Unsupported(event, "Unsupported event.")
 
 
-def _noise(kind: str, parameter: Any) -> _Release:
+def _noise(kind: str, parameter: Any) -> _AccountedRelease:
     """Return additive noise; an event without noise is not private."""
     if not 0 <= parameter < math.inf:
         raise ValueError(f"{kind} event: its parameter {parameter} is not at least 0 and finite")
-    return _Release(kind, (float(parameter),)) if parameter > 0 else _Release("non-private")
+    return _AccountedRelease(kind, (float(parameter),)) if parameter > 0 else _AccountedRelease("non-private")
 
 
 def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
@@ -417,7 +421,7 @@ def _needs(event: Any, relation: Relation, *allowed: Relation) -> None:
         raise _Unsupported(event, f"neighboring_relation must be {names} for `{name}`. Found {relation}.")
 
 
-def _randomised_response(event: Any, relation: Relation) -> _Release | None:
+def _randomised_response(event: Any, relation: Relation) -> _AccountedRelease | None:
     _needs(event, relation, Relation.REPLACE_ONE, Relation.REPLACE_SPECIAL)
     noise, buckets = float(event.noise_parameter), event.num_buckets
     if isinstance(buckets, bool) or not isinstance(buckets, int | np.integer) or buckets < 1:
@@ -426,10 +430,12 @@ def _randomised_response(event: Any, relation: Relation) -> _Release | None:
         raise ValueError(f"noise_parameter: {noise} is not in [0, 1]")
     if buckets == 1 or noise == 1:
         return None
-    return _Release("randomised response", (noise, int(buckets))) if noise else _Release("non-private")
+    return (
+        _AccountedRelease("randomised response", (noise, int(buckets))) if noise else _AccountedRelease("non-private")
+    )
 
 
-def _mixture(event: Any, relation: Relation) -> _Release | None:
+def _mixture(event: Any, relation: Relation) -> _AccountedRelease | None:
     """Return the mechanism of a mixture event: a Poisson sample if its distances are 0 and one other number."""
     _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
     sigma, distances = float(event.standard_deviation), [float(c) for c in event.sensitivities]
@@ -447,14 +453,14 @@ def _mixture(event: Any, relation: Relation) -> _Release | None:
     if not others:
         return None
     if sigma == 0:
-        return _Release("non-private")
+        return _AccountedRelease("non-private")
     if len(others) == 1:
         rate = merged[others[0]] if 0.0 in merged else None
-        return _Release("gaussian", (sigma / others[0],), None if rate is None or rate >= 1 else rate)
-    return _Release("mixture", (sigma, tuple(sorted(merged.items()))))
+        return _AccountedRelease("gaussian", (sigma / others[0],), None if rate is None or rate >= 1 else rate)
+    return _AccountedRelease("mixture", (sigma, tuple(sorted(merged.items()))))
 
 
-def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Release, int]]:
+def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_AccountedRelease, int]]:
     """Yield the mechanism of a Poisson sample; mechanisms that share the sample must all be Gaussian."""
     rate = float(event.sampling_probability)
     if not 0 <= rate <= 1:
@@ -469,7 +475,7 @@ def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Rele
     if (others or times > 1) and all(one.kind == "gaussian" and one.rate is None for one, _ in inner):
         # Gaussian mechanisms on one sample are one, of all their precisions together.
         precision = math.fsum(n / one.parameters[0] ** 2 for one, n in inner)
-        release, times, others = _Release("gaussian", (1 / math.sqrt(precision),)), 1, []
+        release, times, others = _AccountedRelease("gaussian", (1 / math.sqrt(precision),)), 1, []
     if others or times > 1 or release.kind not in ("gaussian", "laplace", "discrete laplace"):
         raise _Unsupported(
             event,
@@ -478,7 +484,10 @@ def _sampled(event: Any, count: int, relation: Relation) -> Iterator[tuple[_Rele
         )
     if release.kind != "gaussian":
         _needs(event, relation, Relation.ADD_OR_REMOVE_ONE, Relation.REPLACE_SPECIAL)
-    yield _Release(release.kind, release.parameters, rate * (1.0 if release.rate is None else release.rate)), count
+    yield (
+        _AccountedRelease(release.kind, release.parameters, rate * (1.0 if release.rate is None else release.rate)),
+        count,
+    )
 
 
 def _mixture_pair(sigma: float, mixture: tuple[tuple[float, float], ...]) -> Any:

@@ -148,9 +148,9 @@ def published_search(
     checks.one_of("kernel", kernel.__name__, _KERNELS)
 
     def choice(share: float) -> PublishedChoice:
-        law = _KERNELS[kernel.__name__](share * epsilon, delta, sensitivity)
-        q = root(excess, (law, theta, epsilon, delta, sensitivity), 0.0, 1.0)
-        return PublishedChoice(share * epsilon, law, q, float(Reweighted(law, -theta, theta, 1 - q).acceptance))
+        noise = _KERNELS[kernel.__name__](share * epsilon, delta, sensitivity)
+        q = root(excess, (noise, theta, epsilon, delta, sensitivity), 0.0, 1.0)
+        return PublishedChoice(share * epsilon, noise, q, float(Reweighted(noise, -theta, theta, 1 - q).acceptance))
 
     return choice(minimum(lambda share, _: -choice(share).acceptance, (), 0.01, 1.0, rtol=1e-7))
 

@@ -182,16 +182,16 @@ def sampled_search(family: Any, objective: Any) -> Enumerated:
     counts = []
 
     def acceptance(p: float) -> float:
-        law, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
-        value = float(recycling.acceptance(law, family.theta, float(family.rate.error(p))))
-        found.append((value, p, law))
+        noise, count = published_recycling(family.kernel, family.theta, *family.on_sample(p))
+        value = float(recycling.acceptance(noise, family.theta, float(family.rate.error(p))))
+        found.append((value, p, noise))
         counts.append(count)
         return value
 
     acceptance(ternary(acceptance, _sparsest(family), 1.0, _RATE_WIDTH))
-    value, p, law = max(found, key=lambda one: one[0])
+    value, p, noise = max(found, key=lambda one: one[0])
     eps, delta, D = family.on_sample(p)
-    made = recycling.Subsampled(Additive(law, D, eps, delta), p, float(family.rate.error(p)), value)
+    made = recycling.Subsampled(Additive(noise, D, eps, delta), p, float(family.rate.error(p)), value)
     rounds = np.maximum.accumulate([one[0] for one in found]).tolist()
     return Enumerated("Jiang 2024, Algorithm 4", made, {}, value, sum(counts), rounds)
 

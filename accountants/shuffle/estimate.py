@@ -188,7 +188,7 @@ def _split(blanket: Blanket) -> tuple[float, float, float, tuple[int, ...]] | No
 
 
 @dataclass(frozen=True)
-class _Tails:
+class _BinomialTails:
     """The tail sums of every row k of probabilities, and of probabilities times entries, from or up to each entry.
 
     Attributes:
@@ -208,8 +208,8 @@ class _Table:
 
     k: np.ndarray
     weight: np.ndarray
-    x: _Tails
-    z: _Tails
+    x: _BinomialTails
+    z: _BinomialTails
     mean_z: np.ndarray
 
 
@@ -230,7 +230,7 @@ def _entries(n: np.ndarray, p: float) -> tuple[np.ndarray, np.ndarray]:
     return first, np.arange(int((last - first).max()) + 1)
 
 
-def _tails(n: np.ndarray, p: float, from_top: bool) -> _Tails:
+def _tails(n: np.ndarray, p: float, from_top: bool) -> _BinomialTails:
     first, order = _entries(n, p)
     entry = first[:, None] + order
     chance = np.exp(_log_binomial(n[:, None], entry, p))
@@ -240,7 +240,7 @@ def _tails(n: np.ndarray, p: float, from_top: bool) -> _Tails:
         sums = (np.concatenate([np.cumsum(each[:, ::-1], 1)[:, ::-1], none], 1) for each in columns)
     else:
         sums = (np.concatenate([none, np.cumsum(each, 1)], 1) for each in columns)
-    return _Tails(first, *sums)
+    return _BinomialTails(first, *sums)
 
 
 @lru_cache(maxsize=8)
@@ -288,7 +288,7 @@ _CLOSE, _SECANTS = 1e-11, 8
 
 
 @dataclass(frozen=True, eq=False)
-class Estimate:
+class ShuffleEstimate:
     """An estimate of the largest delta of some blankets, for plain numbers.
 
     Attributes:

@@ -25,7 +25,7 @@ from accountants.dominating_pairs.registry import dominating_pairs, reject_sensi
 from accountants.guarantee import ComposableGuarantee, Guarantee, check_one_given
 from accountants.shuffle import bracket
 from accountants.shuffle.blanket import Blanket, WorstInputs, worst_inputs
-from accountants.shuffle.estimate import Estimate, integral_epsilon, integral_log_delta
+from accountants.shuffle.estimate import ShuffleEstimate, integral_epsilon, integral_log_delta
 from dpkernels import checks
 from dpkernels.numerics import Real, namespace
 
@@ -192,11 +192,11 @@ class Shuffled(ComposableGuarantee):
         return (of_dots(t[kept], values[kept]),)
 
     @cached_property
-    def _upper(self) -> Estimate:
+    def _upper(self) -> ShuffleEstimate:
         return self._estimate(pair.upper for pair in self.inputs.pairs)
 
     @cached_property
-    def _lower(self) -> Estimate:
+    def _lower(self) -> ShuffleEstimate:
         return self._estimate(self._alike)
 
     @cached_property
@@ -204,8 +204,8 @@ class Shuffled(ComposableGuarantee):
         """Return blankets of others that all hold one input."""
         return tuple(blanket for pair in self.inputs.pairs[:_LOWER] for blanket in pair.lower)
 
-    def _estimate(self, blankets: Iterable[Blanket]) -> Estimate:
-        return Estimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
+    def _estimate(self, blankets: Iterable[Blanket]) -> ShuffleEstimate:
+        return ShuffleEstimate(tuple(blanket.merged for blanket in blankets), self.n, self.inputs.level)
 
     @property
     def _whole_n(self) -> int:
@@ -221,7 +221,7 @@ class Shuffled(ComposableGuarantee):
     def _is_traced(self, *values: Any) -> bool:
         return namespace(*values, self.n, *jax.tree.leaves(self.inputs.pairs)) is jnp
 
-    def _evaluate(self, estimate: Estimate, epsilon: Any) -> Any:
+    def _evaluate(self, estimate: ShuffleEstimate, epsilon: Any) -> Any:
         checks.within("epsilon", epsilon, 0.0, np.inf)
         if self._is_traced(epsilon):
             return _jax_delta(estimate.blankets, self.n, _wide(epsilon))

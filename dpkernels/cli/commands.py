@@ -18,7 +18,7 @@ from dpkernels.cli.options import (
     OUTPUT,
     Command,
     Input,
-    Numbers,
+    NumberList,
     Options,
     Target,
     engine_options,
@@ -195,7 +195,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
 @click.argument("reports", metavar="REPORTS", type=Input(exists=True, dir_okay=False, path_type=Path))
 @click.option("--sidecar", type=INPUT, metavar="FILE", help="The release's certificates. Default: REPORTS.json.")
 @click.option("--column", metavar="NAME", help="The perturbed column, where there are several.")
-@click.option("--quantiles", type=Numbers(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
+@click.option("--quantiles", type=NumberList(), metavar="P,P,..", help="Shares in (0, 1). Default: .1,.5,.9.")
 @click.option("--histogram", type=int, metavar="N", help="Also shares and numbers in N equal bins.")
 @click.option("--by", metavar="NAME", help="Estimate by group: a column that was copied as it is.")
 @click.option("--lower", type=float, metavar="X", help="Smallest value there can be (additive noise).")
@@ -206,7 +206,7 @@ def tune(objective: str, plot: Path | None, as_json: bool, **options: tuple[floa
     default=0.95,
     help="Probability that each single interval contains its true value. Default: 0.95.",
 )
-@click.option("--atoms", type=Numbers(), metavar="X,X,..", help="Values that many people may have, such as 0.")
+@click.option("--atoms", type=NumberList(), metavar="X,X,..", help="Values that many people may have, such as 0.")
 @click.option("--grid", type=float, metavar="G", help="Values are multiples of G: 1 for whole numbers.")
 @click.option(
     "--assume",
@@ -364,7 +364,7 @@ _COMPARED: Options = {
 )
 @click.option(
     "--budget",
-    type=Numbers(),
+    type=NumberList(),
     metavar="EPS[,DELTA]",
     multiple=True,
     help="Budget of a new ledger. Additive noise needs a DELTA.",

@@ -401,10 +401,10 @@ class EstimateRow:
         """Return a JSON form."""
         form: dict[str, Any] = {"group": self.group, "reports": self.reports, "distribution": self.model}
         for name, one in self.numbers.items():
-            told = (
+            stated = (
                 {"value": one[0], "interval": list(one[1:])} if isinstance(one, tuple) else {"value": None, "why": one}
             )
-            form[name] = told
+            form[name] = stated
         if self.bins:
             names = ("lower", "upper", "share", "share_low", "share_high", "count", "count_low", "count_high")
             form["histogram"] = [dict(zip(names, one, strict=True)) for one in self.bins]
@@ -478,11 +478,11 @@ class Estimates:
         rows = [heading]
         for one in self.groups:
             first = [*self._group(one), f"{one.reports:,}"]
-            for name, told in one.numbers.items():
-                if isinstance(told, str):
-                    cells = ["-", told.partition(",")[0].partition(": ")[0]]
+            for name, stated in one.numbers.items():
+                if isinstance(stated, str):
+                    cells = ["-", stated.partition(",")[0].partition(": ")[0]]
                 else:
-                    value, low, high = map(number_text, told)
+                    value, low, high = map(number_text, stated)
                     cells = [value, f"{low} to {high}"]
                 rows.append([*first, name.replace("_", " "), *cells])
                 first = [""] * len(first)
@@ -531,7 +531,7 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """
     wanted = found.wanted
     made = {group: asked.estimate(counts) for group, counts in found.groups.items() if counts.total}
-    each = [(group, *_told(group, made.get(group), asked)) for group in found.groups]
+    each = [(group, *_row_of(group, made.get(group), asked)) for group in found.groups]
     if all(error is not None for *_, error in each):
         group, _, error = each[0]
         where = "" if wanted.by is None else f"--by: no group can answer; {wanted.by} {_group_title(group)}: "
@@ -555,7 +555,7 @@ def _assumption(one: Estimate | None, wanted: Wanted, asked: EstimateOptions) ->
     return one.assumption
 
 
-def _told(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
+def _row_of(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
     """Return every estimate of one group that its reports allow; ``made`` is None for a group without reports.
 
     Returns:

@@ -26,7 +26,7 @@ class _OutputFile(click.Path):
 OUTPUT = _OutputFile(dir_okay=False, path_type=Path)
 
 
-class Numbers(click.ParamType):
+class NumberList(click.ParamType):
     """Numbers separated by commas, such as 1,0.5.
 
     Args:
@@ -164,8 +164,8 @@ _PARAMETERS: Options = {
     "degrees": (float, "NU", "Degrees of freedom of student noise, 3 to 1000. Default: 5."),
     "gamma": (float, "G", "Share of the high steps of the noise, in [0, 1]. Default: of least error."),
     "step": (float, "H", "Distance of the values of discrete noise, a short binary fraction. Default: 1."),
-    "rates": (Numbers(), "R,R,..", "Slopes of the log-density of the noise, from 0 outwards."),
-    "breaks": (Numbers(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
+    "rates": (NumberList(), "R,R,..", "Slopes of the log-density of the noise, from 0 outwards."),
+    "breaks": (NumberList(may_be_none=True), "C,..", "Where the slopes change; one fewer than rates."),
 }
 
 OPTIONS = _USUAL | _PARAMETERS

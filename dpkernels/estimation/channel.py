@@ -212,11 +212,11 @@ class TableChannel(Channel):
     @cached_property
     def squares(self) -> Squares:
         found = [(weight, table, squares_of(table)) for weight, table in self.parts]
-        told = sum(weight for weight, _, squares in found if squares)
-        if not told:
+        known = sum(weight for weight, _, squares in found if squares)
+        if not known:
             raise ValueError(f"mechanism: {_NO_SQUARES}")
         # A part without information contributes 0, and the others are scaled up.
-        each = [squares[0] / told if squares else np.zeros(table.codes) for _, table, squares in found]
+        each = [squares[0] / known if squares else np.zeros(table.codes) for _, table, squares in found]
         places = np.concatenate(self._places)
         g, bias_bound = self._made_right(np.bincount(places, np.concatenate(each)) / np.bincount(places), 2)
         return g, bias_bound + max(squares[1] for _, _, squares in found if squares)

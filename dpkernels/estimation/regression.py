@@ -22,7 +22,7 @@ from dpkernels.numerics import Real
 
 
 @dataclass(frozen=True)
-class Column:
+class CentredColumn:
     """The numbers of a column, centred.
 
     Attributes:
@@ -47,7 +47,7 @@ class Column:
         return self.square_bias_bound + self.bias_bound * (2 * abs(float(self.values.mean())) + self.bias_bound)
 
 
-def _product_bias_bound(first: Column, second: Column) -> float:
+def _product_bias_bound(first: CentredColumn, second: CentredColumn) -> float:
     """Return a bound on the bias of the mean product of two centred columns: |b_1| s_2 + s_1 |b_2| + |b_1 b_2|."""
     each = (
         first.bias_bound * second.values.std()
@@ -159,7 +159,7 @@ def least_squares(target: Any, columns: Sequence[Any]) -> Regression:
     )
 
 
-def _product_bias_bounds(z: np.ndarray, wanted: Column, given: Sequence[Column]) -> np.ndarray:
+def _product_bias_bounds(z: np.ndarray, wanted: CentredColumn, given: Sequence[CentredColumn]) -> np.ndarray:
     """Return (d, d + 1) how far the means of products of z with each other, and with the target, may be off."""
     off = np.array([0.0, *(column.bias_bound for column in given), wanted.bias_bound])
     size = np.sqrt((np.vstack([z, wanted.values]) ** 2).mean(axis=1))
@@ -169,7 +169,7 @@ def _product_bias_bounds(z: np.ndarray, wanted: Column, given: Sequence[Column])
     return products[:-1]
 
 
-def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], bias_bound: np.ndarray) -> None:
+def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[CentredColumn], bias_bound: np.ndarray) -> None:
     """Raise an error if the variance of some combination of columns is not significantly above 0."""
     n = z.shape[1]
     values, vectors = np.linalg.eigh(M[1:, 1:] - np.outer(M[0, 1:], M[0, 1:]))
@@ -183,7 +183,7 @@ def _check_definite(M: np.ndarray, z: np.ndarray, given: Sequence[Column], bias_
         )
 
 
-def _variance(column: Column) -> tuple[float, np.ndarray]:
+def _variance(column: CentredColumn) -> tuple[float, np.ndarray]:
     """Return the variance, and every row's part in its error."""
     n, away = len(column.values), column.values - column.values.mean()
     each = column.squares - column.values**2 + away**2
@@ -199,7 +199,9 @@ def _of_means(each: np.ndarray, factor: float, bias_bound: float) -> Moment:
     return Moment(float(each.mean() * factor), float(each.std(ddof=1) / math.sqrt(len(each))), bias_bound)
 
 
-def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False) -> list[Column]:
+def _columns(
+    named: Sequence[tuple[str, Any]], *, squares: bool = True, target_only: bool = False
+) -> list[CentredColumn]:
     """Return columns of one length; with ``target_only`` the squares of the first one are not computed."""
     columns = [_column(name, one, squares and not (target_only and i == 0)) for i, (name, one) in enumerate(named)]
     lengths = {column.name: len(column.values) for column in columns}
@@ -210,13 +212,13 @@ def _columns(named: Sequence[tuple[str, Any]], *, squares: bool = True, target_o
     return columns
 
 
-def _column(name: str, column: Any, squares: bool) -> Column:
+def _column(name: str, column: Any, squares: bool) -> CentredColumn:
     if not isinstance(column, tuple):
         values = numbers_of(name, column).astype(np.float64)
         if not np.isfinite(values).all():
             raise ValueError(f"{name}: row {int(np.isfinite(values).argmin())} is not finite")
         middle = float(values.mean()) if len(values) else 0.0
-        return Column(name, middle, values - middle, (values - middle) ** 2)
+        return CentredColumn(name, middle, values - middle, (values - middle) ** 2)
     if len(column) != 2:
         raise TypeError(f"{name}: has {len(column)} parts; a perturbed column is (reports, mechanism)")
     reports, mechanism = column
@@ -224,6 +226,6 @@ def _column(name: str, column: Any, squares: bool) -> Column:
     at = codes(channel, numbers_of(name, reports))
     values = (channel.values - channel.middle)[at]
     if not squares:
-        return Column(name, channel.middle, values, values, 0.0, channel.bias_bound)
+        return CentredColumn(name, channel.middle, values, values, 0.0, channel.bias_bound)
     weights, bias_bound = channel.squares
-    return Column(name, channel.middle, values, weights[at], bias_bound, channel.bias_bound)
+    return CentredColumn(name, channel.middle, values, weights[at], bias_bound, channel.bias_bound)

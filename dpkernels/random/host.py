@@ -18,7 +18,7 @@ _COUNTER = struct.Struct("<QII")
 _ZEROS = np.zeros(1 << 21, np.uint8).data.toreadonly()
 
 
-class Source:
+class Keystream:
     """The key streams of one key; for one thread at a time.
 
     Args:
@@ -48,8 +48,8 @@ class Source:
 
 
 def fill(out: np.ndarray, key: bytes, stream: int, first_block: int) -> None:
-    """Fill ``out`` with the words of one stream of a key (``Source``)."""
-    Source(key).fill(out, stream, first_block)
+    """Fill ``out`` with the words of one stream of a key (``Keystream``)."""
+    Keystream(key).fill(out, stream, first_block)
 
 
 @cache

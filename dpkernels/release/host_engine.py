@@ -114,7 +114,7 @@ class HostRelease:
 
     def _fill(self, buffers: list[np.ndarray], first: int) -> None:
         """Fill one buffer a stream with words from value ``first`` on, a multiple of BLOCK_VALUES."""
-        source = host.Source(self.key)
+        source = host.Keystream(self.key)
         for need, buffer in zip(self.sampler.words, buffers, strict=True):
             source.fill(buffer, need.stream, first * need.bits // 512)
 

@@ -11,7 +11,7 @@ import click
 
 from dpkernels.cli.commands import dpkernels
 from dpkernels.cli.mechanisms import CONSTRUCTORS
-from dpkernels.cli.options import Numbers
+from dpkernels.cli.options import NumberList
 
 SEED = 20260
 # Values with which a mechanism can be made, by option.
@@ -225,7 +225,7 @@ def _value(name: str, flag: str, source: Random) -> str:
         return source.choice(["local", "x", ""])  # A cluster takes too long to start for a fuzzer.
     if isinstance(kind, click.Choice):
         return source.choice([*kind.choices, "x", ""])
-    if isinstance(kind, Numbers):
+    if isinstance(kind, NumberList):
         return source.choice(LISTS)
     if isinstance(kind, click.types.FloatParamType):
         return source.choice(REALS)

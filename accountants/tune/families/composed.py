@@ -180,7 +180,7 @@ def composed(
 
 @partial(pytree, static=("n",))
 @dataclass(frozen=True)
-class Shuffled(Family):
+class ShuffledFamily(Family):
     """The family of n reports of one member that are (eps, delta)-DP together once shuffled; see ``shuffled``.
 
     Attributes:
@@ -240,7 +240,7 @@ class Shuffled(Family):
         return float(self.epsilon), found
 
 
-def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffled:
+def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> ShuffledFamily:
     """Return the family of n reports of one member that are (eps, delta)-DP together once shuffled.
 
     The epsilon of a report is solved for, and the budget that the family holds is ignored. The member of least
@@ -260,4 +260,4 @@ def shuffled(family: Family, *, n: int, epsilon: float, delta: float) -> Shuffle
         raise TypeError(f"family: {family!r} is no bounded family, such as tune.piecewise(...)")
     checks.positive("epsilon", epsilon)
     checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    return Shuffled(family, checks.whole("n", n, 2, 1 << 50), np.float64(epsilon), np.float64(delta))
+    return ShuffledFamily(family, checks.whole("n", n, 2, 1 << 50), np.float64(epsilon), np.float64(delta))

@@ -26,7 +26,7 @@ from dpkernels.cli.dataset.parts import (
     results,
 )
 from dpkernels.cli.files.layout import DASH, Layout
-from dpkernels.cli.files.places import Found, Place, find, would_match
+from dpkernels.cli.files.places import FoundFiles, Place, find, would_match
 from dpkernels.cli.interrupts import independent_of_reports
 from dpkernels.cli.ledger import LedgerAccount
 from dpkernels.cli.release.plan import Plan, Request
@@ -150,14 +150,14 @@ def _refuse(request: Request) -> None:
         raise click.UsageError(f"--sidecar: is for one file; the sidecar of a dataset is {SIDECAR} in its folder")
 
 
-def _say_skipped(source: str, found: Found) -> None:
+def _say_skipped(source: str, found: FoundFiles) -> None:
     """Name what is in the folder, or matches the pattern, and is not read."""
     if found.skipped:
         why = "folders, which a pattern does not read" if found.folder is None else "names that begin with . or _"
         click.echo(f"dpkernels: IN: of {source} these are not read ({why}): {listed(found.skipped)}", err=True)
 
 
-def _check_apart(source: str, found: Found, target: Place) -> None:
+def _check_apart(source: str, found: FoundFiles, target: Place) -> None:
     """Refuse an output that is the input, or that the same command would read the next time."""
     if any(_is_within(file, target) for file in found.files):
         raise click.UsageError(f"OUT: {target} is the folder of the input")

@@ -113,7 +113,7 @@ class Region:
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellGrid:
     """Records of equally many cells in a block.
 
     Attributes:
@@ -125,7 +125,7 @@ class Grid:
     ends: np.ndarray
 
     @classmethod
-    def of(cls, region: Region, cells: int) -> Grid:
+    def of(cls, region: Region, cells: int) -> CellGrid:
         """Find the cells of records without blank lines; in a table of one column a blank line is an empty cell.
 
         Raises:
@@ -274,7 +274,7 @@ class Records:
     cells: dict[str | None, pa.Array]
 
     @classmethod
-    def of(cls, region: Region, grid: Grid, columns: dict[str | None, int]) -> Records:
+    def of(cls, region: Region, grid: CellGrid, columns: dict[str | None, int]) -> Records:
         """Find the cells of columns, which are given by name and number."""
         text = np.frombuffer(region.text, np.uint8)
         inner = {name: grid.column(text, at) for name, at in columns.items()}
@@ -540,7 +540,7 @@ class DelimitedFile(Source):
     def _records(self, region: Region, columns: dict[str | None, int], start: int) -> Records:
         self._check(region)
         try:
-            grid = Grid.of(region, len(self.names))
+            grid = CellGrid.of(region, len(self.names))
         except RaggedError as error:
             place = f"row {start + error.row} (line {region.line_of(error.at)})"
             raise ValueError(f"{place} has {error}; the header has {len(self.names)}") from None
@@ -612,7 +612,7 @@ class DelimitedFile(Source):
 
     def _names(self, region: Region) -> list[str]:
         self._check(region)
-        grid = Grid.of(region, len(region.ends.cells))
+        grid = CellGrid.of(region, len(region.ends.cells))
         text = np.frombuffer(region.text, np.uint8)
         spans = [grid.column(text, at) for at in range(len(region.ends.cells))]
         try:

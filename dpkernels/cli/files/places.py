@@ -221,7 +221,7 @@ def _system(uri: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundFiles:
     """The files of a dataset.
 
     Attributes:
@@ -236,7 +236,7 @@ class Found:
     skipped: tuple[str, ...] = ()
 
 
-def find(text: str) -> Found:
+def find(text: str) -> FoundFiles:
     """Find the files of a dataset.
 
     Args:
@@ -250,7 +250,7 @@ def find(text: str) -> Found:
     if "://" not in text and not Path(text).exists():
         found = _expanded(text)
     elif "://" in text and "*" in text:
-        found = Found(_matching(text))
+        found = FoundFiles(_matching(text))
     else:
         found = _inside(Place.of(text), text)
     if not found.files:
@@ -258,10 +258,10 @@ def find(text: str) -> Found:
     return replace(found, files=sorted(set(found.files), key=lambda one: one.path))
 
 
-def _inside(place: Place, text: str) -> Found:
+def _inside(place: Place, text: str) -> FoundFiles:
     info = place.system.get_file_info(place.path)
     if info.type == fs.FileType.File:
-        return Found([place])
+        return FoundFiles([place])
     if info.type != fs.FileType.Directory:
         raise click.UsageError(f"IN: {text} does not exist")
     if place.local is not None:
@@ -277,10 +277,10 @@ def _inside(place: Place, text: str) -> Found:
             )
         if names[name] != FILE:
             raise click.UsageError(f"IN: {text} contains {shown(name)}, which {names[name]}; remove it")
-    return Found([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
+    return FoundFiles([place.child(name) for name in data], place, tuple(sorted(names.keys() - set(data))))
 
 
-def _expanded(pattern: str) -> Found:
+def _expanded(pattern: str) -> FoundFiles:
     """Return the files of this machine that match a pattern."""
     found, folders = list[Place](), list[str]()
     for path in expanded(pattern):
@@ -291,7 +291,7 @@ def _expanded(pattern: str) -> Found:
         else:
             raise click.UsageError(f"IN: {pattern} matches {shown(str(path))}, which {what}; remove it")
     deep = "**" in PurePosixPath(pattern).parts  # which matches folders for the files in them
-    return Found(found, None, () if deep else tuple(sorted(folders)))
+    return FoundFiles(found, None, () if deep else tuple(sorted(folders)))
 
 
 def would_match(pattern: str, folder: Place, name: str) -> bool:

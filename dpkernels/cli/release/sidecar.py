@@ -40,7 +40,7 @@ _MIXED = "rows whose perturbed values are neighbouring in every column"
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class StatedGuarantee:
     """The (epsilon, delta) of one report, or of a row, and which inputs it is for.
 
     Attributes:
@@ -68,7 +68,7 @@ class Guarantee:
 
 
 @singledispatch
-def guarantee(certificate: Any) -> Guarantee:
+def guarantee(certificate: Any) -> StatedGuarantee:
     """Return the guarantee of a certificate of single reports.
 
     Raises:
@@ -79,17 +79,17 @@ def guarantee(certificate: Any) -> Guarantee:
 
 @guarantee.register(WindowCertificate)
 @guarantee.register(PlacedCertificate)
-def _(certificate: WindowCertificate | PlacedCertificate) -> Guarantee:
+def _(certificate: WindowCertificate | PlacedCertificate) -> StatedGuarantee:
     return _bounded(certificate, certificate)
 
 
 @guarantee.register
-def _(certificate: MixtureCertificate) -> Guarantee:
+def _(certificate: MixtureCertificate) -> StatedGuarantee:
     return _bounded(certificate, certificate.first)
 
 
 @guarantee.register
-def _(certificate: RowCertificate) -> Guarantee:
+def _(certificate: RowCertificate) -> StatedGuarantee:
     local, D = _bounded(certificate, certificate), certificate.sensitivity
     if D is None:
         return local
@@ -97,17 +97,17 @@ def _(certificate: RowCertificate) -> Guarantee:
     return replace(local, stated={**local.stated, "sensitivity": D}, neighbouring=near)
 
 
-def _bounded(whole: BoundedCertificate | MixtureCertificate, part: BoundedCertificate) -> Guarantee:
+def _bounded(whole: BoundedCertificate | MixtureCertificate, part: BoundedCertificate) -> StatedGuarantee:
     epsilon, lower, upper = whole.epsilon, part.table.lower, part.table.upper
     near = f"any two in [{shortest(lower)}, {shortest(upper)}]"
     stated = {"epsilon": epsilon, "lower": lower, "upper": upper}
-    return Guarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, near, stated)
+    return StatedGuarantee(epsilon, whole.realised_epsilon, 0.0, 0.0, near, stated)
 
 
 @guarantee.register
-def _(certificate: NoiseCertificate) -> Guarantee:
+def _(certificate: NoiseCertificate) -> StatedGuarantee:
     epsilon, delta, D = certificate.epsilon, certificate.delta, certificate.sensitivity
-    return Guarantee(
+    return StatedGuarantee(
         epsilon,
         certificate.realised_epsilon,
         delta,
@@ -118,10 +118,10 @@ def _(certificate: NoiseCertificate) -> Guarantee:
     )
 
 
-def of_a_row(parts: Sequence[Guarantee], values_per_row: int) -> Guarantee:
+def of_a_row(parts: Sequence[StatedGuarantee], values_per_row: int) -> StatedGuarantee:
     """Return the guarantee of a row by basic composition over its values."""
     epsilon, delta = exact_totals(parts, values_per_row)
-    return Guarantee(
+    return StatedGuarantee(
         float(epsilon),
         values_per_row * sum(one.realised_epsilon for one in parts),
         float(delta),
@@ -131,7 +131,7 @@ def of_a_row(parts: Sequence[Guarantee], values_per_row: int) -> Guarantee:
     )
 
 
-def exact_totals(parts: Sequence[Guarantee], values_per_row: int) -> tuple[Fraction, Fraction]:
+def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple[Fraction, Fraction]:
     """Return the (epsilon, delta) of a row without rounding, each budget read as the decimal that it prints as."""
     epsilon, delta = (
         sum((rational(getattr(one, name)) for one in parts), Fraction(0)) for name in ("epsilon", "delta")
@@ -176,7 +176,7 @@ class Column:
     options: Mapping[str, Any]
 
     @cached_property
-    def guarantee(self) -> Guarantee:
+    def guarantee(self) -> StatedGuarantee:
         """The guarantee of its certificate."""
         return guarantee(self.sampler.certificate)
 
@@ -223,7 +223,7 @@ class Release:
     ledger_charge: LedgerCharge | None = None
 
     @cached_property
-    def guarantee(self) -> Guarantee:
+    def guarantee(self) -> StatedGuarantee:
         """The guarantee of a row."""
         return of_a_row([column.guarantee for column in self.columns], self.values_per_row)
 

@@ -29,7 +29,7 @@ from dpkernels.cli.files.row_options import MOST_DECIMALS, RowOptions
 from dpkernels.cli.mechanisms import build_exact_sampler
 from dpkernels.cli.release.output import digest, own_sidecar
 from dpkernels.cli.release.sidecar import (
-    Guarantee,
+    StatedGuarantee,
     check_fields,
     exact_totals,
     guarantee,
@@ -114,7 +114,7 @@ class VerifiedColumn:
 
     form: dict[str, Any]
     certificate: Any
-    own: Guarantee
+    own: StatedGuarantee
     rebuilt: bool
 
     def __str__(self) -> str:
@@ -332,7 +332,7 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error
 
 
-def _check_parameters(parameters: dict[str, float], own: Guarantee) -> None:
+def _check_parameters(parameters: dict[str, float], own: StatedGuarantee) -> None:
     """The claim written beside a certificate is that of its tables, in both parts of a mixture."""
     for word, found in own.stated.items():
         own_names = (word, f"first.{word}", f"second.{word}")
@@ -382,7 +382,7 @@ def _check_counts(form: dict[str, Any]) -> None:
             raise CertificateError(f"{word}: {form[word]} is not a positive whole number")
 
 
-def _check_totals(form: dict[str, Any], guarantees: list[Guarantee]) -> None:
+def _check_totals(form: dict[str, Any], guarantees: list[StatedGuarantee]) -> None:
     """Refuse totals, or a charge of them, that are not those of the columns."""
     values = form["values_per_row"]
     found = of_a_row(guarantees, values)

@@ -30,7 +30,7 @@ _MARGIN = 2.0**-15
 
 
 @dataclass(frozen=True)
-class Grid:
+class InputGrid:
     """The rows of the program.
 
     Attributes:
@@ -49,7 +49,7 @@ class Grid:
         return self.reach * np.linspace(-1, 1, self.points)
 
 
-def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
+def grid(epsilon: float, ratio: float, points: int | None) -> InputGrid:
     """Return the grid of rows for a budget.
 
     Args:
@@ -68,7 +68,7 @@ def grid(epsilon: float, ratio: float, points: int | None) -> Grid:
         steps = cells = max(_FEWEST_LOCAL - 1, 2 * math.ceil(_cells_for(epsilon, ratio) / 2))
     else:
         steps, cells = _rows_for(epsilon, ratio)
-    return Grid(steps + 1, steps, 1.0) if cells >= steps else _near_grid(ratio, steps, cells)
+    return InputGrid(steps + 1, steps, 1.0) if cells >= steps else _near_grid(ratio, steps, cells)
 
 
 def _cells_for(epsilon: float, ratio: float) -> float:
@@ -113,16 +113,16 @@ def _rows_for(epsilon: float, ratio: float) -> tuple[int, int]:
     return min(fits, key=waste)
 
 
-def _near_grid(ratio: float, steps: int, cells: int) -> Grid:
+def _near_grid(ratio: float, steps: int, cells: int) -> InputGrid:
     """Return rows spaced such that a sensitivity is ``cells`` of them, less the margin."""
     reach = max(1.0, steps / (ratio * (cells - _MARGIN)))
-    return Grid(steps + 1, cells, reach * (1 + 1e-12))
+    return InputGrid(steps + 1, cells, reach * (1 + 1e-12))
 
 
-def coarse(fine: Grid, ratio: float) -> Grid:
+def coarse(fine: InputGrid, ratio: float) -> InputGrid:
     """Return a smaller program that has about the same outputs."""
     if ratio <= 1:
-        return Grid(17, 16, 1.0)
+        return InputGrid(17, 16, 1.0)
     cells = min(fine.cells, 4 if ratio <= 4 else 2)
     return _near_grid(ratio, max(4, 2 * math.ceil(ratio * cells / 2)), cells)
 
@@ -141,7 +141,7 @@ def spacing(epsilon: float, ratio: float, wanted: float, half: int) -> float:
     return duchi / max(1, math.floor(half * duchi / wanted))
 
 
-def outputs_for(rows: Grid, outputs: int | None) -> int:
+def outputs_for(rows: InputGrid, outputs: int | None) -> int:
     """Return (m - 1)/2 for m outputs, m odd; by default m is near the number of rows, and at least 121.
 
     Raises:
@@ -183,7 +183,7 @@ def _vector(what: str, values: Any) -> np.ndarray:
     return array.astype(np.float64)
 
 
-def row_weights(edges: np.ndarray, masses: np.ndarray, rows: Grid) -> np.ndarray:
+def row_weights(edges: np.ndarray, masses: np.ndarray, rows: InputGrid) -> np.ndarray:
     """Return the probability of each row, for inputs from the histogram (even within bins) and rounded to the rows."""
     step = 2 * rows.reach / (rows.points - 1)
     u = np.clip((edges[:, None] - rows.inputs) / step, -1, 1)

@@ -15,7 +15,7 @@ from dpkernels.mechanisms.optimal import cache as optimal_cache
 from dpkernels.mechanisms.optimal.grid import (
     MOST_EPSILON,
     MOST_RATIO,
-    Grid,
+    InputGrid,
     coarse,
     expected_inputs,
     first_range,
@@ -117,11 +117,11 @@ class _Problem:
 
     epsilon: float
     ratio: float
-    rows: Grid
+    rows: InputGrid
     half: int
     histogram: tuple[tuple[float, ...], tuple[float, ...]] | None
 
-    def table(self, rows: Grid, apart: float, half: int) -> np.ndarray:
+    def table(self, rows: InputGrid, apart: float, half: int) -> np.ndarray:
         """Return the program's probabilities, on these rows and outputs."""
         weights = None
         if self.histogram is not None:

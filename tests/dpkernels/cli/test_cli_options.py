@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from accountants import tune
 from dpkernels.cli import compare, main
 from dpkernels.cli.commands import dpkernels as command
-from dpkernels.cli.options import Numbers
+from dpkernels.cli.options import NumberList
 
 FAST = settings(
     max_examples=60, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
@@ -77,7 +77,7 @@ def texts(parameter: click.Parameter) -> st.SearchStrategy[str]:
         odd = PATHS
     else:
         odd = WORDS if kind is click.STRING else NUMBERS
-    odd = [*odd, "1,2,3", ",", "1,,2"] if isinstance(kind, Numbers) else odd
+    odd = [*odd, "1,2,3", ",", "1,,2"] if isinstance(kind, NumberList) else odd
     strategy = st.sampled_from(sorted(odd))
     return st.one_of(*[st.sampled_from(sound)] * 3, strategy) if sound else strategy
 

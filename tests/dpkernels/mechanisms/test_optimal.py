@@ -27,7 +27,7 @@ from dpkernels.mechanisms.base import sampler
 from dpkernels.mechanisms.optimal import cache as optimal_cache
 from dpkernels.mechanisms.optimal import search as optimal_search
 from dpkernels.mechanisms.optimal.grid import (
-    Grid,
+    InputGrid,
     covers,
     expected_inputs,
     grid,
@@ -182,7 +182,7 @@ def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     """With inputs and outputs half as far apart; of the finer table what rounding of inputs adds to its rows."""
     m = dpk.optimal(**claimed(epsilon, ratio))
     rows = grid(epsilon, ratio, None)
-    fine = Grid(2 * rows.points - 1, 2 * rows.cells, rows.reach)
+    fine = InputGrid(2 * rows.points - 1, 2 * rows.cells, rows.reach)
     half = outputs_for(rows, None)
     p = least_variance(epsilon, fine.inputs, m.spacing / 2 * np.arange(-2 * half, 2 * half + 1), fine.cells)
     y = m.spacing / 2 * np.arange(-2 * half, 2 * half + 1)

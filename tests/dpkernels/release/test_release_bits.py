@@ -194,7 +194,7 @@ def test_nothing_is_read_from_a_workspace_that_was_there_before():
 @pytest.mark.parametrize("where", ["words", "kernel"])
 def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, where):
     expected = reports(PIECEWISE, 9001, "float64")
-    fill, compiled = host.Source.fill, host_engine._compiled
+    fill, compiled = host.Keystream.fill, host_engine._compiled
 
     def half(self, out, stream, first):
         fill(self, out[: len(out) // 2], stream, first)
@@ -210,7 +210,7 @@ def test_a_call_that_ends_in_the_middle_leaves_no_workspace(monkeypatch, error, 
     idle().clear()
     with monkeypatch.context() as patch:
         if where == "words":
-            patch.setattr(host.Source, "fill", half)
+            patch.setattr(host.Keystream, "fill", half)
         else:
             patch.setattr(host_engine, "_compiled", after)
         with pytest.raises(error):
