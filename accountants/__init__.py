@@ -23,7 +23,7 @@ from dpkernels.budgets.filters import BudgetExceeded, ConcentratedFilter, Filter
 from dpkernels.budgets.ledger import Ledger, LedgerError
 
 # Tuning imports optax, which takes 0.1 s.
-__getattr__, __dir__, _ = lazy_loader.attach(__name__, submodules=["tune"])
+__getattr__ = lazy_loader.attach(__name__, submodules=["tune"])[0]
 
 __all__ = [
     "BudgetExceeded",
@@ -52,3 +52,7 @@ __all__ = [
     "unknown_domain_top_k",
     "weights",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

@@ -224,7 +224,7 @@ class Guarantee(ComposableGuarantee):
         if namespace(found) is not np or not self._has_tiny_samples:
             return found
         try:
-            ends = [bracket(float(one)) for one in np.ravel(at)]
+            ends = [bracket(float(one)) if np.isfinite(one) else (0.0, np.inf) for one in np.ravel(at)]
         except UnknownSteepnessError:
             return found
         low, high = np.reshape(np.transpose(ends), (2, *np.shape(found)))

@@ -79,7 +79,7 @@ class ComposedProfile(abc.ABC):
             low, high = xp.where(k > 0, low, floor - 1), xp.where(k > 0, high, np.inf)
             new = xp.maximum(eps - (value - log_delta) / xp.where(slope < 0, slope, -1.0), floor)
             middle = xp.where(low < floor, floor, xp.where(high == np.inf, 2 * low + 1e-3, (low + high) / 2))
-            creeps = (k > _CREEPING) & (k % 2 == 1)
+            creeps = (k > _CREEPING) & (k % 2 == 1) & (high < np.inf)
             new = xp.where((new > low) & (new < high) & (slope < 0) & ~creeps, new, middle)
             new = xp.where(k > 0, new, start)
             value, slope, evaluation = self.evaluate(new)

@@ -65,12 +65,12 @@ def replaced_pair(pair: DominatingPair, rate: Any) -> DominatingPair:
         return ReplacedNoise(pair, rate)
     if isinstance(pair, Atoms) and pair.moved is not None:
         return both_ways(pair, rate)
-    return Replaced(pair, rate)
+    return ReplacedBounded(pair, rate)
 
 
 @pytree
 @dataclass(frozen=True)
-class Replaced(DominatingPair):
+class ReplacedBounded(DominatingPair):
     """The pair of one release of a bounded mechanism; its profile is that of an added record.
 
     Attributes:
@@ -102,13 +102,13 @@ class Replaced(DominatingPair):
         return at
 
     def largest_loss(self) -> Any:
-        raise TypeError("pair: Replaced has no known largest loss")
+        raise TypeError("pair: ReplacedBounded has no known largest loss")
 
     def privacy_loss(self) -> PrivacyLossDistribution:
         whole, known = self.pair.privacy_loss().subsampled(self.rate).symmetrized(), _one_if_symmetric(self.pair)
         return whole if namespace(known, self.rate) is np else whole.scaled(known)
 
-    def mirror(self) -> Replaced:
+    def mirror(self) -> ReplacedBounded:
         return self
 
     def symmetry_gap(self) -> Any:
@@ -122,7 +122,7 @@ class Replaced(DominatingPair):
 
 @pytree
 @dataclass(frozen=True)
-class ReplacedNoise(Replaced):
+class ReplacedNoise(ReplacedBounded):
     """The pair of one release of even additive noise."""
 
     @property

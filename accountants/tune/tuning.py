@@ -14,7 +14,7 @@ import optax
 
 from accountants.dominating_pairs.base import as_float64
 from accountants.tune import domains
-from accountants.tune.family import Family, checked
+from accountants.tune.family import Family, checked, expression
 from accountants.tune.objectives import Aim, Objective, as_objective, evaluate
 from accountants.tune.search import Found, Optimizer, search, search_many
 from dpkernels import checks
@@ -312,7 +312,7 @@ def _by_enumeration(family: Family, objective: Objective) -> Result:
         evaluations=chosen.evaluations,
         epsilon=epsilon,
         delta=delta,
-        python=family.python(chosen.mechanism, named),
+        python=expression(chosen.mechanism),
     )
 
 

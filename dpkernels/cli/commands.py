@@ -353,7 +353,8 @@ _COMPARED: Options = {
     "--missing",
     type=click.Choice(["error", "keep", "drop"]),
     default="error",
-    help="Treatment of empty cells, NA, NaN and null: refuse them (default), keep them, or drop their rows.",
+    help="Treatment of empty cells, NA, NaN and null: refuse them (default), keep them, or drop their rows. "
+    "With keep and drop, the release reveals which values are missing.",
 )
 @click.option(
     "--ledger",

@@ -101,10 +101,13 @@ class LedgerAccount:
         try:
             yield
         except BudgetExceeded as error:
-            if not isinstance(error.asked, EpsilonDelta) or error.budget.delta or not error.asked.delta:
+            asked, left = error.asked, error.left
+            if not isinstance(asked, EpsilonDelta) or error.budget.delta or not asked.delta:
                 raise
-            power = max(_LEAST_DELTA, math.ceil(math.log10(error.asked.delta)) + 1)
-            epsilon, needed = printed(error.budget.epsilon), printed(error.asked.delta)
+            power = max(_LEAST_DELTA, math.ceil(math.log10(asked.delta)) + 1)
+            if asked.epsilon > left.epsilon or power >= 0:  # A budget with a delta does not help.
+                raise
+            epsilon, needed = printed(error.budget.epsilon), printed(asked.delta)
             where = "--budget" if self.budget else f"--ledger: the budget of {self.path}"
             raise click.UsageError(
                 f"{where}: has delta 0, but this release costs delta {needed}; use --budget {epsilon},1e{power}"

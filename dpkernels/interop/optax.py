@@ -26,8 +26,10 @@ is narrower by the share ``PrivateNoise.rounding_cost``, because K units stand f
 steps share a key, and the coordinates of a step have different words of one stream. The noise of earlier steps cannot
 be computed from a state. That of later steps can, so keep the state as secret as the data. If two runs continue from
 one checkpoint with different batches, both have the same noise, and their difference discloses the data. Give one of
-them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. Every call of
-``init`` begins a run with a key of its own, which is derived from the key and from the number of the call.
+them a new key with ``renew_key``. The same holds if a step is repeated from one state with another batch. In
+one process every call of ``init`` begins a run with a key of its own, which is derived from the key and from the number
+of the call. ``init`` cannot be compiled, because a compiled one would begin every run with the same key. Another
+process needs another key.
 """
 
 from __future__ import annotations
@@ -143,7 +145,7 @@ def private_aggregate(
         l2_norm_clip: C, in [1e-20, 1e20].
         noise_multiplier: the standard deviation of the noise over the sensitivity of the sum, in [0.25, 1000].
         key: a ChaCha20 key, such as ``dpkernels.os_key()``, for this transformation alone. The first ``init`` begins a
-            run with it, and every further one with a key that is derived from it. A compiled ``init`` is one call.
+            run with it, and every further one with a key that is derived from it.
         expected_batch_size: what the sum is divided by, by default the number of rows of all micro-batches. For
             Poisson batches give the sampling rate times the number of examples, since the size of a batch is private.
         micro_batches: the number of updates that make one release. Updates in between are zeros.
@@ -151,7 +153,7 @@ def private_aggregate(
 
     Returns:
         A transformation whose state is a ``PrivateAggregateState``. Its ``init`` certifies the noise, which takes some
-        seconds once for a noise multiplier and a number of parameters.
+        seconds once for a noise multiplier and a number of parameters, and refuses to run inside ``jit``.
 
     Raises:
         ValueError: an argument is out of range, or the parameters are too many for the noise multiplier. ``update``
@@ -181,6 +183,8 @@ def private_aggregate(
         form, sensitivity = _exact_noise(multiplier, size)
         sums = jax.tree.map(lambda leaf: jnp.zeros(jnp.shape(leaf), jnp.int32), params) if micro_batches > 1 else ()
         noise = PrivateNoise(clip, multiplier, size, sensitivity, form.certificate)
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(params)):
+            raise ValueError("init: call it outside jit and other transformations; every run needs a key of its own")
         own = jax.random.key_data(jax.random.fold_in(key, run)) if (run := next(runs)) else words
         return PrivateAggregateState(own, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32), sums, noise)
 

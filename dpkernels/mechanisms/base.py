@@ -106,7 +106,8 @@ class Mechanism(abc.ABC):
     def icdf(self, u: Real, x: Any) -> Any:
         """Return the smallest possible report y with cdf(y, x) >= u.
 
-        The result increases with u and is an end of the output interval at 0 and at 1. Its derivatives in u, x and
+        The result increases with u. At 0 and at 1 it is an end of the output interval, or for noise from a table of
+        integers the first or last number with a probability that floats resolve. Its derivatives in u, x and
         every parameter are those of implicit reparameterisation. At an atom they are NaN.
 
         Args:

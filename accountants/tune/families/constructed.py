@@ -15,11 +15,12 @@ import dpkernels as dpk
 from accountants import calibrate
 from accountants.calibrate.composed import gaussian_scale, precise_scale_factor
 from accountants.calibrate.reweighted import shape_shift
-from accountants.scale import rescaled
+from accountants.scale import largest_shift, rescaled
 from accountants.tune.domains import Domain
 from accountants.tune.family import ComposableFamily, CompositionTarget, PureDPFamily, expression
 from dpkernels import checks
 from dpkernels.distributions.base import Distribution
+from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
 from dpkernels.mechanisms.base import Mechanism
 from dpkernels.numerics import Real, namespace
@@ -68,15 +69,17 @@ class Constructed(PureDPFamily):
         return dataclasses.replace(self, given={**self.given, **others})
 
     def with_sensitivity(self, factor: Any) -> Any:
-        return self if "lower" in self.given else self._given(sensitivity=factor * self.given["sensitivity"])
+        return self._given(sensitivity=factor * self.given["sensitivity"]) if "sensitivity" in self.given else self
 
     def on_unit(self) -> tuple[Any, Any, Any] | None:
         if not self.is_free_of_units:
             return None
-        if "lower" in self.given:
-            return self._given(lower=-1.0, upper=1.0), self.given["lower"], self.given["upper"]
-        D = self.given["sensitivity"]
-        return self._given(sensitivity=1.0), -D, D
+        if "lower" not in self.given:
+            D = self.given["sensitivity"]
+            return self._given(sensitivity=1.0), -D, D
+        lower, upper = self.given["lower"], self.given["upper"]
+        unit = self.with_sensitivity(2 / (upper - lower))
+        return unit._given(lower=-1.0, upper=1.0), lower, upper
 
     def arguments(self, free: dict[str, Any]) -> dict[str, Any]:
         """Return all arguments of the constructor."""
@@ -140,8 +143,11 @@ class Scaled(ComposableFamily):
 
     def build(self, free: dict[str, Any]) -> Additive:
         shape = self.shape(free)
-        weighted = shape.kernel, shape.high, shape.outside
-        shift = shape_shift(*weighted, self.epsilon, self.delta, most=self.most_shift)
+        if isinstance(shape, Reweighted):
+            weighted = shape.kernel, shape.high, shape.outside
+            shift = shape_shift(*weighted, self.epsilon, self.delta, most=self.most_shift)
+        else:
+            shift = largest_shift(shape, self.epsilon, self.delta)
         return Additive(rescaled(shape, self.sensitivity / shift), self.sensitivity, self.epsilon, self.delta)
 
     def release(self, free: dict[str, Any]) -> Additive:
@@ -182,7 +188,8 @@ class ConstructedNoise(Constructed):
         return self._scaled().composed_release(target, free, initial_guess)
 
     def composed_parameters(self, free: dict[str, Any], mechanism: Any) -> dict[str, Any]:
-        return scale_of(mechanism.noise, mechanism.noise)
+        noise = getattr(mechanism.noise, "kernel", mechanism.noise)
+        return scale_of(noise, noise)
 
 
 def scale_of(noise: Distribution, unit: Distribution) -> dict[str, Any]:
@@ -221,4 +228,4 @@ def constructed(
         raise ValueError("given: needs lower and upper, or sensitivity")
     if free:
         return Constructed(constructor, {"epsilon": epsilon, **given}, tuple(free.items()), is_free_of_units=False)
-    return (ConstructedNoise if "sensitivity" in given else Constructed)(constructor, {"epsilon": epsilon, **given})
+    return (Constructed if "lower" in given else ConstructedNoise)(constructor, {"epsilon": epsilon, **given})

@@ -139,10 +139,15 @@ def exact_totals(parts: Sequence[StatedGuarantee], values_per_row: int) -> tuple
     return values_per_row * epsilon, values_per_row * delta
 
 
-def margins(certificate: Any) -> tuple[float, float] | None:
+def margins(certificate: Any, decimals: int | None) -> tuple[float, float] | None:
     """Return how far below and above a released value the true value is, with probability ``CONFIDENCE``.
 
-    They are the same for every released value, because the interval moves with it.
+    They are the same for every released value of type float64, because the interval moves with it. Rounding to float32
+    adds up to half a unit in the last place of the value.
+
+    Args:
+        certificate: of the mechanism.
+        decimals: to which released values are rounded; None for not.
 
     Returns:
         Two numbers of at least 0, or None for a certificate of a bounded mechanism.
@@ -150,12 +155,13 @@ def margins(certificate: Any) -> tuple[float, float] | None:
     if not isinstance(certificate, NoiseCertificate):
         return None
     low, high = confidence_interval(0.0, certificate, CONFIDENCE)
-    return -low, high
+    rounding = 0.0 if decimals is None else 0.5000001 * 10.0**-decimals
+    return rounding - low, rounding + high
 
 
-def interval_form(certificate: Any) -> dict[str, Any]:
+def interval_form(certificate: Any, decimals: int | None) -> dict[str, Any]:
     """Return the JSON form of the interval [released - below, released + above]; empty for bounded mechanisms."""
-    found = margins(certificate)
+    found = margins(certificate, decimals)
     return {} if found is None else {"interval": {"confidence": CONFIDENCE, "below": found[0], "above": found[1]}}
 
 
@@ -185,15 +191,15 @@ class Column:
         """Its name for a terminal."""
         return title(self.name)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON form with the certificate, and without anything secret."""
+    def to_dict(self, decimals: int | None) -> dict[str, Any]:
+        """Return a JSON form with the certificate, and without anything secret; see ``margins`` for ``decimals``."""
         return {
             "column": self.name,
             "mechanism": self.mechanism,
             "options": dict(self.options),
             "parameters": parameters(self.sampler.mechanism),
             "neighbouring": self.guarantee.neighbouring,
-            **interval_form(self.sampler.certificate),
+            **interval_form(self.sampler.certificate, decimals),
             "certificate": self.sampler.certificate.to_dict(),
         }
 
@@ -291,7 +297,7 @@ def to_json(release: Release, written: WrittenFile | Sequence[WrittenFile], name
         "layout": release.layout.to_dict(),
         **release.row_options.to_dict(),
         "not_kept": release.not_kept,
-        "columns": [column.to_dict() for column in release.columns],
+        "columns": [column.to_dict(release.row_options.decimals) for column in release.columns],
         "versions": versions(),
     }
     if release.ledger_charge is not None:

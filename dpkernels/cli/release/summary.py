@@ -99,7 +99,7 @@ def advice(release: Release) -> list[str]:
     lines = []
     for column in release.columns:
         values = release.rows * release.values_per_row
-        if (found := margins(column.sampler.certificate)) is not None:
+        if (found := margins(column.sampler.certificate, release.row_options.decimals)) is not None:
             lines.append(f"{column.title}: {_interval(*map(_rounded_up, found))}")
             lines += [f"{column.title}: {_composition(column, values)}"] if values > 1 else []
         elif "sensitivity" not in column.guarantee.stated:

@@ -326,7 +326,8 @@ def _column(form: dict[str, Any], release: dict[str, Any]) -> VerifiedColumn:
         own = guarantee(certificate)
         _check_parameters(form["parameters"], own)
         check_same("neighbouring", form["neighbouring"], own.neighbouring)
-        check_same("interval", form.get("interval"), interval_form(certificate).get("interval"))
+        if "interval" in form:
+            check_same("interval", form["interval"], interval_form(certificate, release["decimals"]).get("interval"))
         return VerifiedColumn(form, certificate, own, _is_rebuilt(form, certificate, release))
     except CertificateError as error:
         raise CertificateError(f"column {title(form['column'])}: {error}") from error

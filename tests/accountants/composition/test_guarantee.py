@@ -320,3 +320,8 @@ def test_a_guarantee_is_pickled_after_it_has_been_used():
     before = made.epsilon(1e-3)
     assert pickle.loads(pickle.dumps(made)) == made
     assert pickle.loads(pickle.dumps(made)).epsilon(1e-3) == before
+
+
+def test_delta_of_tiny_samples_at_an_infinite_epsilon():
+    composed = guarantee(dpk.laplace(epsilon=1.0, sensitivity=1.0)).subsample(0.001).repeat(3)
+    assert composed.delta(np.inf) == 0.0

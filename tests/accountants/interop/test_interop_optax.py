@@ -391,3 +391,10 @@ def test_noise_and_schedule_for_a_budget():
     assert ours <= other
     with pytest.raises(ValueError, match="at least one value"):
         best_training_run(epsilon=1.0, delta=1e-5, sampling_rates=(), steps=(1,))
+
+
+def test_init_is_not_compiled():
+    """A compiled ``init`` would begin every run with one key."""
+    transformation = private_aggregate(1.0, 2.0, dpk.key_from_bytes(bytes(32)))
+    with pytest.raises(ValueError, match="init: call it outside jit"):
+        jax.jit(transformation.init)({"w": jnp.zeros(3)})

@@ -1068,3 +1068,18 @@ def test_composed_piecewise_is_next_to_a_brute_force_optimum():
         count, epsilon = round(math.exp(random.uniform(math.log(2), math.log(60)))), float(random.uniform(0.6, 6.0))
         delta = float(10.0 ** random.uniform(-10, -3))
         assert is_best(count, epsilon, delta), (count, epsilon, delta)
+
+
+def test_a_constructor_with_an_interval_and_a_sensitivity_scales_both():
+    family = tune.constructed(dpk.central_piecewise, epsilon=1.0, lower=0.0, upper=10.0, sensitivity=1.0)
+    assert family.with_sensitivity(10.0).given["sensitivity"] == 10.0
+    unit, lower, upper = family.on_unit()
+    assert (unit.given["sensitivity"], unit.given["lower"], unit.given["upper"]) == (0.2, -1.0, 1.0)
+    assert (lower, upper) == (0.0, 10.0)
+    assert not hasattr(family, "_scaled")
+
+
+def test_plain_noise_is_built():
+    assert tune.gaussian(epsilon=1.0, delta=1e-5).build({}).noise.sigma == pytest.approx(
+        calibrate.gaussian(epsilon=1.0, delta=1e-5, sensitivity=1.0).noise.sigma, rel=1e-6
+    )
