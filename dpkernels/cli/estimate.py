@@ -531,7 +531,7 @@ def estimates(found: Read, asked: EstimateOptions) -> Estimates:
     """
     wanted = found.wanted
     made = {group: asked.estimate(counts) for group, counts in found.groups.items() if counts.total}
-    each = [(group, *_row_of(group, made.get(group), asked)) for group in found.groups]
+    each = [(group, *_row_and_error(group, made.get(group), asked)) for group in found.groups]
     if all(error is not None for *_, error in each):
         group, _, error = each[0]
         where = "" if wanted.by is None else f"--by: no group can answer; {wanted.by} {_group_title(group)}: "
@@ -555,7 +555,9 @@ def _assumption(one: Estimate | None, wanted: Wanted, asked: EstimateOptions) ->
     return one.assumption
 
 
-def _row_of(group: str | None, made: Estimate | None, asked: EstimateOptions) -> tuple[EstimateRow, ValueError | None]:
+def _row_and_error(
+    group: str | None, made: Estimate | None, asked: EstimateOptions
+) -> tuple[EstimateRow, ValueError | None]:
     """Return every estimate of one group that its reports allow; ``made`` is None for a group without reports.
 
     Returns:
