@@ -353,8 +353,7 @@ _COMPARED: Options = {
     "--missing",
     type=click.Choice(["error", "keep", "drop"]),
     default="error",
-    help="Treatment of empty cells, NA, NaN and null: refuse them (default), keep them, or drop their rows. "
-    "With keep and drop, the release reveals which values are missing.",
+    help="Empty cells, NA, NaN and null: refuse (default); or keep them or drop their rows, which reveals where.",
 )
 @click.option(
     "--ledger",
