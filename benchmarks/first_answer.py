@@ -1,6 +1,6 @@
 """Seconds of the first answer in a new process, beside dp_accounting where it has one, as a markdown table.
 
-    python -m benchmarks.first_answer                          # every row three times, five minutes on an idle machine
+    python -m benchmarks.first_answer                          # every row three times, four minutes on an idle machine
     python -m benchmarks.first_answer --quick                  # the rows that take seconds, once
     python -m benchmarks.first_answer --only "1,000 Laplace"   # the rows whose name contains this text
     python -m benchmarks.first_answer --json FILE              # writes the measurements to a file too
@@ -24,7 +24,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -51,19 +51,29 @@ class Program:
 
     @property
     def text(self) -> str:
-        """The program's source, which prints seconds and the answer as JSON."""
+        """The program's source, which prints seconds, the answer and the modules imported meanwhile as JSON."""
         return _TIMED.format(imports=self.imports, work=self.work)
+
+    def after_importing(self, modules: list[str]) -> Program:
+        """Return the program with these modules, as far as they can be imported, loaded before the clock starts."""
+        earlier = (
+            f"import contextlib, importlib\nfor name in {modules!r}:\n"
+            "    with contextlib.suppress(ImportError):\n        importlib.import_module(name)"
+        )
+        return replace(self, imports=f"{self.imports}\n{earlier}")
 
 
 _TIMED = """\
-import json, resource, time
+import json, resource, sys, time
 {imports}
+first = set(sys.modules)
 def spent():
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in used)
 start, before = time.perf_counter(), spent()
 {work}
-print(json.dumps({{"processor": spent() - before, "clock": time.perf_counter() - start, "answer": answer}}))
+seconds = {{"processor": spent() - before, "clock": time.perf_counter() - start}}
+print(json.dumps({{**seconds, "answer": answer, "imported": sorted(set(sys.modules) - first)}}))
 """
 
 
@@ -213,7 +223,7 @@ def cells(row: Row, ours: dict[str, Any], peer: dict[str, Any] | None) -> list[s
     """Return a line of the table."""
     absent = "not installed" if row.peer else "-"
     theirs = [f"{peer['processor']:.3g}", shown(peer["answer"])] if peer else [absent, absent]
-    times = [f"{ours['processor']:.3g}", f"{ours['clock']:.3g}"]
+    times = [f"{ours[of]:.3g}" for of in ("processor", "clock", "computing")]
     return [row.name, *times, theirs[0], f"{row.goal:g}", shown(ours["answer"]), theirs[1]]
 
 
@@ -224,13 +234,15 @@ def shown(answer: Any) -> str:
     return ", ".join(f"{value:.7g}" for value in (answer if isinstance(answer, list) else [answer]))
 
 
-HEADING = ["first answer", "processor, s", "clock, s", f"{PEER}, s", "goal, s", "answer", f"{PEER}'s"]
+HEADING = ["first answer", "processor, s", "clock, s", "computing, s", f"{PEER}, s", "goal, s", "answer", f"{PEER}'s"]
 
 
 def lines(rows: list[Row], rounds: int, found: list[dict[str, Any]]) -> Iterator[list[str]]:
     """Measure every row and yield its line of the table; the measurements are appended to ``found``."""
     for row in rows:
         ours, peer = measured(row.ours, rounds), peer_of(row, rounds)
+        later = ours["imported"] if row.ours.imports else []  # An import alone computes nothing.
+        ours["computing"] = (measured(row.ours.after_importing(later), rounds) if later else ours)["processor"]
         found.append({**asdict(row), "measured": ours, "peer_measured": peer})
         yield cells(row, ours, peer)
 

@@ -40,6 +40,14 @@ def test_seconds_are_those_of_the_work_and_its_children():
     assert before["processor"] < 0.15 < 0.2 <= before["clock"]
 
 
+def test_modules_imported_meanwhile_can_be_imported_before():
+    program = Program("import os", "import calendar, wave\nanswer = 0")
+    later = measured(program, 1)["imported"]
+    assert {"calendar", "wave"} <= set(later)
+    assert "os" not in later
+    assert measured(program.after_importing(["of_no_such_name", *later]), 1)["imported"] == []
+
+
 def test_the_run_with_the_least_processor_time_is_shown(monkeypatch):
     times = iter((3.0, 1.0, 2.0))
 
@@ -60,20 +68,23 @@ def test_a_program_that_fails_is_an_error():
 
 def test_lines_of_the_table(monkeypatch):
     with_peer, without = ROWS[0], next(row for row in ROWS if row.peer is None)
-    ours, theirs = ({"processor": s, "clock": 2 * s, "answer": [0.5, 0.25]} for s in (3.41, 0.2))
-    assert first_answer.cells(with_peer, ours, theirs)[1:] == ["3.41", "6.82", "0.2", "0.1", "0.5, 0.25", "0.5, 0.25"]
-    assert first_answer.cells(without, ours, None)[3::3] == ["-", "-"]
+    ours, theirs = ({"processor": s, "clock": 2 * s, "computing": s / 2, "answer": [0.5, 0.25]} for s in (3.42, 0.2))
+    found = first_answer.cells(with_peer, ours, theirs)[1:]
+    assert found == ["3.42", "6.84", "1.71", "0.2", "0.1", "0.5, 0.25", "0.5, 0.25"]
+    assert first_answer.cells(without, ours, None)[4::3] == ["-", "-"]
     assert first_answer.shown(None) == "-"
     monkeypatch.setattr(first_answer, "find_spec", lambda name: None)
     assert first_answer.peer_of(with_peer, 1) is None
-    assert first_answer.cells(with_peer, ours, None)[3] == "not installed"
+    assert first_answer.cells(with_peer, ours, None)[4] == "not installed"
     assert len(first_answer.HEADING) == len(first_answer.cells(with_peer, ours, None))
-    assert PEER in first_answer.HEADING[3]
+    assert PEER in first_answer.HEADING[4]
 
 
 def test_answers_and_measurements_are_printed_and_kept(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(
-        first_answer, "measured", lambda program, rounds: {"processor": 1, "clock": 2, "answer": rounds}
+        first_answer,
+        "measured",
+        lambda program, rounds: {"processor": 1, "clock": 2, "answer": rounds, "imported": ["calendar"]},
     )
     monkeypatch.setattr(first_answer.compileall, "compile_dir", lambda *arguments, **options: True)
     monkeypatch.setattr(first_answer.sys, "argv", ["first_answer", "--quick", "--json", str(tmp_path / "kept.json")])
