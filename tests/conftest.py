@@ -83,7 +83,7 @@ def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
     tests, files = defaultdict(list), defaultdict(list)
     for item in items:
         tests[item.path.name, item.originalname].append(item)
-        files[item.path.name].append(bool(item.get_closest_marker("thorough")))
+        files[item.path.name].append(any(item.get_closest_marker(tier) for tier in ("lengthy", "thorough", "slow")))
     for (file, name), alike in tests.items():
         quick = alike[0].get_closest_marker("quick")
         for pattern in quick.args if quick else ():
@@ -91,7 +91,7 @@ def wrong_slices(items: list[pytest.Item]) -> Iterator[str]:
                 yield f"{file}, {name}: quick {pattern!r} is none of its tests"
         if quick and not any(item.get_closest_marker("thorough") for item in alike):
             yield f"{file}, {name}: quick keeps all of its tests"
-    yield from (f"{file}: all of its tests are thorough" for file, thorough in files.items() if all(thorough))
+    yield from (f"{file}: none of its tests is quick" for file, left_out in files.items() if all(left_out))
 
 
 WRONG_SLICES = pytest.StashKey[list[str]]()

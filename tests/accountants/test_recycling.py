@@ -45,6 +45,7 @@ def test_reference_profile_and_acceptance(row):
     assert float(recycling.acceptance(law, row["theta"])) == pytest.approx(row["acceptance"], rel=1e-12)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("s", [0.05, 0.8, 6.0])
 @over(LAWS, "laplace", "gaussian", "merged", "recycled-gaussian", "recycled-laplace", "truncated-laplace")
 def test_acceptance_with_sampling_noise_is_the_integral(law, s):

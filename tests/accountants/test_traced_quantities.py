@@ -77,6 +77,7 @@ def check(function, at, value, slope):
     assert np.all(np.abs(slope - numeric) <= 1e-6 * np.abs(numeric) + noise), (slope, numeric)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise", "hybrid", "gaussian")
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_readings_of_a_mechanism(name, x64):

@@ -16,6 +16,7 @@ def steps(x, y):
     return jax.lax.while_loop(lambda s: s[1] > y, lambda s: (s[0] + 1, s[1] / 2), state)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("size", [1, 7, 8, 17])
 @pytest.mark.parametrize("together", [1, 8])
 def test_the_same_as_one_by_one(size, together):

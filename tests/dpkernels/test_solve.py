@@ -196,6 +196,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("method", ["root", "newton"])
 def test_implicit_derivatives_are_those_of_differences(name, method, x64):
@@ -319,6 +320,7 @@ def test_a_minimum_near_a_grid_is_global_where_the_grid_sees_it(place):
     assert solve.minimum_near_grid(lambda x: float(x != 0.5), grid, xatol=1e-9) == (0.5, 0.0)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("place", [0.1, 0.25, 0.61])
 def test_maxima_of_both_kinds_agree(place, x64):
     """Inside a piece, and at a knot; the derivative of the maximum is that of the function there."""

@@ -29,6 +29,7 @@ def own_settings():
     jax.config.update("jax_enable_x64", before)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("docs/exact.md", "docs/gpu.md", "docs/many_machines.md", "docs/proofs*")
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)])
 def test_examples_of_a_page_run(page, own_settings, tmp_path, monkeypatch):
@@ -50,6 +51,7 @@ def modules_with_examples():
     ]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "dpkernels*",
     "accountants.profile",

@@ -53,6 +53,7 @@ def differences(name):
     return abs(printed.computed(table) / table.values - 1).max()
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("Mugunthan*", "Ma 2021*", "Zhang 2024, Table II, H1")
 @pytest.mark.parametrize("name", QUICK)
 def test_printed_numbers(name):

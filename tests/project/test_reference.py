@@ -44,6 +44,7 @@ def test_constant_base_optima(row, objective, column):
     assert m.h1_rate() == pytest.approx(expected["H1"], rel=1e-5)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0.5-sine")
 @pytest.mark.parametrize("window", ["uniform", "sine"])
 @pytest.mark.parametrize("row", QUARTIC_BASE, ids=lambda row: str(row["eps"]))

@@ -250,6 +250,7 @@ def test_rate_is_the_largest(kernel, theta, epsilon, delta, D):
         assert float(additive_profile(law, D, epsilon)) > delta
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("kernel", "theta", "epsilon", "delta", "D"), RECYCLING)
 def test_weighted_delta_is_convex_in_the_weight(kernel, theta, epsilon, delta, D):
     laws = [Reweighted(kernel, -theta, theta, u) for u in np.linspace(0, 1, 60)]
@@ -271,6 +272,7 @@ def test_a_truncation_that_is_private_gives_the_last_rate_below_one():
     assert realised(m) <= 0.2
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("theta", "q"), [(0.2, 0.6), (1.0, 0.9), (5.0, 0.9), (5.0, 0.9999), (1.0, 0.0)])
 @pytest.mark.parametrize("kernel", [Gaussian, Laplace])
 def test_kernel_for_a_rate(kernel, theta, q):

@@ -44,6 +44,7 @@ CASES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("bounded", "least bound")
 @pytest.mark.parametrize("name", CASES)
 def test_the_same_function_under_jit_and_grad(name):

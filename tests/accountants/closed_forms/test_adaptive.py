@@ -94,6 +94,7 @@ def test_pure_mechanisms_do_not_gain_by_adaptivity(eps0):
     assert np.all(lone.upper >= mixed_delta(eps0, 1, 0, eps) * (1 - 1e-13) - 1e-15)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("order", ["BR,BR", "DP,BR,BR", "BR,DP,BR", "DP,DP,BR", "BR,BR,BR,DP"])
 @pytest.mark.parametrize("eps0", [0.1, 1.0, 4.0])
 def test_adaptive_is_at_least_non_adaptive(order, eps0):
@@ -119,6 +120,7 @@ def test_bounded_range_last_is_the_worst_of_three():
     np.testing.assert_allclose(ends[0], ends[1], atol=1e-6)
 
 
+@pytest.mark.lengthy
 def test_the_table_of_orders():
     table = ordering_table(1.0, 5, 2, 0.4)
     assert len(table) == math.comb(5, 2)

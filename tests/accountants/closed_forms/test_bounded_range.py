@@ -223,6 +223,7 @@ CURVES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("bounded range delta")
 @pytest.mark.parametrize("name", slow(CURVES, "mixed delta"))
 def test_gradients(name, x64):

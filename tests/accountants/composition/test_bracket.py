@@ -277,6 +277,7 @@ def test_missing_infinite_mass_is_seen(monkeypatch):
     assert made.bracket(epsilon=2.0)[1] < certain
 
 
+@pytest.mark.lengthy
 def test_gaussian_tails_beyond_their_reach_are_counted():
     """Phi(-24.5) - e^25 Phi(-25.5) is about 3e-134; of what lies beyond 18 sigma the upper end knows only a bound."""
     single = guarantee(Additive(Gaussian(1.0)), 1.0)

@@ -189,6 +189,7 @@ def test_deposits_keep_polynomials_and_atoms(x64):
     assert atoms[8] == pytest.approx(0.4, rel=1e-14)
 
 
+@pytest.mark.lengthy
 def test_the_highest_of_a_pair_and_itself_is_the_pair(x64):
     made = guarantee(Additive(Reweighted(Gaussian(2.0), -4.0, 4.0, 0.3)), 1.0)
 
@@ -221,6 +222,7 @@ def by_contour(made, delta):
     return [contour.epsilon_at(parts, delta, contour.LARGE) for parts in made.repeated_losses()]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("together")
 @pytest.mark.parametrize("name", slow(CONTOURS, "laplace", "recycled"))
 def test_agrees_with_the_contour(name):
@@ -360,6 +362,7 @@ def test_the_count_has_a_derivative(x64):
     assert float(slope) == pytest.approx((8 * near - far) / 12, rel=1e-7)
 
 
+@pytest.mark.lengthy
 def test_derivatives_at_grid_points_are_those_beside_them(x64):
     """Where eps is on the grid, as whole and decimal numbers may be, polynomials developed there have powers of 0."""
 
@@ -566,6 +569,7 @@ def test_both_precisions_in_one_process(first):
     np.testing.assert_allclose(found["jax"], found["plain"], rtol=2e-6)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("0.01")
 @pytest.mark.parametrize("sigma", [6e-9, 1e-4, 1e-2])
 def test_noise_between_the_nodes_of_quadrature_is_not_private(x64, sigma):

@@ -237,6 +237,7 @@ def test_compared_where_profiles_are_ordered():
     assert "more private at all of these: first" in str(found)
 
 
+@pytest.mark.lengthy
 def test_compared_where_profiles_cross_or_are_the_same():
     """Laplace noise has no delta beyond its level, and a large one at 0."""
     gaussian, laplace = guarantee(Additive(Gaussian(2.0)), 1.0), guarantee(Additive(Laplace(1.6)), 1.0)

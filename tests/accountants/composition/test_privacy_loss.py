@@ -38,6 +38,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("rate", [None, 0.3, 1 - 2.0**-30])
 @pytest.mark.parametrize("name", PAIRS)
 def test_no_mass_is_lost(name, rate):

@@ -163,6 +163,7 @@ SMOOTH = {name: law for name, law in LAWS.items() if "staircase" not in name}
 CASES = [(0.5, 0.3), (0.01, 0.02), (0.97, 1.1), (0.2, 0.0)]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("case0-gaussian", "case1-laplace", "case1-recycled-merged")
 @over(SMOOTH)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"case{CASES.index(case)}")
@@ -377,6 +378,7 @@ SLOPES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("gaussian-rate-replace", "gaussian-eps-add_remove")
 @pytest.mark.parametrize("adjacency", ["add_remove", "replace"])
 @pytest.mark.parametrize("name", SLOPES)

@@ -60,6 +60,7 @@ def others_alike(level: float, n: int, epsilon: float) -> float:
     return found
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("level", "n", "epsilon"), [(1.0, 3000, 0.05), (2.0, 2000, 0.1)])
 def test_a_grid_that_is_too_small_is_allowed_for_in_shuffled_reports(monkeypatch, level, n, epsilon):
     """Without the bound the lower end lies above what reports reveal where all others hold one input."""

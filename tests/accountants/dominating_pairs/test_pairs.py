@@ -148,6 +148,7 @@ def test_largest_loss_at_the_ends_is_the_pure_level(m):
     assert delta_of(m, accountants.epsilon(m) * (1 + 1e-6)) <= 1e-12 * max(1, 1e-3 / m.base_mass)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("humps-1-w0.7", "uniform-bowl-1")
 @over(BOUNDED_ABOVE)
 def test_other_shapes_are_bounded_from_above(m):
@@ -470,6 +471,7 @@ def turning_delta(eps):
     return jax.jit(lambda pairs, at: base.curve(pairs)(at))(pairs, jnp.asarray([eps]))[0]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("none", "turns")
 @pytest.mark.parametrize("fault", ["none", "piece", "turns", "cut"])
 def test_faults_in_the_windowed_integral_are_caught(fault, monkeypatch):

@@ -47,6 +47,7 @@ def place_of(random, name):
     return exactly(random) if name in RATIOS else somewhere(random)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("duchi", "hybrid", "square-wave", "uniform-constant")
 @pytest.mark.parametrize("name", slow(FAMILIES, *(FAMILIES.keys() - set(QUICK))))
 def test_profiles_have_no_place_and_no_unit(name):
@@ -224,6 +225,7 @@ OBJECTIVES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise", "hybrid")
 @pytest.mark.parametrize(
     "name", slow(TUNED, *(TUNED.keys() - {"piecewise", "hybrid", "sine", "recycled", "square-wave"}))

@@ -161,6 +161,7 @@ def test_laplace_counts_are_charged_by_their_certified_claim():
 UNKNOWN = {"sigma": 3.0, "truncation_delta": 1e-4, "l0_sensitivity": 4, "linf_sensitivity": 2.0, "delta": 1e-3}
 
 
+@pytest.mark.lengthy
 def test_what_one_person_brings_in_never_appears():
     counts = {f"own {i}": 1 + i % 2 for i in range(20_000)} | {"shared": 500}
     for seed in range(20):

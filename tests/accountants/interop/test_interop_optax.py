@@ -66,6 +66,7 @@ HARD = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("float32-all*")
 @pytest.mark.parametrize("name", HARD)
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64])
@@ -132,6 +133,7 @@ def noise_of(aggregate, steps, rows=4):
     ), described
 
 
+@pytest.mark.lengthy
 def test_the_noise_is_the_one_of_the_certificate():
     """Its mean, variance and fourth moment; the false-alarm rate is below 1e-8 for each, six standard errors."""
     drawn, described = noise_of(private_aggregate(2.0, 1.5, KEY), 40)
@@ -176,6 +178,7 @@ def test_steps_and_leaves_have_noise_of_their_own():
     assert not correlated(drawn)
 
 
+@pytest.mark.lengthy
 def test_a_planted_repeat_of_a_stream_is_caught(monkeypatch):
     split = jax.random.split
     monkeypatch.setattr(jax.random, "split", lambda key: (split(key)[0], key))  # The next step has the same key.
@@ -276,6 +279,7 @@ for check in (True, False):
 """
 
 
+@pytest.mark.lengthy
 def test_every_init_begins_a_run_with_noise_of_its_own():
     """Else the difference of two runs would be the difference of their sums."""
     aggregate, batch = private_aggregate(1.0, 1.5, KEY), gradients(4)
@@ -363,6 +367,7 @@ def test_a_run_without_slack_is_its_guarantee():
     assert low <= made.delta(1.0) <= high
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("*1e-11*")
 @pytest.mark.parametrize("slack", [1e-16, 1e-11, 1e-9])
 @pytest.mark.parametrize("neighbours", ["add_remove", "replace"])

@@ -87,6 +87,7 @@ def test_bounds_hold_the_truth_of_every_neighbour(n, epsilon):
     assert low == pytest.approx(max(truths), rel=1e-9)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("level", "k", "n", "epsilon"),
     [

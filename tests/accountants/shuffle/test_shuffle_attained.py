@@ -97,6 +97,7 @@ def enumerated(level: float, n: int, epsilon: float) -> float:
     return (both * np.maximum(S, 0.0)).sum() / (2 * share * n)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("level", "n", "epsilon"), [(1.0, 3000, 0.05), (4.0, 5000, 0.2)])
 def test_the_upper_bound_is_that_of_the_formula(level, n, epsilon):
     """At other epsilons, where the blanket's bound need not be attained, the bracket ends at it."""

@@ -849,6 +849,7 @@ def test_published_recycling_search():
 # Errors and planted faults
 
 
+@pytest.mark.lengthy
 def test_an_infeasible_request_names_the_best():
     family = recycled("gaussian", 1.0, 0.1)
     with pytest.raises(ValueError, match=r"at_least: 0.99 .* the best achievable is 0\.0285"):

@@ -647,6 +647,7 @@ def test_a_ledger_linked_to_the_output_is_not_replaced(run: Run) -> None:
     assert_refused(run("perturb", "in.csv", "out.csv", "--force", *SMALL, *LEDGER), 2, "is a file of the release")
 
 
+@pytest.mark.lengthy
 def test_kill_9_of_a_release_leaves_the_charge_and_no_output(run: Run) -> None:
     np.save("in.npy", np.full(20_000_000, 50, np.float32))
     given = ["perturb", "in.npy", "out.npy", *AGE, *LEDGER, "--budget", "1.5"]

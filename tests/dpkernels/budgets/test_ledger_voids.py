@@ -463,6 +463,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("ending", ["fails", "succeeds"])
 def test_kill_9_before_every_step_of_a_run_keeps_the_charge_of_what_could_be_read(tmp_path: Path, ending: str) -> None:
     (tmp_path / "in.csv").write_text("secret")

@@ -204,6 +204,7 @@ def test_the_sidecar_does_not_hold_the_key(run: Run, known_secret: None) -> None
     assert form["columns"][0]["parameters"]["upper"] == 120
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi", "triangle-quartic"])
 def test_sidecars_are_verified_again(run: Run, name: str) -> None:
     assert several(run, "--mechanism", name).code == 0
@@ -417,6 +418,7 @@ def test_unexpected_errors_are_one_line_unless_debugging(run: Run, monkeypatch: 
 # Processes: full disks, signals, imports, memory
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(".csv")
 @pytest.mark.parametrize("suffix", [".npy", ".csv", ".parquet"])
 def test_a_full_disk_leaves_nothing(run: Run, suffix: str) -> None:
@@ -428,6 +430,7 @@ def test_a_full_disk_leaves_nothing(run: Run, suffix: str) -> None:
     assert_nothing_but(source.name)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("15")
 @pytest.mark.usefixtures("requests_to_stop_are_heeded")
 @pytest.mark.parametrize("request_to_stop", [signal.SIGINT, signal.SIGTERM])
@@ -464,6 +467,7 @@ def test_help_does_not_start_jax(arguments: list[str]) -> None:
     assert "Usage" in done.stdout or dpk.__version__ in done.stdout
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("package", ["click", "pyarrow"])
 def test_a_missing_extra_is_named(tmp_path: Path, package: str) -> None:
     write(tmp_path / "in.csv", ages(3))

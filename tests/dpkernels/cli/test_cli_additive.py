@@ -48,6 +48,7 @@ def sidecar(name: str) -> dict[str, Any]:
 # Releases
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "laplace",
     "gaussian, sigma",
@@ -237,6 +238,7 @@ FORGERIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "total delta", "realised delta", "certified delta", "sensitivity", "epsilon", "neighbouring", "a weight", "the cell"
 )
@@ -353,6 +355,7 @@ def test_inputs_far_from_0(run: Run) -> None:
 # certify
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("case", ["laplace", "truncated-laplace", "recycled-gaussian, sigma", "discrete-laplace"])
 def test_certify_prints_the_certificate_and_its_cost(run: Run, case: str) -> None:
     made = ADDITIVE[case][1]()

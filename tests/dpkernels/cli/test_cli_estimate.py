@@ -76,6 +76,7 @@ def reports_of(path: str) -> np.ndarray:
         )
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("out.csv", "out.parquet")
 @pytest.mark.parametrize("path", ["out.csv", "out.tsv.gz", "out.parquet", "out.npy"])
 def test_the_file_says_what_python_says(run: Run, path: str, small_pieces: None) -> None:
@@ -116,6 +117,7 @@ def test_groups_are_those_of_a_copied_column(run: Run, path: str, small_pieces: 
     assert len(lines) == 4 + 3 * 3
 
 
+@pytest.mark.lengthy
 def test_one_row_a_number_for_a_person(run: Run) -> None:
     released(run, "out.csv")
     told = estimated(run, "out.csv")["estimates"][0]
@@ -248,6 +250,7 @@ def test_different_cells_are_different_groups(run: Run, case: str) -> None:
     assert group_names(run, cells) == names
 
 
+@pytest.mark.lengthy
 def test_cells_of_another_encoding_are_different_groups(run: Run) -> None:
     """Latin-1, of a csv: no two cells become one for not being UTF-8."""
     rows = [plan + b",%d" % age for plan in (b"\xe4", b"\xf6", b"\xef\xbf\xbd", b"") for age in range(5)]
@@ -353,6 +356,7 @@ def _cell(path: str, row: int, text: str) -> None:
     Path(path).write_text("\n".join(lines) + "\n")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("text", "says"),
     [
@@ -387,6 +391,7 @@ def test_a_forged_table_is_refused(run: Run) -> None:
     assert_refused(run("estimate", "out.csv"), 1, "total: weights sum to 2^32")
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [

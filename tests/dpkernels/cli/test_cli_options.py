@@ -169,6 +169,7 @@ def tried(name: str, trials: settings) -> set[int]:
     return codes
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("account", "certify", "estimate", "ledger", "mechanisms", "perturb", "tune")
 @pytest.mark.parametrize("name", sorted(command.commands))
 def test_every_combination_gives_a_result_or_one_line(name: str) -> None:

@@ -429,6 +429,7 @@ def test_without_ray_the_message_says_how_to_install_it(tmp_path: Path) -> None:
     assert names(tmp_path) == ["in"]  # and nothing is paid
 
 
+@pytest.mark.lengthy
 def test_nothing_imports_ray_before_it_is_asked_for(tmp_path: Path) -> None:
     write(tmp_path / "in", files=1, rows=10)
     code = "import sys; from dpkernels.cli import main; print(main(sys.argv[1:]), 'ray' in sys.modules)"
@@ -440,6 +441,7 @@ def test_nothing_imports_ray_before_it_is_asked_for(tmp_path: Path) -> None:
 # runs that die
 
 
+@pytest.mark.lengthy
 def test_a_killed_run_leaves_no_release_and_the_next_removes_what_it_left(run: Run, tmp_path: Path) -> None:
     ages = write(Path("in"), files=400, rows=200)
     code = "import sys; from dpkernels.cli import main; sys.exit(main())"

@@ -138,12 +138,14 @@ def slices(numbers: Sequence[int], quick: Sequence[int]) -> list[Any]:
 QUICK = [number for number in range(120) if command_line(number)[0] != "account"][:60]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("numbers", slices(range(LINES), QUICK))
 def test_no_command_line_gives_an_unexpected_error(run: Any, numbers: Sequence[int]) -> None:
     codes = judged(run, ((number, command_line(number)) for number in numbers))
     assert all(codes.values())  # The lines are wrong enough, and not too wrong.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("numbers", slices(range(SIDECARS), range(30)))
 def test_no_forged_sidecar_gives_an_unexpected_error(run: Any, prepared: Path, numbers: Sequence[int]) -> None:
     names = ["out.csv.json", "out.npy.json", "noise.npy.json", "released/_release.json"]

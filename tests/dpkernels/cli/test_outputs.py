@@ -608,6 +608,7 @@ def test_a_library_that_writes_to_a_closed_stream_does_not_write_to_the_output(r
     assert run("certify", "--verify", "out.csv.json").code == 0
 
 
+@pytest.mark.lengthy
 def test_a_broken_pipe_after_a_complete_release_is_a_success(run: Run) -> None:
     Path("in.csv").write_text(GOOD_CSV)
     read, written = os.pipe()
@@ -618,6 +619,7 @@ def test_a_broken_pipe_after_a_complete_release_is_a_success(run: Run) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.lengthy
 def test_what_is_only_printed_fails_if_it_cannot_be(run: Run) -> None:
     full = in_shell("> /dev/full", "mechanisms")
     assert (full.code, full.err) == (1, "dpkernels: error: standard output: No space left on device\n")
@@ -674,6 +676,7 @@ def test_an_interrupt_in_a_callback_of_the_garbage_collector_prints_no_traceback
     assert_nothing_but("in.csv", "asked")
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("15")
 @pytest.mark.parametrize("ignored", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_request_that_the_caller_ignores_stops_nothing(run: Run, ignored: signal.Signals) -> None:

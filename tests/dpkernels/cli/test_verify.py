@@ -84,6 +84,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("forgery", FORGERIES)
 def test_forged_sidecars_are_refused(run: Run, forgery: str) -> None:
     change, words = FORGERIES[forgery]
@@ -138,6 +139,7 @@ def test_what_is_no_sidecar_is_refused(run: Run, text: str) -> None:
 # Which numbers can be reports
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "duchi", "optimal", "triangle-quartic"])
 def test_reports_of_bounded_mechanisms_are_known_and_others_are_not(name: str, dtype: Any) -> None:

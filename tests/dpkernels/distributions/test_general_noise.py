@@ -79,6 +79,7 @@ def test_moments_follow_by_quadrature(noise):
     np.testing.assert_allclose(noise.narrow_mass(low, high), noise.mass(low, high), rtol=1e-13)
 
 
+@pytest.mark.lengthy
 @every_noise
 def test_jax_agrees_with_numpy_and_has_derivatives(noise):
     with jax.enable_x64(True):
@@ -108,6 +109,7 @@ def test_degrees_of_freedom_are_checked():
 # Profiles
 
 
+@pytest.mark.lengthy
 def test_logistic_delta_in_50_digits():
     """At 200 random settings to 1e-12 of delta, or of 1e-3 where delta is smaller."""
     draws = np.random.default_rng(5)
@@ -174,6 +176,7 @@ def test_student_delta_is_never_below_the_truth(s, nu, D):
         assert exact <= found <= exact * (1 + 1e-10) + 8 * 2.0**-52 * (1 + top), share
 
 
+@pytest.mark.lengthy
 @every_noise
 @pytest.mark.parametrize("D", [0.05, 1.0, 9.0])
 def test_profiles_by_quadrature(noise, D):
@@ -181,6 +184,7 @@ def test_profiles_by_quadrature(noise, D):
     np.testing.assert_allclose(found, by_quadrature(noise, D, EPS), rtol=2e-6, atol=2e-9)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("ends", [(-1.0, 1.0, 0.3), (-0.4, 2.5, 0.0), (-3.0, 3.0, 0.0)])
 def test_profiles_of_reweighted_noise(ends):
     law = dpk.Reweighted(dpk.Logistic(0.7), *ends)
@@ -296,6 +300,7 @@ def test_noise_is_tuned():
 # The bound on derivatives, and what a class may leave out
 
 
+@pytest.mark.lengthy
 @every_noise
 def test_steepness_bounds_the_derivatives(noise):
     check_steepness(noise)
@@ -336,6 +341,7 @@ def test_a_bound_that_is_too_small_is_found():
         check_steepness(TooSmooth(1.7))
 
 
+@pytest.mark.lengthy
 def test_four_members_are_enough_but_for_brackets():
     own, known = Unbounded(3.0), dpk.Logistic(3.0)
     np.testing.assert_allclose([own.variance, own.absolute_moment], [known.variance, known.absolute_moment], rtol=1e-10)

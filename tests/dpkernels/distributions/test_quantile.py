@@ -40,6 +40,7 @@ def lattice():
     return u, in_float32(u)
 
 
+@pytest.mark.lengthy
 def test_float32_is_right_at_every_uniform_a_sampler_draws(lattice):
     u, z = lattice
     assert ulps(z, scipy.special.ndtri(u.astype(float))).max() < ULPS

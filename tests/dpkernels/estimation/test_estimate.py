@@ -32,6 +32,7 @@ def coverage(made, confidence, *, runs, n):
     )
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.95", "hybrid-0.5")
 @pytest.mark.parametrize("confidence", [0.5, 0.95])
 @pytest.mark.parametrize("name", ["piecewise", "sine-constant", "duchi", "hybrid"])

@@ -62,6 +62,7 @@ def all_codes(made):
 CHANNELS = [*EVERY, "optimal", "central", *NOISES]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "piecewise", "sine-quartic", "own", "duchi", "hybrid", "optimal", "central", "laplace", "discrete", "truncated"
 )
@@ -277,6 +278,7 @@ def counted(mechanism, places, masses, n, seed=0):
     return counts
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", CHANNELS)
 def test_between_its_places_a_channel_is_linear_and_bins_average_it(name):
     made = channel(name)
@@ -674,6 +676,7 @@ def test_intervals_are_wider_with_confidence_and_bands_wider_than_intervals():
     assert e.mean.bernstein()[0] < e.mean.interval()[0]
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise", "optimal")
 @pytest.mark.parametrize("name", ["piecewise", "hybrid", "optimal"])
 def test_with_a_large_budget_it_is_numpy(name):

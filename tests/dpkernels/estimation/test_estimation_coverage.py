@@ -175,6 +175,7 @@ def related(runs, n=100_000, epsilon=2.0):
     return np.array(values), np.mean(hits, axis=0), truth
 
 
+@pytest.mark.lengthy
 def test_relations_are_unbiased_and_their_intervals_hold():
     """The fast slice, 40 releases: within five standard errors of the truth."""
     runs = 40
@@ -240,6 +241,7 @@ def test_with_a_large_budget_relations_are_numpys():
     assert values == pytest.approx(plain, rel=0.02)
 
 
+@pytest.mark.lengthy
 def test_relations_of_perturbed_and_other_columns():
     """A mechanism of another kind, additive noise with its bounds, and a column that was not perturbed."""
     a, b, truth = (column[:200_000] for column in population())

@@ -65,6 +65,7 @@ def test_a_bracket_holds_the_delta_of_any_number_of_coins(loss, count, share):
     assert 0 <= low <= high <= 1
 
 
+@pytest.mark.lengthy
 @FEW
 @given(st.floats(0.05, 2.0), st.integers(1, 30), st.floats(-12, -1))
 def test_a_bracket_of_epsilon_is_enough_at_its_upper_end_and_not_at_its_lower(loss, count, power):
@@ -89,6 +90,7 @@ def test_a_first_root_holds_and_nothing_on_the_grid_before_it_does(turn, half, c
     assert all(excess(at, ()) > 0 for at in (0.01 * 1e4 ** (j / (count - 1)) for j in range(count)) if at < x * 0.999)
 
 
+@pytest.mark.lengthy
 @MANY
 @given(near, st.floats(1e-3, 1e3), st.floats(0.0, 1.0), st.integers(1, 4))
 def test_the_minimum_of_a_valley_is_found(low, width, share, power):

@@ -101,6 +101,7 @@ NOISES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("laplace-0.95", "discrete-0.8", "vector-0.95")
 @pytest.mark.parametrize("level", [0.8, 0.95])
 @pytest.mark.parametrize("name", NOISES)
@@ -200,6 +201,7 @@ RATIOS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("share", "near 0")
 @pytest.mark.parametrize("name", RATIOS)
 def test_ratios_are_covered(name):

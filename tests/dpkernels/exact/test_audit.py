@@ -58,6 +58,7 @@ def audited_budget(made, **how):
     return budget_bound(first, second, SAMPLES)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-1.0-0.99", "duchi-1.0-0.99", "hybrid-1.0-0.99")
 @pytest.mark.parametrize(
     ("name", "epsilon", "found"),
@@ -82,6 +83,7 @@ def too_signalling(made, factor):
     return dataclasses.replace(made, relative_height=factor * made.relative_height)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["piecewise", "piecewise-eta3"])
 def test_an_audit_catches_a_window_10_percent_too_high(name):
     faulty = too_signalling(mechanism(name, 1.0), 1.1)

@@ -89,6 +89,7 @@ def test_the_variance_is_that_of_the_mechanism(name, epsilon):
     assert certified / made.worst_variance - 1 <= PROMISED_COST
 
 
+@pytest.mark.lengthy
 @every_case
 def test_total_and_report_range(name, epsilon):
     certificate = exact(name, epsilon).certificate
@@ -147,6 +148,7 @@ def test_the_worst_variance_is_a_bound(table, epsilon):
     assert certificate.worst_variance <= largest + table.variance_terms[2]
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("name", "epsilon"), [case for case in LARGE if case[0] != "hybrid"][::4])
 def test_a_certificate_survives_json(name, epsilon):
     certificate = exact(name, epsilon).certificate

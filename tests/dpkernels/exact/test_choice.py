@@ -38,6 +38,7 @@ def fixed(numerator, bits):
     return lambda wanted: numerator << (wanted - bits) if wanted >= bits else numerator >> (bits - wanted)
 
 
+@pytest.mark.lengthy
 @every_case
 def test_every_short_uniform_is_decided_as_real_numbers_are(scores, epsilon):
     """Of the 2^10 cells of U, those within one item's interval choose it, the at most d - 1 others ask for more."""
@@ -159,6 +160,7 @@ def chi_square(counts, probabilities):
     return statistic, stats.chi2.isf(FALSE_ALARM, len(probabilities) - 1)
 
 
+@pytest.mark.lengthy
 def test_picks_have_the_law_and_a_wrong_one_is_seen():
     scores, epsilon, n = [4, 0, 3, 1], 0.5, 12_000
     counts = {}

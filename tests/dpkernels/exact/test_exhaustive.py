@@ -45,6 +45,7 @@ def some_rows(table):
 # All words at 16 bits.
 
 
+@pytest.mark.lengthy
 @every_small_case
 def test_every_16_bit_word_counts(name, epsilon):
     """The outcomes of the 2^16 words are exactly the certified weights, in every row tried."""
@@ -114,6 +115,7 @@ def test_a_slice_of_words_divides(name, epsilon, first):
     np.testing.assert_array_equal(counts(sampler(table), table, words, row), expected)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("name", "epsilon"), [("own", 1.0), ("sine-constant", 5.0)])
 @pytest.mark.parametrize("first", [0, 117 * SLICE, (1 << 32) - SLICE])
 def test_a_slice_of_words_looks_up(name, epsilon, first):

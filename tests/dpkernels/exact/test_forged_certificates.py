@@ -133,6 +133,7 @@ def test_the_verifier_sees_smaller_claims(name):
     assert false_claims({**form, "extra": 1})
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("window", "mixture", "rows", "noise on a lattice", "vector noise", "multivariate")
 @QUICK
 @given(st.data())
@@ -240,6 +241,7 @@ DANGEROUS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("danger", DANGEROUS)
 def test_dangerous_forms_are_refused_at_once(danger):
     """In 10 s of this processor's time and 200 MB: without bounds these take minutes and gigabytes."""

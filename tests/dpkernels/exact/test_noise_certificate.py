@@ -62,6 +62,7 @@ def random_weights(codes, kind):
     return weights
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("kind", ["any", "unimodal", "flat"])
 def test_delta_of_any_weights_is_that_of_the_worst_shift(kind):
     """Unimodal tables by their largest shift alone, others by all."""
@@ -92,6 +93,7 @@ def test_the_ratio_is_a_lower_bound(epsilon):
     assert exp_lower_bound(epsilon) <= high
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "laplace-1",
     "truncated-laplace-1e-2",
@@ -233,6 +235,7 @@ def test_one_weight_1_percent_low_is_refused(name):
     refused(changed(certificate.table, weights), name)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", [*TIGHT, "gaussian-1"])
 @pytest.mark.parametrize("sides", [(True, True), (True, False), (False, True)])
 def test_a_dropped_tail_is_refused(name, sides):

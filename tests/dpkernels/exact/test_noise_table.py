@@ -61,6 +61,7 @@ def counted(table):
 # From words to codes.
 
 
+@pytest.mark.lengthy
 @every_law
 def test_every_16_bit_word_counts(name):
     table = small_table(name)
@@ -74,6 +75,7 @@ def test_one_sided_tables_are_sampled(first):
     np.testing.assert_array_equal(counted(table), table.weights)
 
 
+@pytest.mark.lengthy
 @a_few_quickly
 @every_claim
 def test_alias_columns_hold_the_weights(name):
@@ -270,6 +272,7 @@ def test_even_laws_have_even_tables(name):
     assert (table.mean == 0) == even
 
 
+@pytest.mark.lengthy
 @every_claim
 def test_the_variance_is_the_laws(name):
     """Up to the rounding of the noise to cells, of the input, and what a finite table needs to be wider."""

@@ -431,6 +431,7 @@ def short(delta):
     return dpk.on_vectors(made, dimensions=2, norm="l1", delta=delta, lattice=1.0)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("make", "enough", "short_of"), [(narrow, 2.925e-6, 2.8e-6), (short, 1e-3, 3e-4)])
 def test_vector_claims_a_little_too_small_are_refused(make, enough, short_of):
     dpk.exact_sampler(make(enough))
@@ -560,6 +561,7 @@ def test_reports_of_counts_are_on_the_table(name):
     assert len(np.unique(noise)) > 5
 
 
+@pytest.mark.lengthy
 def test_blocks_of_rows_do_not_matter():
     made = VECTORS["gaussian-l2"]()
     x = RNG.normal(size=(60, 10, 6))

@@ -151,6 +151,7 @@ def test_sensitivities_that_are_no_part_of_the_interval_are_certified():
     certify_rows(form.table, 3.0, 0.9)
 
 
+@pytest.mark.lengthy
 def test_more_steps_than_words_of_64_bits_hold_are_refused():
     with pytest.raises(dpk.CertificateError, match=r"20 steps, each e\^3 times the last"):
         dpk.exact_sampler(dpk.central_piecewise(epsilon=3.0, sensitivity=0.05, steps=20, **UNIT))
@@ -251,6 +252,7 @@ def test_probabilities_that_are_not_private_or_biased_are_not_released(share):
         dpk.exact_sampler(dataclasses.replace(m, epsilon=m.epsilon * (1 - 1e-4)))
 
 
+@pytest.mark.lengthy
 def test_reports_that_are_all_but_impossible_are_certified():
     """Far from the input a probability may fall by e^-eps every row, here to e^-80: less than 64 bits can hold."""
     m = dpk.optimal(epsilon=5.0, lower=0.0, upper=16.0, sensitivity=1.0, points=17, outputs=61)
@@ -420,6 +422,7 @@ def test_rounding_is_exact_on_its_steps(m):
 # Releases
 
 
+@pytest.mark.lengthy
 @over(EVERY)
 def test_reports_are_possible_and_have_the_right_moments(m):
     """Mean and variance within 6 standard errors, at a fixed key; the same again, and any part of it."""
@@ -511,6 +514,7 @@ def test_a_release_on_skewed_intervals_is_certified_at_many_budgets():
         assert epsilon * (1 - 1e-4) < certificate.realised_epsilon <= epsilon
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("1e-11-1000.0", "3e-11--50000.0", "1e-09-1000000.0")
 @pytest.mark.parametrize("lower", [1.0, 1e3, -5e4, 1e6])
 @pytest.mark.parametrize("width", [1e-11, 3e-11, 1e-9])

@@ -39,6 +39,7 @@ def distance_from(law, z):
     return max((u - ranks).max(), (ranks + 1 / N - u).max())
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("gaussian", "staircase-0.3", "recycled-laplace", "recycled-truncated")
 @pytest.mark.parametrize("name", SAMPLED)
 def test_samples_have_the_law(name):
@@ -70,6 +71,7 @@ def test_the_mechanism_is_the_law_shifted(name):
     assert m.atoms(x)[0].shape == (0, 2, 1)
 
 
+@pytest.mark.lengthy
 def test_samples_differentiate_in_x_and_scale():
     x, key = np.array([0.5, -2.0, 7.0], np.float32), dpk.simulation_key(3)
     z = Additive(Laplace(2.0)).sample(key, x) - x
@@ -252,6 +254,7 @@ def test_errors_name_the_argument(make, name):
         make()
 
 
+@pytest.mark.lengthy
 def test_a_vector_is_charged_with_its_delta():
     vector = dpk.on_vectors(dpk.laplace(epsilon=0.5), dimensions=3, norm="l1")
     assert asked(vector) == asked(dpk.exact_sampler(vector).certificate) == asked(0.5, 1e-10)

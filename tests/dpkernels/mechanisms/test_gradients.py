@@ -66,6 +66,7 @@ def numpy_forms(m, y, x):
     return np.array([m.pdf(y, x), m.cdf(y, x), m.variance(x), m.absolute_error(x)], np.float64)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5")
 @over(ALL, *VARIED)
 def test_closed_forms_against_finite_differences(m, x64):
@@ -138,6 +139,7 @@ def test_reverse_mode_gradient_of_samples_is_the_forward_one(m, x64):
         assert got == pytest.approx(float(expected), rel=1e-9, abs=1e-12)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("triangle-quartic0.3-5-w1.3")
 @over(WINDOWED, "piecewise-0.5", "sine-2-w1.3", "triangle-quartic0.3-5-w1.3")
 def test_gradient_of_one_sample_is_implicit(m, x64):
@@ -158,6 +160,7 @@ def every_gradient(m, x):
     return jnp.sum(m.sample(KEY, x)) + sum(jnp.sum(form) for form in forms)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("20.0-shapes0-float32-interval0")
 @pytest.mark.parametrize(("dtype", "interval"), [("float32", UNIT), ("float64", SKEW)])
 @pytest.mark.parametrize("shapes", [("uniform", "constant"), ("triangle", dpk.Quartic(1e-6))])
@@ -170,6 +173,7 @@ def test_gradients_are_finite_at_the_extremes(shapes, epsilon, dtype, interval):
             assert np.all(np.isfinite(leaf))
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("forward-hybrid-1")
 @over(ALL, "duchi-0.1", "hybrid-1")
 @pytest.mark.parametrize("mode", ["forward", "backward"])

@@ -21,6 +21,7 @@ def _variance(m, objective):
     return float(m.worst_variance if objective == "worst" else m.central_variance)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("*-uniform", "0.1-*-sine")
 @over_windows
 @over_objectives

@@ -43,6 +43,7 @@ def test_icdf_is_accurate(m):
     assert np.all(off <= MOST * unit_of_reports(m) + 1e-18 / density)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(*QUICK, "hybrid-1")
 @over(ALL, *SMOOTH, *ATOMIC)
 def test_float32_icdf_is_the_one_of_float64(m):
@@ -105,6 +106,7 @@ def test_antithetic_reports_mirror_each_other(m):
     assert np.all(abs(m.icdf(u, x) + mirrored - 2 * m.middle) <= slack)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("m", [dpk.composite("sine", "quartic", epsilon=1.0, **SKEW), dpk.laplace(epsilon=1.0)])
 def test_inverse_samples_are_the_icdf_at_the_uniforms_of_the_key(m):
     x = jnp.full(64, 0.3, jnp.float32)
@@ -119,6 +121,7 @@ def test_another_method_is_refused():
     assert METHODS == ("mixture", "inverse")
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("sine-quartic-0.5")
 @over(WINDOWED, "piecewise-0.5", "sine-quartic-0.5", "triangle-0.1")
 def test_icdf_has_derivatives_in_u_x_and_every_parameter(m, x64):
@@ -146,6 +149,7 @@ def ulps(got, exact):
     return np.array([float(abs(mpmath.mpf(float(g)) - e) / u) for g, e, u in zip(got, exact, units, strict=True)])
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_elementary_functions_are_within_two_units(dtype, x64):
     w = np.concatenate([np.linspace(0, 1, 501)[1:-1], np.geomspace(1e-30, 1e-3, 50)]).astype(dtype)
@@ -161,6 +165,7 @@ def test_elementary_functions_are_within_two_units(dtype, x64):
     np.testing.assert_array_equal(sin_pi(jnp.array([0.0, 0.5, 1.0], dtype)), [0, 1, 0])
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_elementary_functions_have_derivatives(dtype, x64):
     w = np.linspace(0.05, 0.95, 19).astype(dtype)

@@ -27,6 +27,7 @@ def range_of_reports(m):
     return high - low
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("sine-quartic-0.5-float32", "hybrid-1-float64")
 @over_types
 @over(ALL, *THREE)

@@ -18,6 +18,7 @@ BOUNDED = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", BOUNDED)
 @pytest.mark.parametrize("interval", INTERVALS)
 @pytest.mark.parametrize("epsilon", [0.5, 4.0])

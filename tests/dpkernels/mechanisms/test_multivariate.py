@@ -114,6 +114,7 @@ def test_default_number_of_coordinates(epsilon, sampled):
     assert m.coordinate.epsilon == pytest.approx(epsilon / sampled)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("duchi", "piecewise", "optimal")
 @pytest.mark.parametrize("name", sorted(set(dpk.MECHANISMS) - {"sine-quartic", "triangle-quartic"}))
 def test_any_listed_mechanism_serves_a_coordinate(name):

@@ -139,6 +139,7 @@ def test_worst_case_variances_of_central_mechanisms(ratio, epsilon, target):
     assert (m.sensitivity is None) == (ratio == 1)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("epsilon", [0.02, 0.3, 1.0, 2.5, 5.0])
 def test_no_named_mechanism_beats_the_optimal_one(epsilon):
     """But for what its grids lose: one part in ten thousand, and the rounding between rows."""
@@ -176,6 +177,7 @@ def test_integers_are_never_above_the_best_closed_form(epsilon, ratio):
     assert form.certificate.worst_variance < min(float(one.worst_variance) for one in closed)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("3-1", "8-1")
 @pytest.mark.parametrize(("epsilon", "ratio"), PAIRS)
 def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
@@ -191,6 +193,7 @@ def test_twice_as_fine_grids_gain_less_than_one_percent(epsilon, ratio):
     assert largest_ratio(m.probabilities, m.cells) <= math.exp(epsilon)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("epsilon", "ratio"), [(0.5, 4.0), (1.0, 2.0), (1.0, 4.0), (2.0, 2.0)])
 def test_central_mechanisms_are_ordered(epsilon, ratio):
     claim = {"epsilon": epsilon, "lower": 0.0, "upper": ratio, "sensitivity": 1.0}
@@ -397,6 +400,7 @@ DAMAGES = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("cut", "not private", "biased", "nan", "unordered", "biased by a place far out")
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
 def test_a_damaged_file_is_solved_again(cache, damage):
@@ -482,6 +486,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
 def test_what_is_read_is_bounded(cache, bomb):
     """None of these is read: 64 MiB in 64 KiB, a header of 8 TiB, more than solutions need, a pipe nobody writes to."""

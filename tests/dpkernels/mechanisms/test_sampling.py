@@ -61,6 +61,7 @@ def check_law(m, dtype):
     assert distance_from_uniform(uniform_transform(m, too_wide, x)) > 1.5 * CRITICAL
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick(
     "piecewise-0.5",
     "triangle-quartic0.3-5-w1.3",
@@ -75,12 +76,14 @@ def test_law_in_float64(m):
     check_law(m, "float64")
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-0.5", "humps-1-w0.7", "hybrid-5", "optimal-1")
 @over(ALL, *FLOAT32)
 def test_law_in_float32(m):
     check_law(m, "float32")
 
 
+@pytest.mark.lengthy
 @over(ALL, *COMMON)
 def test_mean_and_variance_within_6_sigma(m):
     y, x = draw(m, "float64")
@@ -90,6 +93,7 @@ def test_mean_and_variance_within_6_sigma(m):
     assert abs(squares.mean() - 1) < 6 * squares.std() / np.sqrt(N) + 1e-6
 
 
+@pytest.mark.lengthy
 @over(ALL)
 def test_reports_stay_in_the_output_interval(m):
     y, _ = draw(m, "float64")
@@ -97,6 +101,7 @@ def test_reports_stay_in_the_output_interval(m):
     assert y.max() <= m.output_interval[1] + 4 * spacing(m)
 
 
+@pytest.mark.lengthy
 @over(ALL, *FLOAT32)
 def test_float32_reports_stay_in_the_output_interval(m):
     y, _ = draw(m, "float32")

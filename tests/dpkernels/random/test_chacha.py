@@ -167,6 +167,7 @@ def test_block_counter_carries_past_32_bits(source, first):
     assert words.tobytes() == expected
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("uint8", "uint64")
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
 def test_random_bits_of_a_typed_key(key, dtype):

@@ -95,6 +95,7 @@ def test_a_simulation_refuses_what_is_not_one_typed_key(key):
         dpk.perturb(np.ones(3), dpk.duchi(epsilon=1.0, lower=0.0, upper=2.0), key=key, exact=False)
 
 
+@pytest.mark.lengthy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_forked_processes_share_no_randomness():
     done = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, check=True)
@@ -129,6 +130,7 @@ def written_apart(secret, encoded):
     return secret
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(
     ("name", "encoded"),
     [

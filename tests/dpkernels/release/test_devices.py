@@ -102,6 +102,7 @@ def test_a_release_is_the_same_bits_on_any_devices(devices):
     assert {case: (here[case], there[case]) for case in here if here[case] != there[case]} == {}
 
 
+@pytest.mark.lengthy
 def test_releases_of_the_same_values_are_the_same_wherever_they_are():
     """And no others are: a digest that never changes would prove nothing."""
     digests = {case: result for case, result in released().items() if not case.startswith("row")}

@@ -196,6 +196,7 @@ def test_a_process_forked_after_jax_ran_is_refused_at_once():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
+@pytest.mark.lengthy
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_process_forked_before_jax_ran_releases():
     program = """

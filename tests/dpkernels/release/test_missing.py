@@ -83,6 +83,7 @@ def test_tables(make):
     assert np.isfinite(plain(dropped["pay"])).all()
 
 
+@pytest.mark.lengthy
 def test_rows_of_vectors():
     x = np.array([[1.0, 2.0], [np.nan, 3.0], [4.0, 5.0]])
     made = dpk.perturb(x, VECTORS, key=KEY, missing="keep")

@@ -64,6 +64,7 @@ def test_reports_are_exact_multiples_of_the_cell(name):
     assert all((Fraction(report) / cell).denominator == 1 for report in reports.tolist())
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", ["laplace", "staircase-0.3", "truncated-laplace", "discrete-laplace-thirds", "merged"])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_all_inputs_have_the_tables_codes_as_noise(name, dtype):
@@ -263,6 +264,7 @@ def audited_budget(form, D):
     return np.log(low / high)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize(("epsilon", "D"), [(0.5, 1.0), (1.0, 0.7), (2.0, 1.0)])
 def test_an_audit_stays_below_the_budget_and_comes_close(epsilon, D):
     found = audited_budget(dpk.exact_sampler(dpk.laplace(epsilon=epsilon, sensitivity=D)), D)
@@ -275,6 +277,7 @@ def test_an_audit_catches_noise_5_percent_too_narrow():
     assert audited_budget(form_of(made, dpk.exact_sampler(dpk.laplace(epsilon=1.05)).table), 1.0) > 1.0
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("side", ["left", "right", "both"])
 def test_an_audit_catches_a_dropped_tail(side):
     """Noise cut where 1e-3 is left: reports beyond the cut are possible for one neighbour only."""

@@ -41,6 +41,7 @@ def perturb(x, made, **how):
 # What is reported.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", EVERY)
 def test_reports_are_codes_of_the_table(name):
     """Every report is the value of a code, so it is on the lattice and in the certified range."""
@@ -74,6 +75,7 @@ def test_reports_are_made_of_the_keys_words_by_position(name):
         assert report == pytest.approx(float(table.value(code(word, row))), rel=1e-12)
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
 def test_means_and_variances_are_the_mechanisms(name, share):
@@ -106,6 +108,7 @@ def test_an_exact_form_is_taken_for_its_mechanism():
 # Noise belongs to the key and the position.
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("chunk", "workers"), [(1000, 1), (1000, 3), (77, 2), (4096, 9)])
 def test_noise_does_not_depend_on_chunks_or_workers(monkeypatch, name, chunk, workers):

@@ -211,6 +211,7 @@ def test_bad_values_are_named_by_the_driver_alone(cluster: Any, run: Run) -> Non
     assert not found_in(session(), [b"127.8125"])
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("TypeError-1")
 @pytest.mark.parametrize(("kind", "code"), [(TypeError, 1), (KeyError, 1), (click.UsageError, 2)])
 def test_an_error_that_nobody_foresaw_is_told_by_the_driver_alone(
@@ -358,6 +359,7 @@ def standing_in(name: str, path: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.lengthy
 @pytest.mark.parametrize("killed", [True, False])
 def test_what_ray_leaves_of_a_session_ends_with_a_driver_that_is_killed(tmp_path: Path, killed: bool) -> None:
     agent = standing_in("ray::Agent", tmp_path / "session_1" / "logs" / "raylet.out")

@@ -72,6 +72,7 @@ def reports(made, count, dtype, start=0, secret=SECRET):
     return in_chunks(exact_engine(form, secret), Bounds.of(form, clip=True), values(made, count, dtype), start=start)
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-float64", "hybrid-float32", "central-float64", "laplace-float32", "gaussian-float64")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", MADE)
@@ -90,6 +91,7 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.lengthy
 @pytest.mark.quick("piecewise-float*", "sine-quartic-float*", "own-*", "duchi-*", "hybrid-*", "central-*", "laplace-*")
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", [*EVERY, "central", "laplace", "gaussian"])

@@ -79,6 +79,7 @@ def test_bad_inputs_are_clipped(name):
     np.testing.assert_array_equal(jax.jit(traced(name))(KEY, x), dpk.perturb(clipped, made, key=KEY))
 
 
+@pytest.mark.lengthy
 def test_what_cannot_be_released_is_refused():
     form = dpk.exact_sampler(MADE["piecewise"])
     for key, sampler, error in (
@@ -95,6 +96,7 @@ def test_what_cannot_be_released_is_refused():
     np.testing.assert_array_equal(dpk.perturb_traced(KEY, form, X), dpk.perturb(X, MADE["piecewise"], key=KEY))
 
 
+@pytest.mark.lengthy
 def test_one_key_for_several_rows_is_refused_under_vmap():
     """They would have the same noise, and their differences none."""
     form, keys = dpk.exact_sampler(dpk.laplace(epsilon=1.0)), jax.random.split(dpk.key_from_bytes(bytes(range(32))), 3)
