@@ -35,8 +35,8 @@ from dpkernels.numerics import RealArray, floating, namespace
 
 KINDS = ("BR", "DP")
 # Cells of the grid on eps0. Doubling their number makes bounds four times closer, and takes four times longer.
-CELLS = 512
-ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of the recursion in float64.
+_CELLS = 512
+_ROUNDING = 4e-15  # A bound, times 1 - E, on the rounding error of one step of the recursion in float64.
 
 
 @dataclass(frozen=True)
@@ -47,20 +47,20 @@ class AdaptiveBounds:
     upper: Any
 
 
-def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = CELLS) -> Any:
+def adaptive_delta(order: str | Iterable[str], epsilon0: Any, epsilon: Any, *, cells: int = _CELLS) -> Any:
     """Return an upper bound of delta at eps of mechanisms run in this order: the upper end of ``adaptive_bracket``.
 
     JAX arguments give a JAX value, differentiable in epsilon0 and epsilon; it does not include rounding errors.
     """
-    if namespace(epsilon0, epsilon) is jnp:
-        checks.positive("epsilon0", epsilon0)
-        checks.within("epsilon", epsilon, 0.0, np.inf)
-        return _traced_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
-    return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
+    if namespace(epsilon0, epsilon) is np:
+        return adaptive_bracket(order, epsilon0, epsilon, cells=cells).upper
+    checks.positive("epsilon0", epsilon0)
+    checks.within("epsilon", epsilon, 0.0, np.inf)
+    return _traced_delta(_kinds(order), epsilon0, epsilon, checks.whole("cells", cells, 2, 10**5))
 
 
 def adaptive_bracket(
-    order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = CELLS
+    order: str | Iterable[str], epsilon0: float, epsilon: Any, *, cells: int = _CELLS
 ) -> AdaptiveBounds:
     """Return rigorous bounds on delta at eps of mechanisms run in this order, each chosen after the earlier outcomes.
 
@@ -75,19 +75,18 @@ def adaptive_bracket(
         cells: the number of cells of the grid on eps0.
 
     Returns:
-        A AdaptiveBounds of NumPy arrays in the shape of epsilon.
+        The bounds as NumPy arrays in the shape of epsilon.
 
     Raises:
         TypeError: a count is not an integer.
         ValueError: a kind other than "DP" and "BR", not 1 to 200 of them, epsilon0 is not positive, epsilon is
             negative, or cells is not in 2..10^5.
     """
-    grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
-    return _bracket(grid, _kinds(order), _levels(epsilon), {})
+    return _bracket(_grid(epsilon0, cells), _kinds(order), _levels(epsilon), {})
 
 
 def ordering_table(
-    epsilon0: float, k: int, bounded_range: int, epsilon: float, *, cells: int = CELLS
+    epsilon0: float, k: int, bounded_range: int, epsilon: float, *, cells: int = _CELLS
 ) -> dict[str, AdaptiveBounds]:
     """Return ``adaptive_bracket`` of every order of k mechanisms of which m are BR, the worst (largest delta) first.
 
@@ -111,8 +110,7 @@ def ordering_table(
     """
     k = checks.whole("k", k, 1, 20)
     m = checks.whole("bounded_range", bounded_range, 0, k)
-    grid = _Grid(_budget(epsilon0), checks.whole("cells", cells, 2, 10**5))
-    levels = _levels(epsilon)
+    grid, levels = _grid(epsilon0, cells), _levels(epsilon)
     tables: _Tables = {}
     orders = [tuple("BR" if at in some else "DP" for at in range(k)) for some in combinations(range(k), m)]
     found = {",".join(order): _bracket(grid, order, levels, tables) for order in orders}
@@ -162,24 +160,20 @@ def _traced_delta(order: tuple[str, ...], epsilon0: Any, epsilon: Any, cells: in
 
 def _table(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
     """Return delta(order; x) at the nodes: lower bounds on the grid, upper bounds on chords; cached in ``tables``."""
-    if not order:
-        return grid.known(0)
-    if (supremum, order) not in tables:
-        tables[supremum, order] = _step(grid, order, supremum, tables)
-    return tables[supremum, order]
-
-
-def _step(grid: _Grid, order: tuple[str, ...], supremum: _Supremum, tables: _Tables) -> Any:
-    """Add one mechanism, run before those of the table; beyond all losses delta is [1 - e^x]_+."""
     xp, known = grid.xp, grid.known(len(order))
+    if not order:
+        return known
+    if (supremum, order) not in tables:
 
-    def extended(values: RealArray) -> RealArray:
-        return xp.concatenate([known[: grid.cells], values, known[-grid.cells :]])
+        def extended(values: RealArray) -> RealArray:
+            """Add nodes beyond all losses, where delta is [1 - e^x]_+."""
+            return xp.concatenate([known[: grid.cells], values, known[-grid.cells :]])
 
-    step = _response if order[0] == "DP" else supremum
-    values = extended(step(grid, extended(_table(grid, order[1:], supremum, tables))))
-    slack = 0.0 if xp is jnp else ROUNDING / -np.expm1(-grid.epsilon0)
-    return xp.clip(values + (slack if supremum is _on_chords else -slack), known, 1.0)
+        step = _response if order[0] == "DP" else supremum
+        values = extended(step(grid, extended(_table(grid, order[1:], supremum, tables))))
+        slack = 0.0 if xp is jnp else _ROUNDING / -np.expm1(-grid.epsilon0)
+        tables[supremum, order] = xp.clip(values + (slack if supremum is _on_chords else -slack), known, 1.0)
+    return tables[supremum, order]
 
 
 def _response(grid: _Grid, values: RealArray) -> Any:
@@ -275,9 +269,9 @@ def _kinds(order: str | Iterable[str]) -> tuple[str, ...]:
     return tuple(kinds)
 
 
-def _budget(epsilon0: Any) -> float:
+def _grid(epsilon0: Any, cells: Any) -> _Grid:
     checks.positive("epsilon0", epsilon0)
-    return checks.number("epsilon0", epsilon0)
+    return _Grid(checks.number("epsilon0", epsilon0), checks.whole("cells", cells, 2, 10**5))
 
 
 def _levels(epsilon: Any) -> np.ndarray:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from accountants.closed_forms.concentrated import pure_terms, tail_bound
-from accountants.closed_forms.pure import checked_delta, pure_delta
+from accountants.closed_forms.pure import pure_delta
 from dpkernels import checks
 from dpkernels.numerics import Real
 
@@ -132,11 +132,12 @@ def approximate_delta(epsilon0: Real, delta0: Real, k: Real, epsilon: Real) -> A
         ValueError: epsilon0 negative or infinite, delta0 not in [0, 1), k not in 0..10^6, epsilon negative or NaN.
     """
     checks.within("epsilon0", epsilon0, 0.0, _FINITE)
+    checks.below_one("delta", delta0)
     checks.within("epsilon", epsilon, 0.0, np.inf)
     eps0 = np.asarray(epsilon0, float)
     some = np.where(eps0 > 0, eps0, 1.0)
     pure = np.where(eps0 > 0, pure_delta(some, k, np.asarray(epsilon, float)), 0.0)
-    leak = -np.expm1(k * np.log1p(-np.asarray(checked_delta(delta0), float)))
+    leak = -np.expm1(k * np.log1p(-np.asarray(delta0, float)))
     return np.minimum((leak + (1 - leak) * pure) * _UP, 1.0)[()]
 
 

@@ -19,28 +19,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from accountants.closed_forms.pure import (
-    MOST,
-    checked_delta,
-    grid_delta,
-    grid_epsilon,
-    grid_sums,
-    log_ways,
-    numbers,
-    pure_level,
-    pure_losses,
-    raised,
-    split,
-    upper_delta,
-)
+from accountants.closed_forms import pure as pure_composition
+from accountants.closed_forms.pure import grid_delta, grid_epsilon, numbers, pure_losses
 from dpkernels import checks
-from dpkernels.numerics import Real, namespace
+from dpkernels.numerics import GAUSS_LEGENDRE, Real, namespace, without_derivative
 from dpkernels.solve import while_loop
 
 # The error of a probability, in units in the last place of 1, of each mechanism and of the logarithms.
 _UNITS = 2
-# On [0, 1]; 16 nodes compute ``_mean_slope`` to 1e-15.
-NODES, WEIGHTS = (np.polynomial.legendre.leggauss(16)[0] + 1) / 2, np.polynomial.legendre.leggauss(16)[1] / 2
+# These compute ``_mean_slope`` to 1e-15.
+_NODES, _WEIGHTS = GAUSS_LEGENDRE
 
 
 def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) -> Real:
@@ -67,8 +55,7 @@ def mixed_delta(epsilon0: Real, bounded_range: int, pure: int, epsilon: Real) ->
         ValueError: epsilon0 not positive, epsilon negative, bounded_range not in 0..4000, pure not in 0..10^6.
     """
     checks.within("epsilon", epsilon, 0.0, np.inf)
-    m, n = _mix_counts(bounded_range, pure)
-    return _each(_mixed_delta, m, n, *numbers(_positive(epsilon0), epsilon))
+    return _each(_mixed_delta, epsilon0, bounded_range, pure, epsilon)
 
 
 def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) -> Real:
@@ -87,8 +74,8 @@ def mixed_epsilon(epsilon0: Real, bounded_range: int, pure: int, delta: Real) ->
         TypeError: a count is not whole.
         ValueError: epsilon0 not positive, delta not in [0, 1), bounded_range not in 0..4000, pure not in 0..10^6.
     """
-    m, n = _mix_counts(bounded_range, pure)
-    return _each(_mixed_epsilon, m, n, *numbers(_positive(epsilon0), checked_delta(delta)))
+    checks.below_one("delta", delta)
+    return _each(_mixed_epsilon, epsilon0, bounded_range, pure, delta)
 
 
 def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
@@ -111,7 +98,8 @@ def bounded_range_renyi(epsilon0: Real, order: Real) -> Real:
         ValueError: epsilon0 not positive, order below 1.
     """
     checks.within("order", order, 1.0, np.inf)
-    eps0, alpha = numbers(_positive(epsilon0), order)
+    checks.positive("epsilon0", epsilon0)
+    eps0, alpha = numbers(epsilon0, order)
     xp = namespace(eps0, alpha)
     finite = xp.isfinite(alpha)
     rest = (xp.where(finite, alpha, 2.0) - 1) * eps0
@@ -123,7 +111,7 @@ def _mean_slope(z: Real, width: Real) -> Real:
     """Return (g(z + width) - g(z))/width; by Gauss-Legendre for short widths, with an error below 1e-15 at 6."""
     xp = namespace(z, width)
     short = width < 6
-    near = (_slope(xp.expand_dims(z, -1) + xp.expand_dims(xp.where(short, width, 1.0), -1) * NODES) * WEIGHTS).sum(-1)
+    near = (_slope(xp.expand_dims(z, -1) + xp.expand_dims(xp.where(short, width, 1.0), -1) * _NODES) * _WEIGHTS).sum(-1)
     w, z = xp.where(short, 6.0, width), xp.maximum(z, 1e-30)
     far = 0.5 + (xp.log(xp.expm1(-z - w) / xp.expm1(-z)) - xp.log1p(w / z)) / w
     return xp.where(short, near, far)
@@ -158,13 +146,13 @@ def _binomial(m: int, eps0: Any, t: Any, gap: Any) -> Any:
     t, gap = xp.expand_dims(t, -1), xp.expand_dims(gap, -1)
     whole = xp.log(-xp.expm1(-eps0))
     log_q, log_rest = xp.log(-xp.expm1(-gap)) - whole, xp.log(-xp.expm1(-t)) - gap - whole
-    parts = xp.asarray(log_ways(m), t.dtype), i * log_rest, (m - i) * log_q
-    (size,) = _frozen(sum(abs(part) for part in parts))
+    parts = xp.asarray(pure_composition.log_ways(m), t.dtype), i * log_rest, (m - i) * log_q
+    size = without_derivative(sum(abs(part) for part in parts))
     return xp.exp(sum(parts[1:], parts[0])) * (1 + _UNITS * xp.finfo(t.dtype).eps * (1 + m + size))
 
 
 def _doubled(mass: Real) -> Real:
-    """Return the distribution of 2 J from that of J."""
+    """Return the distribution of 2 J."""
     xp = namespace(mass)
     return xp.stack([mass, xp.zeros_like(mass)], -1).ravel()[:-1]
 
@@ -178,12 +166,12 @@ def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
     xp = namespace(eps0, eps)
     z = n - xp.minimum(eps / eps0, m + n)
     l = xp.floor(z).astype(int) + np.arange(-1, m + 2)  # noqa: E741
-    high, low = split(eps0)
+    high, low = pure_composition.split(eps0)
     t = ((eps + (l + 1 - n) * high) + (l + 1 - n) * low) / (m + 1)
     gap = (((m + n - l) * high - eps) + (m + n - l) * low) / (m + 1)
     inside = (t > 0) & (gap > 0)
     t, gap = xp.where(inside, t, eps0 / 2), xp.where(inside, gap, eps0 / 2)
-    sums = grid_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
+    sums = pure_composition.grid_sums(xp.pad(_doubled(pure_losses(eps0, n)[2]), (1, max(0, m - n) + 2)), eps0)
     at = xp.clip(l[:, None] - np.arange(m + 1) + 1, 0, None)
     weight = _binomial(m, eps0, t, gap)
     B, C = ((weight * some[at]).sum(-1) for some in sums)
@@ -193,14 +181,14 @@ def _best_t(m: int, n: int, eps0: Any, eps: Real) -> tuple[Any, Any, Any]:
 
 def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
     if m == 0:
-        return upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
-    still, at = _frozen(eps0, eps)
+        return pure_composition.upper_delta(eps, (eps0, n, pure_losses(eps0, n)))
+    still, at = without_derivative((eps0, eps))
     t, gap, l = _best_t(m, n, still, at)  # noqa: E741
 
     def excess(s: Any, eps: Any) -> Any:
         """Return the loss minus eps, with the derivative at t held fixed."""
         moving = (n - s) * eps0 - eps
-        return gap + (l - s) * still + (moving - _frozen(moving)[0])
+        return gap + (l - s) * still + (moving - without_derivative(moving))
 
     found = grid_delta(*_mix_losses(m, n, eps0, t, gap + (eps0 - still)), eps, excess)
     xp = namespace(found)
@@ -209,10 +197,10 @@ def _mixed_delta(m: int, n: int, eps0: Real, eps: Real) -> Real:
 
 def _mixed_epsilon(m: int, n: int, eps0: Real, delta: Real) -> Real:
     xp = namespace(eps0, delta)
-    t = _worst_t(m, n, *_frozen(eps0, delta)) if m else eps0 / 2
+    t = _worst_t(m, n, *without_derivative((eps0, delta))) if m else eps0 / 2
     eps = grid_epsilon(*_mix_losses(m, n, eps0, t), delta)
-    eps = raised(lambda eps, eps0: _mixed_delta(m, n, eps0, eps), eps0, eps, delta, eps0)
-    level = pure_level(eps0, m + n)
+    eps = pure_composition.raised(lambda eps, eps0: _mixed_delta(m, n, eps0, eps), eps0, eps, delta, eps0)
+    level = pure_composition.pure_level(eps0, m + n)
     return xp.where(delta > 0, xp.minimum(eps, level), level)
 
 
@@ -242,29 +230,20 @@ def _worst_t(m: int, n: int, eps0: Any, delta: Any) -> Any:
     return while_loop(unfinished, onwards, (0, half, eps_at(half), (m + n) * eps0, eps0))[1]
 
 
-def _frozen(*values: Any) -> Any:
-    return jax.lax.stop_gradient(values) if namespace(*values) is jnp else values
-
-
-def _each(function: Callable[..., Any], m: int, n: int, first: Any, second: Any) -> Any:
-    """Return function(m, n, x, y) at every pair of entries."""
-    xp = namespace(first, second)
-    first, second = xp.broadcast_arrays(first, second)
+def _each(function: Callable[..., Any], epsilon0: Any, bounded_range: Any, pure: Any, values: Any) -> Any:
+    """Return function(m, n, eps0, value) at every pair of entries."""
+    m = checks.whole("bounded_range", bounded_range, 0, 4000)
+    n = checks.whole("pure", pure, 0, pure_composition.MOST)
+    checks.positive("epsilon0", epsilon0)
+    eps0, values = numbers(epsilon0, values)
+    xp = namespace(eps0, values)
+    eps0, values = xp.broadcast_arrays(eps0, values)
     if xp is jnp:
-        return _mapped(function, m, n, first.ravel(), second.ravel()).reshape(first.shape)
-    pairs = zip(first.ravel(), second.ravel(), strict=True)
-    return np.array([function(m, n, *both) for both in pairs], float).reshape(first.shape)[()]
+        return _mapped(function, m, n, eps0.ravel(), values.ravel()).reshape(eps0.shape)
+    pairs = zip(eps0.ravel(), values.ravel(), strict=True)
+    return np.array([function(m, n, *both) for both in pairs], float).reshape(eps0.shape)[()]
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
-def _mapped(function: Callable[..., Any], m: int, n: int, first: Real, second: Real) -> Any:
-    return jax.lax.map(lambda both: function(m, n, *both), (first, second))
-
-
-def _positive(epsilon0: Real) -> Real:
-    checks.positive("epsilon0", epsilon0)
-    return epsilon0
-
-
-def _mix_counts(bounded_range: Any, pure: Any) -> tuple[int, int]:
-    return checks.whole("bounded_range", bounded_range, 0, 4000), checks.whole("pure", pure, 0, MOST)
+def _mapped(function: Callable[..., Any], m: int, n: int, eps0: Real, values: Real) -> Any:
+    return jax.lax.map(lambda both: function(m, n, *both), (eps0, values))

@@ -69,7 +69,8 @@ def best_epsilon(rho: Real, delta: Real) -> Real:
     Raises:
         ValueError: rho is negative, or delta not in (0, 1).
     """
-    rho, delta = np.broadcast_arrays(*_checked(rho, delta))
+    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
+    rho, delta = np.broadcast_arrays(_budget(rho, "rho"), np.asarray(delta, float))
     some = np.where(rho > 0, rho, 1.0)
 
     def slope(x: Real) -> Real:
@@ -111,7 +112,7 @@ def best_delta(rho: Real, epsilon: Real) -> Real:
 
 
 def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:
-    """Return the point at which a function becomes positive between positive ends, by bisection of the logarithm."""
+    """Return the point between positive ends at which a function becomes positive."""
     low, high = np.broadcast_arrays(np.log(low), np.log(high))
     return np.exp(bisect(lambda t: ~(increasing(np.exp(t)) > 0), low, high, 80)[1])
 
@@ -119,11 +120,6 @@ def _root(increasing: Callable[[Real], Real], low: Real, high: Real) -> Real:
 def _budget(value: Real, name: str = "epsilon") -> Real:
     checks.within(name, value, 0.0, np.finfo(float).max)
     return np.asarray(value, float)
-
-
-def _checked(rho: Real, delta: Real) -> tuple[Real, Real]:
-    checks.within("delta", delta, 0.0, 1.0, open_ends=True)
-    return _budget(rho, "rho"), np.asarray(delta, float)
 
 
 @dataclass(frozen=True)

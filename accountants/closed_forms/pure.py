@@ -24,12 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from dpkernels import checks
-from dpkernels.numerics import Real, RealArray, namespace
+from dpkernels.numerics import Real, RealArray, namespace, without_derivative
 from dpkernels.solve import promote, while_loop
 
-# The most mechanisms, and the most values of a sum that are enumerated exactly: arrays of 8 MB.
-MOST = 10**6
-MOST_VALUES = 1 << 20
+MOST = 10**6  # The most mechanisms: an array of 8 MB.
 # A bound on the relative error of a mass, in units in the last place a mechanism and unit of its logarithm.
 _UNITS = 4
 
@@ -55,10 +53,7 @@ def pure_delta(epsilon0: Any, k: Real, epsilon: Any) -> Any:
 
 
 def upper_delta(eps: Any, parameters: tuple[Any, Any, tuple[Any, Any, Any]]) -> Any:
-    """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound.
-
-    Masses are rounded upwards, and products (k - 2 s) eps0 are exact.
-    """
+    """Return the profile at eps of (eps0, k, ``pure_losses``), an upper bound: products (k - 2 s) eps0 are exact."""
     eps0, k, (top, step, mass) = parameters
     xp = namespace(eps0, eps)
     high, low = split(eps0)
@@ -85,7 +80,8 @@ def pure_epsilon(epsilon0: Real, k: Real, delta: Real) -> Real:
         TypeError: k is not whole.
         ValueError: epsilon0 not positive, k not in 0..10^6, delta not in [0, 1).
     """
-    eps0, delta = numbers(epsilon0, checked_delta(delta))
+    checks.below_one("delta", delta)
+    eps0, delta = numbers(epsilon0, delta)
     top, step, mass = pure_losses(eps0, k)
     found = grid_epsilon(top, step, mass, delta)
     found = raised(upper_delta, (eps0, np.asarray(k), (top, step, mass)), found, delta, step)
@@ -97,85 +93,9 @@ def pure_level(eps0: Any, k: Any) -> Any:
     xp = namespace(eps0)
     high, low = split(eps0)
     top = k * eps0
-    start = jax.lax.stop_gradient(top) if xp is jnp else top
+    start = without_derivative(top)
     rounded_down = (k * high - start) + k * low > 0
     return top + xp.where(rounded_down, xp.nextafter(start, xp.inf + 0 * start) - start, 0.0)
-
-
-def pure_mix_delta(epsilons: Any, epsilon: Real, *, points: int = 1 << 16) -> Real:
-    """Return an upper bound of delta at eps of mechanisms that are eps_i-DP each, non-adaptive or adaptive.
-
-    The worst losses are independently +-eps_i (Murtagh & Vadhan 2016). The result is exact where all eps_i are equal,
-    and where the sum takes at most 2^20 values. Otherwise every loss is moved to a grid of step h = 2 sum eps_i /
-    points. Each atom is split between its neighbours so that both distributions of the pair keep their mass; by
-    convexity this can only raise delta (connect the dots, Doroshenko et al. 2022). With g different eps_i:
-
-        delta(eps) <= found <= delta(eps - g h)
-
-    Where many different losses make delta smooth, found - delta is of order g h^2.
-
-    Args:
-        epsilons: positive, a vector.
-        epsilon: eps, any sign, any shape.
-        points: 2^8 to 2^24.
-
-    Returns:
-        delta of epsilon's shape, NumPy.
-
-    Raises:
-        ValueError: epsilons not positive, or not a vector, epsilon NaN, points not in 2^8..2^24.
-    """
-    points = checks.whole("points", points, 1 << 8, 1 << 24)
-    checks.within("epsilon", epsilon, -np.inf, np.inf)
-    each, times = np.unique(_vector("epsilons", epsilons), return_counts=True)
-    eps = np.asarray(epsilon, float)
-    if len(each) == 1:
-        return pure_delta(each[0], int(times[0]), eps)
-    # Losses have rounding errors of units of the largest sum; lowering eps by these covers them.
-    eps = eps - _UNITS * np.finfo(float).eps * float(each @ times)
-    if math.prod((times + 1).tolist()) <= MOST_VALUES:
-        return _by_enumeration(each, times, eps)
-    return _on_grid(each, times, 2 * float(each @ times) / points, eps)
-
-
-def _vector(name: str, values: RealArray) -> np.ndarray:
-    checks.positive(name, values)
-    vector = np.asarray(values, float)
-    if vector.ndim != 1 or not vector.size:
-        raise ValueError(f"{name}: shape {vector.shape} is not that of a vector with entries")
-    return vector
-
-
-def _by_enumeration(each: np.ndarray, times: np.ndarray, eps: np.ndarray) -> Real:
-    losses, masses = np.zeros(1), np.ones(1)
-    for eps0, k in zip(each, times.tolist(), strict=True):
-        top, step, mass = pure_losses(np.asarray(eps0), k)
-        losses = np.add.outer(losses, top - step * np.arange(k + 1)).ravel()
-        masses = np.multiply.outer(masses, mass).ravel()
-    found = [masses @ -np.expm1(np.minimum(some - losses, 0.0)) for some in eps.ravel()]
-    return np.array(found).reshape(eps.shape)[()]
-
-
-def _on_grid(each: np.ndarray, times: np.ndarray, h: float, eps: np.ndarray) -> Any:
-    lowest, masses = 0, np.ones(1)
-    for eps0, k in zip(each, times.tolist(), strict=True):
-        at, below, above = _dotted(eps0, k, h)
-        wide = np.zeros(len(masses) + at[0] - at[-1] + 1)
-        for cell, down, up in zip((at - at[-1]).tolist(), below, above, strict=True):
-            wide[cell : cell + len(masses)] += down * masses
-            wide[cell + 1 : cell + 1 + len(masses)] += up * masses
-        lowest, masses = lowest + int(at[-1]), wide
-    return grid_delta(np.asarray((lowest + len(masses) - 1) * h), np.asarray(h), masses[::-1], eps)[()]
-
-
-def _dotted(eps0: Real, k: int, h: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return, for each loss x of k mechanisms, a = floor(x/h) and the masses at a h and (a + 1) h; q keeps its mass."""
-    top, step, mass = pure_losses(np.asarray(eps0), k)
-    x = top - step * np.arange(k + 1)
-    at = np.floor(x / h).astype(int)
-    over = np.clip(x - at * h, 0.0, h)
-    whole = -np.expm1(-h)
-    return at, mass * np.exp(-over) * -np.expm1(over - h) / whole, mass * -np.expm1(-over) / whole
 
 
 def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
@@ -186,14 +106,8 @@ def pure_losses(eps0: Any, k: Any) -> tuple[Any, Any, Any]:
     k, ways, j = (xp.asarray(value, eps0.dtype) for value in (k, ways, np.arange(ways.shape[-1])))
     each, times = eps0[..., None], k[..., None]
     mass = xp.exp(ways - times * xp.log1p(xp.exp(-each)) - j * each)
-    size = times + j * (jax.lax.stop_gradient(each) if xp is jnp else each)
+    size = times + j * without_derivative(each)
     return k * eps0, 2 * eps0, mass * (1 + _UNITS * xp.finfo(eps0.dtype).eps * (4 + size))
-
-
-def checked_delta(delta: Real) -> Real:
-    """Return delta; raise ValueError outside [0, 1)."""
-    checks.below_one("delta", delta)
-    return delta
 
 
 def _counts(k: Real) -> tuple[np.ndarray, np.ndarray]:
@@ -251,15 +165,16 @@ def grid_epsilon(top: Any, step: Any, mass: Any, delta: Any) -> Any:
 def grid_sums(mass: RealArray, step: Real) -> tuple[RealArray, RealArray]:
     """Return B(s) = sum over j <= s of mass(j) e^-((s - j) step), and C(s), the same with 1 - e^-((s - j) step).
 
-    B is computed by doubling, sum of x^i = (1 + x)(1 + x^2)(1 + x^4)...; and C(s + 1) = C(s) + (1 - e^-step) B(s).
+    C(s + 1) = C(s) + (1 - e^-step) B(s).
     """
     xp = namespace(mass, step)
     B = decayed(mass, step)
-    return B, _delayed(-xp.expm1(-xp.expand_dims(step, -1)) * xp.cumsum(B, -1), 1)
+    steps = -xp.expm1(-xp.expand_dims(step, -1)) * xp.cumsum(B, -1)
+    return B, xp.concatenate([xp.zeros_like(steps[..., :1]), steps[..., :-1]], -1)
 
 
 def decayed(mass: Any, step: Any) -> RealArray:
-    """Return the sum over j <= s of mass(j) e^-((s - j) step), by doubling."""
+    """Return the sum over j <= s of mass(j) e^-((s - j) step), by sum of x^i = (1 + x)(1 + x^2)(1 + x^4)..."""
     xp, size = namespace(mass, step), mass.shape[-1]
     step, place = xp.expand_dims(step, -1), np.arange(size)
 
@@ -273,11 +188,6 @@ def decayed(mass: Any, step: Any) -> RealArray:
     for k in range(doublings):
         mass = double(k, mass)
     return mass
-
-
-def _delayed(values: RealArray, shift: int) -> RealArray:
-    xp = namespace(values)
-    return xp.concatenate([xp.zeros_like(values[..., :shift]), values[..., :-shift]], -1)
 
 
 def _entry(values: Any, s: Any) -> Any:
@@ -295,12 +205,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
     The first step is a few floats of eps and scale, and steps grow fourfold.
     """
     xp = namespace(epsilon)
-    start = epsilon
-    if xp is jnp:
-        parameters, start, delta, scale = jax.lax.stop_gradient((parameters, epsilon, delta, scale))
-
-    def high(state: Any) -> Real:
-        return xp.any(state[2])
+    parameters, start, delta, scale = without_derivative((parameters, epsilon, delta, scale))
 
     def move(state: Any) -> Any:
         eps, step, above = state
@@ -308,7 +213,7 @@ def raised(at: Callable[[Any, Any], Any], parameters: Any, epsilon: Any, delta: 
         return eps, 4 * step, at(eps, parameters) > delta
 
     first = 4 * xp.finfo(start.dtype).eps * (start + scale)
-    moved = while_loop(high, move, (start, first, at(start, parameters) > delta))[0]
+    moved = while_loop(lambda state: xp.any(state[2]), move, (start, first, at(start, parameters) > delta))[0]
     return epsilon + (moved - start) if xp is jnp else moved
 
 
@@ -319,26 +224,17 @@ def log_ways(k: int) -> np.ndarray:
     inner = j[1:-1]
     share = inner / k
     ways = np.zeros(k + 1)
-    ways[1:-1] = (
-        _stirling_error(np.asarray(float(k)))
-        - _stirling_error(inner)
-        - _stirling_error(k - inner)
-        - inner * np.log(share)
-        - (k - inner) * np.log1p(-share)
-        - np.log(2 * np.pi * inner * (1 - share)) / 2
-    )
+    ways[1:-1] = _stirling_error(np.asarray(float(k))) - _stirling_error(inner) - _stirling_error(k - inner)
+    ways[1:-1] -= inner * np.log(share) + (k - inner) * np.log1p(-share) + np.log(2 * np.pi * inner * (1 - share)) / 2
     ways.setflags(write=False)
     return ways
 
 
 # ln n! - (n + 1/2) ln n + n - ln sqrt(2 pi): by its series in 1/n from here on, and by the factorial below.
 _SERIES_FROM = 16
+_ROOT = math.log(2 * math.pi) / 2
 _SMALL_ERRORS = np.array(
-    [0.0]
-    + [
-        math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - math.log(2 * math.pi) / 2
-        for n in range(1, _SERIES_FROM)
-    ]
+    [0.0, *(math.log(math.factorial(n)) - (n + 0.5) * math.log(n) + n - _ROOT for n in range(1, _SERIES_FROM))]
 )
 
 
@@ -355,7 +251,7 @@ def split(value: Any) -> tuple[Any, Any]:
     The second part has the derivative.
     """
     xp = namespace(value)
-    fraction, exponent = xp.frexp(value if xp is np else jax.lax.stop_gradient(value))
+    fraction, exponent = xp.frexp(without_derivative(value))
     half = (xp.finfo(fraction.dtype).nmant + 1) // 2
     first = xp.ldexp(xp.floor(xp.ldexp(fraction, half)), exponent - half)
     return first, value - first

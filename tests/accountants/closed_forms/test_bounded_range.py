@@ -16,9 +16,8 @@ from helpers import slow
 from scipy.stats import binom
 
 from accountants.closed_forms import concentrated as cdp
-from accountants.closed_forms import pure as pure_composition
 from accountants.closed_forms.bounded_range import bounded_range_renyi, mixed_delta, mixed_epsilon
-from accountants.closed_forms.pure import pure_delta, pure_epsilon, pure_mix_delta
+from accountants.closed_forms.pure import pure_delta, pure_epsilon
 
 # From the project's reference values, computed apart from this library: three mechanisms of eps0 = 1 at eps = 0.5, by
 # the number of bounded-range ones; fifty of eps0 = 0.1 at delta = 1e-6.
@@ -248,37 +247,6 @@ def test_vmap_and_values_agree(x64):
     np.testing.assert_allclose(pure_epsilon(0.5, 9, delta), pure_epsilon(0.5, 9, np.asarray(delta)), rtol=1e-12)
 
 
-# Different pure budgets
-
-
-@pytest.mark.parametrize("level", [Fraction(4, 5), Fraction(1), Fraction(5, 3), Fraction(7)])
-def test_different_budgets_by_enumeration(level):
-    ratios = [Fraction(3, 2), Fraction(3, 2), Fraction(2), Fraction(9, 4)]
-    exact = float(enumerated([responses(ratio) for ratio in ratios], level))
-    found = pure_mix_delta([math.log(ratio) for ratio in ratios], math.log(level))
-    assert found == pytest.approx(exact, rel=1e-12)
-
-
-@pytest.mark.parametrize("points", [256, 5000, 1 << 16])
-def test_the_grid_of_different_budgets_is_a_rigorous_bound(points, monkeypatch):
-    epsilons, eps = np.repeat([0.1, 0.35, 0.7], [6, 4, 3]), np.linspace(-0.5, 4.0, 40)
-    exact = pure_mix_delta(epsilons, np.r_[eps, eps - 3 * 2 * epsilons.sum() / points])
-    monkeypatch.setattr(pure_composition, "MOST_VALUES", 0)
-    bound = pure_mix_delta(epsilons, eps, points=points)
-    assert np.all(bound >= exact[:40] * (1 - 1e-12))
-    assert np.all(bound <= exact[40:] * (1 + 1e-12))
-    np.testing.assert_array_equal(pure_mix_delta([0.2] * 9, eps), pure_delta(0.2, 9, eps))
-
-
-def test_many_different_budgets():
-    """Close to as many equal ones of the same square, whose losses lie on a lattice."""
-    epsilons = np.random.default_rng(1).uniform(0.01, 0.05, 300)
-    same = np.sqrt((epsilons**2).mean())
-    np.testing.assert_allclose(
-        pure_mix_delta(epsilons, [0.0, 1.0]), pure_delta(same, 300, np.array([0.0, 1.0])), rtol=5e-3
-    )
-
-
 # Renyi curve and the pieces of the set-wise bound
 
 BUDGETS = [1e-6, 0.01, 0.3, 1.0, 4.0, 7.0, 20.0]
@@ -351,9 +319,6 @@ def test_the_setwise_bound_is_above_the_optimal_one(m):
         (lambda: mixed_delta(0.1, 2, 1.0, 1.0), TypeError, "pure: 1.0"),
         (lambda: mixed_delta(0.1, 2, 1, -1.0), ValueError, "epsilon: -1"),
         (lambda: mixed_epsilon(0.1, 2, 1, 2.0), ValueError, "delta: 2"),
-        (lambda: pure_mix_delta([0.1, 0.0], 1.0), ValueError, "epsilons: "),
-        (lambda: pure_mix_delta([], 1.0), ValueError, "epsilons: shape"),
-        (lambda: pure_mix_delta([0.1], 1.0, points=3), ValueError, "points: 3"),
         (lambda: bounded_range_renyi(0.0, 2.0), ValueError, "epsilon0: 0"),
         (partial(mixed_delta, "0.1", 1, 1, 1.0), TypeError, "epsilon0: '0.1'"),
     ],

@@ -17,7 +17,7 @@ import accountants
 from accountants import calibrate
 from accountants.closed_forms.bounded_range import mixed_delta, mixed_epsilon
 from accountants.closed_forms.concentrated import best_delta
-from accountants.closed_forms.pure import log_ways, pure_delta, pure_epsilon, pure_mix_delta
+from accountants.closed_forms.pure import log_ways, pure_delta, pure_epsilon
 from dpkernels.distributions.gaussian import Gaussian
 from dpkernels.distributions.reweighted import Reweighted
 from dpkernels.mechanisms.additive import Additive
@@ -171,14 +171,6 @@ def test_epsilon_of_pure_composition_is_an_upper_bound():
         level = pure_epsilon(eps0, k, 0.0)
         assert k * mpf(eps0) <= level < k * mpf(eps0) * (1 + mpf("3e-16"))
         assert mixed_epsilon(eps0, 0, k if k < 100 else 7, 0.0) >= (k if k < 100 else 7) * mpf(eps0)
-
-
-def test_mixes_of_different_budgets_next_to_their_largest_loss():
-    for each in ([0.3, 0.7, 0.1], [1 / 3, 1.1, 2.7, 0.05], [0.1, 0.1, 0.2]):
-        top = sum(mpf(e) for e in each)
-        eps = float(top) * (1 - 1e-14)
-        exact = mp.fprod(1 / (1 + mp.exp(-mpf(e))) for e in each) * -mp.expm1(mpf(eps) - top)
-        assert exact <= pure_mix_delta(each, eps) <= exact * 100
 
 
 def exact_mixed_delta(eps0, m, n, eps):
